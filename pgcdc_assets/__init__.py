@@ -1,0 +1,1 @@
+"""Postgres change data capture as Dagster assets, merged by Spark into Delta Lake tables."""

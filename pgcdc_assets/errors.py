@@ -1,0 +1,174 @@
+"""What can go wrong, sorted by what the reader has to do about it.
+
+    PgcdcError
+    ├── ConfigurationError      fix the settings: no retry              exit status 2
+    ├── TransientError          try again                               exit status 3
+    │   ├── ConnectionLost
+    │   └── SlotBusy
+    ├── DefiniteError           a person must act: no retry             exit status 4
+    │   ├── SlotLost
+    │   ├── SlotMissing
+    │   ├── SlotAdvanced
+    │   ├── WindowUnavailable
+    │   ├── ReplicaIdentityError
+    │   ├── SchemaChangeError
+    │   ├── ProtocolError
+    │   ├── RawZoneError
+    │   ├── MergeConflict
+    │   └── WatermarkGap
+    └── DifferenceFound         a comparison found differing contents   exit status 1
+
+Each error carries its facts as attributes and writes its own message: one sentence that names the thing
+and the remedy, never a row value and never a secret. All can be pickled, because Dagster's multiprocess
+executor sends them between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+
+class PgcdcError(Exception):
+    """The root of every error this package raises on purpose.
+
+    Facts are keyword arguments; `message` is a format string over them.
+    """
+
+    exit_status: ClassVar[int] = 1
+    message: ClassVar[str] = "{reason}"
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        super().__init__(self.message.format(**facts))
+
+    def __getattr__(self, name: str) -> Any:
+        facts = cast("dict[str, Any]", self.__dict__.get("facts", {}))
+        try:
+            return facts[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no fact {name!r}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.facts)
+
+
+def _rebuild(kind: type[PgcdcError], facts: dict[str, Any]) -> PgcdcError:
+    return kind(**facts)
+
+
+class ConfigurationError(PgcdcError):
+    """A setting, a privilege or a server parameter is wrong; trying again cannot help."""
+
+    exit_status = 2
+
+
+class TransientError(PgcdcError):
+    """The same call may succeed later."""
+
+    exit_status = 3
+
+
+class ConnectionLost(TransientError):
+    """The server went away, or did not answer in time."""
+
+    message = "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was confirmed; run it again."
+
+
+class SlotBusy(TransientError):
+    """Another process reads the slot, or holds its lease."""
+
+    message = (
+        "Replication slot {slot} is in use by process {active_pid} ({application_name}). Wait until it ends, "
+        "or stop it with: select pg_terminate_backend({active_pid})"
+    )
+
+
+class DefiniteError(PgcdcError):
+    """Going on would lose or falsify data; a person has to decide."""
+
+    exit_status = 4
+
+
+class SlotLost(DefiniteError):
+    """The server removed WAL that the slot still needed."""
+
+    message = (
+        "Replication slot {slot} is lost (wal_status {wal_status}, restart_lsn {restart_lsn}): the server removed "
+        "WAL that it needed. Drop it, then take a new snapshot; raise max_slot_wal_keep_size to prevent it."
+    )
+
+
+class SlotMissing(DefiniteError):
+    """The slot that the raw zone was filled from does not exist any more."""
+
+    message = (
+        "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from it through "
+        "{captured_through}. Changes since then are gone from this stream: a new epoch with a new snapshot is needed."
+    )
+
+
+class SlotAdvanced(DefiniteError):
+    """Somebody else moved the slot beyond what was landed, or re-created it."""
+
+    message = (
+        "Replication slot {slot} stands at {confirmed_flush_lsn}, beyond {expected} where the raw zone ends: "
+        "the {gap_bytes} bytes of WAL between were confirmed by somebody else and cannot be read again. "
+        "Find who else uses the slot, then take a new snapshot in a new epoch."
+    )
+
+
+class WindowUnavailable(DefiniteError):
+    """The window was confirmed to Postgres, and its rows are not in the raw zone any more."""
+
+    message = (
+        "Window {window} cannot be captured again: the slot stands at {confirmed_flush_lsn} and {reason}. "
+        "Take a new snapshot of its tables."
+    )
+
+
+class ReplicaIdentityError(DefiniteError):
+    """A table's replica identity does not allow what is asked of it."""
+
+    message = "Table {relation} has replica identity {identity}: {reason}. Mend it with: {remedy}"
+
+
+class SchemaChangeError(DefiniteError):
+    """A change of a table's columns that cannot be replayed from the stream."""
+
+    message = "Table {relation}, column {column}: {reason}. Take a new snapshot of the table."
+
+
+class ProtocolError(DefiniteError):
+    """The bytes do not follow the replication protocol or pgoutput's message formats."""
+
+    message = (
+        "Malformed replication message of type {message_type} at byte {offset}: {reason}. Nothing of this window "
+        "was landed. Check that the slot's plugin is pgoutput and that nothing alters the connection's bytes."
+    )
+
+
+class RawZoneError(DefiniteError):
+    """The raw zone disagrees with itself or with the slot."""
+
+    message = "Raw zone {raw_zone}: {reason}"
+
+
+class MergeConflict(DefiniteError):
+    """A table cannot be merged as asked."""
+
+    message = "Table {table} cannot be merged: {reason}"
+
+
+class WatermarkGap(DefiniteError):
+    """Windows between a table's watermark and the asked one are missing from the raw zone."""
+
+    message = (
+        "Table {table} is merged through {expected}, but the raw zone goes on at {found}: the windows between "
+        "are missing. Capture them, or take a new snapshot of the table."
+    )
+
+
+class DifferenceFound(PgcdcError):
+    """Source and target hold different contents."""
+
+    exit_status = 1

@@ -1,0 +1,85 @@
+"""The Arrow schemas of the raw zone's tables: what every reader and writer agrees on."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+_TEXTS = pa.list_(pa.field("element", pa.large_string(), nullable=True))
+
+CHANGES = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("window", pa.string(), nullable=False),
+        pa.field("commit_lsn", pa.int64(), nullable=False),
+        pa.field("ordinal", pa.int64(), nullable=False),
+        pa.field("xid", pa.int64(), nullable=False),
+        pa.field("commit_ts", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("origin", pa.string()),
+        pa.field("op", pa.string(), nullable=False),
+        pa.field("relation_id", pa.int64()),
+        pa.field("relation_version", pa.int32()),
+        pa.field("schema", pa.string()),
+        pa.field("table", pa.string()),
+        pa.field("old_kind", pa.string()),
+        pa.field("old", _TEXTS),
+        pa.field("new", _TEXTS),
+        pa.field("unchanged", pa.list_(pa.field("element", pa.int32(), nullable=False))),
+    ]
+)
+
+COLUMN = pa.struct(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("type_oid", pa.int64(), nullable=False),
+        pa.field("typmod", pa.int32(), nullable=False),
+        pa.field("is_key", pa.bool_(), nullable=False),
+        pa.field("attnum", pa.int32()),
+        pa.field("type", pa.string()),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("base_type", pa.string()),
+        pa.field("base_typmod", pa.int32(), nullable=False),
+        pa.field("element_type", pa.string()),
+        pa.field("element_typmod", pa.int32(), nullable=False),
+    ]
+)
+
+RELATIONS = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("relation_id", pa.int64(), nullable=False),
+        pa.field("relation_version", pa.int32(), nullable=False),
+        pa.field("lsn", pa.int64(), nullable=False),
+        pa.field("schema", pa.string(), nullable=False),
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("replica_identity", pa.string(), nullable=False),
+        pa.field("columns", pa.list_(pa.field("element", COLUMN, nullable=False)), nullable=False),
+        pa.field("primary_key", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
+    ]
+)
+
+SNAPSHOTS = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("snapshot_lsn", pa.int64(), nullable=False),
+        pa.field("schema", pa.string(), nullable=False),
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("relation_id", pa.int64(), nullable=False),
+        pa.field("relation_version", pa.int32(), nullable=False),
+        pa.field("chunk", pa.int32(), nullable=False),
+        pa.field("new", _TEXTS, nullable=False),
+    ]
+)
+
+EPOCHS = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("start_lsn", pa.int64(), nullable=False),
+        pa.field("slot", pa.string(), nullable=False),
+        pa.field("publication", pa.string(), nullable=False),
+        pa.field("database", pa.string(), nullable=False),
+        pa.field("system_identifier", pa.string(), nullable=False),
+        pa.field("timeline", pa.int32(), nullable=False),
+        pa.field("server_version", pa.int32(), nullable=False),
+        pa.field("created_at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
