@@ -71,15 +71,18 @@ class TransientError(PgcdcError):
 class ConnectionLost(TransientError):
     """The server went away, or did not answer in time."""
 
-    message = "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was confirmed; run it again."
+    message = (
+        "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was confirmed; "
+        "run it again."
+    )
 
 
 class SlotBusy(TransientError):
     """Another process reads the slot, or holds its lease."""
 
     message = (
-        "Replication slot {slot} is in use by process {active_pid} ({application_name}). Wait until it ends, "
-        "or stop it with: select pg_terminate_backend({active_pid})"
+        "Replication slot {slot} is in use by process {active_pid} ({application_name}). Wait until "
+        "it ends, or stop it with: select pg_terminate_backend({active_pid})"
     )
 
 
@@ -93,8 +96,9 @@ class SlotLost(DefiniteError):
     """The server removed WAL that the slot still needed."""
 
     message = (
-        "Replication slot {slot} is lost (wal_status {wal_status}, restart_lsn {restart_lsn}): the server removed "
-        "WAL that it needed. Drop it, then take a new snapshot; raise max_slot_wal_keep_size to prevent it."
+        "Replication slot {slot} is lost (wal_status {wal_status}, restart_lsn {restart_lsn}): the "
+        "server removed WAL that it needed. Drop it, then take a new snapshot; raise "
+        "max_slot_wal_keep_size to prevent it."
     )
 
 
@@ -102,8 +106,9 @@ class SlotMissing(DefiniteError):
     """The slot that the raw zone was filled from does not exist any more."""
 
     message = (
-        "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from it through "
-        "{captured_through}. Changes since then are gone from this stream: a new epoch with a new snapshot is needed."
+        "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from it "
+        "through {captured_through}. Changes since then are gone from this stream: a new epoch with "
+        "a new snapshot is needed."
     )
 
 
@@ -111,9 +116,9 @@ class SlotAdvanced(DefiniteError):
     """Somebody else moved the slot beyond what was landed, or re-created it."""
 
     message = (
-        "Replication slot {slot} stands at {confirmed_flush_lsn}, beyond {expected} where the raw zone ends: "
-        "the {gap_bytes} bytes of WAL between were confirmed by somebody else and cannot be read again. "
-        "Find who else uses the slot, then take a new snapshot in a new epoch."
+        "Replication slot {slot} stands at {confirmed_flush_lsn}, beyond {expected} where the raw "
+        "zone ends: the {gap_bytes} bytes of WAL between were confirmed by somebody else and cannot "
+        "be read again. Find who else uses the slot, then take a new snapshot in a new epoch."
     )
 
 
@@ -142,8 +147,9 @@ class ProtocolError(DefiniteError):
     """The bytes do not follow the replication protocol or pgoutput's message formats."""
 
     message = (
-        "Malformed replication message of type {message_type} at byte {offset}: {reason}. Nothing of this window "
-        "was landed. Check that the slot's plugin is pgoutput and that nothing alters the connection's bytes."
+        "Malformed replication message of type {message_type} at byte {offset}: {reason}. Nothing "
+        "of this window was landed. Check that the slot's plugin is pgoutput and that nothing alters "
+        "the connection's bytes."
     )
 
 
@@ -163,8 +169,8 @@ class WatermarkGap(DefiniteError):
     """Windows between a table's watermark and the asked one are missing from the raw zone."""
 
     message = (
-        "Table {table} is merged through {expected}, but the raw zone goes on at {found}: the windows between "
-        "are missing. Capture them, or take a new snapshot of the table."
+        "Table {table} is merged through {expected}, but the raw zone goes on at {found}: the "
+        "windows between are missing. Capture them, or take a new snapshot of the table."
     )
 
 

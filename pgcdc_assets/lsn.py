@@ -88,7 +88,9 @@ class LsnWindow(NamedTuple):
         """
         match = _WINDOW_KEY.fullmatch(key)
         if match is None:
-            raise ValueError(f"not a window key: {key!r} does not have the form EPOCH-START-END in hex")
+            raise ValueError(
+                f"not a window key: {key!r} does not have the form EPOCH-START-END in hex"
+            )
         return cls.of(int(match[1]), int(match[2], 16), int(match[3], 16))
 
     @property

@@ -53,7 +53,11 @@ RELATIONS = pa.schema(
         pa.field("table", pa.string(), nullable=False),
         pa.field("replica_identity", pa.string(), nullable=False),
         pa.field("columns", pa.list_(pa.field("element", COLUMN, nullable=False)), nullable=False),
-        pa.field("primary_key", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
+        pa.field(
+            "primary_key",
+            pa.list_(pa.field("element", pa.string(), nullable=False)),
+            nullable=False,
+        ),
     ]
 )
 
