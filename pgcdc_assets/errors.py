@@ -18,9 +18,9 @@
     │   └── WatermarkGap
     └── DifferenceFound         a comparison found differing contents   exit status 1
 
-Each error carries its facts as attributes and writes its own message: one sentence that names the thing
-and the remedy, never a row value and never a secret. All can be pickled, because Dagster's multiprocess
-executor sends them between processes.
+Each error carries its facts as attributes and writes its own message: one sentence that names the
+thing and the remedy, never a row value and never a secret. All can be pickled, because Dagster's
+multiprocess executor sends them between processes.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class ConnectionLost(TransientError):
     """The server went away, or did not answer in time."""
 
     message = (
-        "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was confirmed; "
-        "run it again."
+        "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was "
+        "confirmed; run it again."
     )
 
 
@@ -81,8 +81,8 @@ class SlotBusy(TransientError):
     """Another process reads the slot, or holds its lease."""
 
     message = (
-        "Replication slot {slot} is in use by process {active_pid} ({application_name}). Wait until "
-        "it ends, or stop it with: select pg_terminate_backend({active_pid})"
+        "Replication slot {slot} is in use by process {active_pid} ({application_name}). Wait "
+        "until it ends, or stop it with: select pg_terminate_backend({active_pid})"
     )
 
 
@@ -96,8 +96,8 @@ class SlotLost(DefiniteError):
     """The server removed WAL that the slot still needed."""
 
     message = (
-        "Replication slot {slot} is lost (wal_status {wal_status}, restart_lsn {restart_lsn}): the "
-        "server removed WAL that it needed. Drop it, then take a new snapshot; raise "
+        "Replication slot {slot} is lost (wal_status {wal_status}, restart_lsn {restart_lsn}): "
+        "the server removed WAL that it needed. Drop it, then take a new snapshot; raise "
         "max_slot_wal_keep_size to prevent it."
     )
 
@@ -107,8 +107,8 @@ class SlotMissing(DefiniteError):
 
     message = (
         "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from it "
-        "through {captured_through}. Changes since then are gone from this stream: a new epoch with "
-        "a new snapshot is needed."
+        "through {captured_through}. Changes since then are gone from this stream: a new epoch "
+        "with a new snapshot is needed."
     )
 
 
@@ -117,8 +117,9 @@ class SlotAdvanced(DefiniteError):
 
     message = (
         "Replication slot {slot} stands at {confirmed_flush_lsn}, beyond {expected} where the raw "
-        "zone ends: the {gap_bytes} bytes of WAL between were confirmed by somebody else and cannot "
-        "be read again. Find who else uses the slot, then take a new snapshot in a new epoch."
+        "zone ends: the {gap_bytes} bytes of WAL between were confirmed by somebody else and "
+        "cannot be read again. Find who else uses the slot, then take a new snapshot in a new "
+        "epoch."
     )
 
 
@@ -126,8 +127,8 @@ class WindowUnavailable(DefiniteError):
     """The window was confirmed to Postgres, and its rows are not in the raw zone any more."""
 
     message = (
-        "Window {window} cannot be captured again: the slot stands at {confirmed_flush_lsn} and {reason}. "
-        "Take a new snapshot of its tables."
+        "Window {window} cannot be captured again: the slot stands at {confirmed_flush_lsn} and "
+        "{reason}. Take a new snapshot of its tables."
     )
 
 
@@ -148,8 +149,8 @@ class ProtocolError(DefiniteError):
 
     message = (
         "Malformed replication message of type {message_type} at byte {offset}: {reason}. Nothing "
-        "of this window was landed. Check that the slot's plugin is pgoutput and that nothing alters "
-        "the connection's bytes."
+        "of this window was landed. Check that the slot's plugin is pgoutput and that nothing "
+        "alters the connection's bytes."
     )
 
 

@@ -1,7 +1,7 @@
 """WAL positions and the windows cut from them.
 
-`"0/16B3748"` is parsed and printed here and nowhere else, and one class formats and parses a window's
-key, so that a Dagster partition key, a raw-zone value and a log line can never disagree.
+`"0/16B3748"` is parsed and printed here and nowhere else, and one class formats and parses a
+window's key, so that a Dagster partition key, a raw-zone value and a log line can never disagree.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _MAX_LSN = 2**63 - 1
 class Lsn(int):
     """A position in the write-ahead log: a byte address, printed as Postgres's `pg_lsn` prints it.
 
-    Kept below 2**63 because Delta and Spark have no unsigned 64-bit integer; a cluster writing 1 GB of WAL
-    a second needs three centuries to get there.
+    Kept below 2**63 because Delta and Spark have no unsigned 64-bit integer; a cluster writing 1 GB
+    of WAL a second needs three centuries to get there.
 
     Raises:
         ValueError: the value is negative or does not fit 63 bits.
@@ -55,11 +55,11 @@ class Lsn(int):
 
 
 class LsnWindow(NamedTuple):
-    """A half-open range of WAL, [start, end), in one epoch: the unit of capture and a Dagster partition.
+    """A half-open range of WAL, [start, end), in one epoch: a Dagster partition, captured as one.
 
-    A transaction is in the window when start <= commit_lsn < end. Confirming exactly `end` therefore
-    neither repeats nor skips a transaction: Postgres resumes with the first commit record at or after the
-    confirmed position.
+    A transaction is in the window when start <= commit_lsn < end. Confirming exactly `end`
+    therefore neither repeats nor skips a transaction: Postgres resumes with the first commit record
+    at or after the confirmed position.
     """
 
     epoch: int

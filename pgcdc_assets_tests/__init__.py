@@ -1,0 +1,1 @@
+"""Tests; the folders mirror the package, `behaviours/` has one file per theme of CDC behaviour."""

@@ -1,0 +1,1 @@
+"""Tests of the demonstration: its server, its shop, its run."""

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from pgcdc_assets.demo.server import EmbeddedServer, binaries
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.fixtures.proxy import TcpProxy
+from pgcdc_assets_tests.fixtures.waiting import wait_until
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.mark.every_pg
+def test_a_database_decodes_logically_and_has_slots(database: Database) -> None:
+    assert database.value("show wal_level") == "logical"
+    database.query("select pg_create_logical_replication_slot('left_over', 'pgoutput')")
+
+
+def test_start_is_idempotent_and_a_restart_keeps_the_port(own_server: EmbeddedServer) -> None:
+    port = own_server.start().port
+    assert own_server.start().port == port
+    own_server.restart()
+    assert own_server.port == port
+
+
+def test_a_second_object_on_the_same_folder_finds_the_running_server(
+    own_server: EmbeddedServer,
+) -> None:
+    own_server.start()
+    other = EmbeddedServer(own_server.data_dir)
+    assert other.is_running
+    assert other.conninfo() == own_server.conninfo()
+
+
+def test_two_processes_starting_at_once_end_with_one_server(own_server: EmbeddedServer) -> None:
+    program = (
+        "import sys; from pathlib import Path; "
+        "from pgcdc_assets.demo.server import EmbeddedServer; "
+        "print(EmbeddedServer(Path(sys.argv[1])).start().port)"
+    )
+    starters = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(own_server.data_dir)], stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    ports = {starter.communicate(timeout=120)[0] for starter in starters}
+    assert ports == {f"{own_server.port}\n".encode()}
+
+
+def test_committed_rows_survive_a_kill(own_server: EmbeddedServer) -> None:
+    database = Database(own_server.start(), "postgres")
+    database.execute("create table kept as select 1 as id")
+    database.execute("checkpoint")
+    own_server.kill()
+    assert not own_server.is_running
+    own_server.start()
+    assert database.query("select id from kept") == [(1,)]
+
+
+def test_settings_are_taken_at_the_next_start(own_server: EmbeddedServer) -> None:
+    own_server.settings["wal_level"] = "replica"
+    own_server.settings["cluster_name"] = "it's ours"
+    database = Database(own_server.start(), "postgres")
+    assert database.value("show wal_level") == "replica"
+    assert database.value("show cluster_name") == "it's ours"
+
+
+def test_the_socket_moves_to_a_short_folder_when_the_path_is_long(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / ("long" * 25))
+    assert server.socket_dir != server.data_dir
+    assert len(str(server.socket_dir)) < 60
+
+
+def test_the_unix_socket_is_served_too(own_server: EmbeddedServer) -> None:
+    own_server.start()
+    psycopg2.connect(own_server.conninfo(unix_socket=True)).close()
+
+
+def test_asking_a_stopped_server_for_its_address_says_how_to_start_it(
+    own_server: EmbeddedServer,
+) -> None:
+    with pytest.raises(ConfigurationError, match="make dev"):
+        own_server.conninfo()
+
+
+def test_a_version_that_is_not_installed_is_named() -> None:
+    assert binaries(9) is None
+    with pytest.raises(ConfigurationError, match="postgresql-9"):
+        EmbeddedServer(Path("nowhere"), 9)
+
+
+def test_the_proxy_passes_stalls_and_cuts(database: Database, proxy: TcpProxy) -> None:
+    connection = psycopg2.connect(proxy.conninfo(database.conninfo))
+    connection.autocommit = True
+    cursor = connection.cursor()
+    cursor.execute("select 1")
+    proxy.cut()
+    with pytest.raises(psycopg2.OperationalError):
+        cursor.execute("select 1")
+    connection.close()
+
+    proxy.stall()
+    with pytest.raises(psycopg2.OperationalError, match="timeout"):
+        psycopg2.connect(proxy.conninfo(database.conninfo), connect_timeout=2)
+    proxy.resume()
+    wait_until(
+        lambda: (
+            not database.query(
+                "select from pg_stat_activity where datname = current_database() "
+                "and pid <> pg_backend_pid()"
+            )
+        ),
+        "the cut connections to end",
+    )
