@@ -1,0 +1,168 @@
+"""Connections to the source: who we are, how long we wait, and what shapes the text we read.
+
+Values travel as text through the whole pipeline, and Postgres lets an administrator change that
+text with `alter database ... set datestyle` and the like. So every session of ours, SQL and
+replication alike, pins the settings that shape output in its start-up packet; the copy of a row and
+its change in the stream then read the same whatever the server's defaults are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psycopg2
+from psycopg import ProgrammingError as InvalidConninfo
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.failures import connection_failure, statement_failure
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+_MAX_NAME_BYTES = 63
+
+# search_path decides whether regclass and friends are printed with their schema, and
+# row_security=off turns rows that a policy would silently hide into an error.
+_PINNED = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+    "row_security": "off",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """How to reach a source database.
+
+    Attributes:
+        conninfo: a libpq URI or `key=value` string; kept out of `repr` because it may hold a
+            password.
+        name: the capture's name, shown in `application_name`.
+        connect_timeout: seconds to wait for the server to accept a connection.
+        statement_timeout_ms: limit of one SQL statement on `query_connection`; 0 is none.
+        lock_timeout_ms: limit of one wait for a lock, creation of a slot included; 0 is none.
+        tcp_user_timeout_ms: how long sent bytes may stay unacknowledged before the connection
+            counts as cut.
+    """
+
+    conninfo: str = field(repr=False)
+    name: str = ""
+    connect_timeout: int = 10
+    statement_timeout_ms: int = 30_000
+    lock_timeout_ms: int = 10_000
+    tcp_user_timeout_ms: int = 60_000
+
+    def parameters(self) -> dict[str, str]:
+        """Return the connection string's own parameters.
+
+        Raises:
+            ConfigurationError: libpq does not understand the string. Its text is not repeated: it
+                may contain a password.
+        """
+        try:
+            parsed = conninfo_to_dict(self.conninfo)
+        except InvalidConninfo:
+            raise ConfigurationError(
+                reason="The connection string (PGCDC_DSN) is malformed: write it as "
+                "postgresql://USER:PASSWORD@HOST:PORT/DATABASE with special characters "
+                "percent-encoded, or as host=HOST port=PORT dbname=DATABASE user=USER "
+                "password=PASSWORD."
+            ) from None
+        return {key: str(value) for key, value in parsed.items() if value is not None}
+
+    def describe(self) -> str:
+        """Say where this leads, as `shop on db.example.com:5432 as bob`; never the password."""
+        known = {
+            option.keyword.decode(): option.val.decode()
+            for option in pq.Conninfo.get_defaults()
+            if option.val is not None
+        } | self.parameters()
+        user = known.get("user", "?")
+        host = known.get("host") or known.get("hostaddr") or "the local socket"
+        return f"{known.get('dbname') or user} on {host}:{known.get('port', '5432')} as {user}"
+
+    def application_name(self, purpose: str) -> str:
+        """Name a connection so that a person finds it in pg_stat_activity."""
+        name = f"pgcdc {purpose} {self.name}".rstrip()
+        return name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+
+    def conninfo_for(
+        self,
+        purpose: str,
+        replication: bool = False,
+        *,
+        statement_timeout_ms: int = 0,
+        lock_timeout_ms: int = 0,
+    ) -> str:
+        """Write one connection's full string: name, keepalives, limits and pinned settings.
+
+        Options that the user's own string carries (Neon's `options=endpoint=...`) are kept, before
+        ours.
+        """
+        given = self.parameters()
+        limits = {"statement_timeout": statement_timeout_ms, "lock_timeout": lock_timeout_ms}
+        pinned = _PINNED | {key: str(value) for key, value in limits.items()}
+        options = " ".join(f"-c {key}={value}" for key, value in pinned.items())
+        parameters = {
+            "connect_timeout": str(self.connect_timeout),
+            "keepalives": "1",
+            "keepalives_idle": "30",
+            "keepalives_interval": "10",
+            "keepalives_count": "3",
+            "tcp_user_timeout": str(self.tcp_user_timeout_ms),
+            **given,
+            "application_name": self.application_name(purpose),
+            "client_encoding": "UTF8",
+            "options": f"{given.get('options', '')} {options}".strip(),
+        }
+        parameters.pop("replication", None)
+        if replication:
+            parameters["replication"] = "database"
+        return make_conninfo("", **parameters)
+
+
+@contextlib.contextmanager
+def query_connection(
+    settings: ConnectionSettings, purpose: str, *, statement_timeout_ms: int | None = None
+) -> Iterator[Connection]:
+    """Open an SQL connection in autocommit mode, with time limits, and close it at the end.
+
+    Errors of the server inside the block come out sorted: lost connections and time-outs as
+    transient, missing privileges as configuration; what remains is raised unchanged.
+
+    Raises:
+        ConfigurationError: the settings do not lead to a usable connection.
+        ConnectionLost: the server is down, or went away.
+    """
+    limit = settings.statement_timeout_ms if statement_timeout_ms is None else statement_timeout_ms
+    conninfo = settings.conninfo_for(
+        purpose, statement_timeout_ms=limit, lock_timeout_ms=settings.lock_timeout_ms
+    )
+    try:
+        connection = psycopg2.connect(conninfo)
+    except psycopg2.Error as error:
+        raise connection_failure(settings.describe(), str(error)) from error
+    with contextlib.closing(connection):
+        connection.autocommit = True
+        try:
+            yield connection
+        except psycopg2.Error as error:
+            doing = f"in session '{settings.application_name(purpose)}'"
+            failure = statement_failure(settings.describe(), doing, error)
+            if failure is None:
+                raise
+            raise failure from error

@@ -1,0 +1,109 @@
+"""What the server's own complaints mean for the reader: fix a setting, or try again.
+
+libpq gives no SQLSTATE for a connection that was refused, only text, so those are told apart by the
+words of Postgres's English messages (src/backend/libpq/auth.c, src/backend/utils/init/postinit.c).
+A server that speaks another language falls through to the last case, which repeats its sentence.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg2
+
+from pgcdc_assets.errors import ConfigurationError, ConnectionLost, PgcdcError, TransientError
+
+_CONFIGURATION = [
+    (
+        r"password authentication failed|no password supplied",
+        "Check user and password in the connection string (PGCDC_DSN) or in ~/.pgpass.",
+    ),
+    (
+        r"(?:PAM|LDAP|RADIUS|GSSAPI|certificate|Peer|Ident) authentication failed",
+        "Check the server's pg_hba.conf and the user in the connection string (PGCDC_DSN).",
+    ),
+    (r"role .* does not exist", "Check the user in the connection string (PGCDC_DSN)."),
+    (r"database .* does not exist", "Check the database in the connection string (PGCDC_DSN)."),
+    (r"not permitted to log in", "Let it in with: alter role {user} login"),
+    (
+        r"start WAL sender|start walsender|role has no REPLICATION",
+        "Grant it with: alter role {user} replication (on Amazon RDS: grant rds_replication to "
+        "{user})",
+    ),
+    (
+        r"permission denied for database",
+        "Grant it with: grant connect on database {database} to {user}",
+    ),
+    (
+        r"no pg_hba\.conf entry|pg_hba\.conf rejects",
+        "Add a line for this user, database and address to the server's pg_hba.conf and reload it.",
+    ),
+    (
+        r"standby connections exceeds|max_wal_senders",
+        "All walsenders are taken: end one, or raise max_wal_senders and restart the server.",
+    ),
+    (
+        r"could not translate host name .*(?:not known|No address)",
+        "Check the host in the connection string (PGCDC_DSN).",
+    ),
+    (
+        r"SSL was required|certificate verify failed|certificate .* does not exist"
+        r"|server certificate for",
+        "Check sslmode and sslrootcert in the connection string (PGCDC_DSN).",
+    ),
+    (
+        r"unrecognized configuration parameter|unsupported startup parameter",
+        "Postgres 14 or newer is needed, reached directly and not through a connection pooler.",
+    ),
+    (
+        r"invalid .*(?:value|option)|invalid connection option",
+        "Check the connection string (PGCDC_DSN).",
+    ),
+]
+
+_GONE = {"57P01", "57P02", "57P03", "57P05"}
+
+
+def connection_failure(server: str, text: str) -> PgcdcError:
+    """Sort the text of a refused connection into a ConfigurationError or a ConnectionLost.
+
+    Args:
+        server: `ConnectionSettings.describe()`: `database on host:port as user`.
+        text: libpq's message, which may have several lines.
+    """
+    # A host with several addresses gives several attempts; the last one says enough.
+    sentences = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    lines = [line for line in sentences if not line.startswith("Is the server running")]
+    reason = re.sub(r"^connection to server (?:at|on) .*? failed: ", "", lines[-1] if lines else "")
+    if reason.startswith("DETAIL:") and len(lines) > 1:
+        reason = re.sub(r"^connection to server (?:at|on) .*? failed: ", "", lines[-2])
+    reason = re.sub(r"^FATAL:\s+", "", reason).rstrip(".") or "no reason given"
+    for pattern, remedy in _CONFIGURATION:
+        if re.search(pattern, text):
+            user = server.rpartition(" as ")[2]
+            mended = remedy.format(user=f'"{user}"', database=f'"{server.partition(" on ")[0]}"')
+            return ConfigurationError(reason=f"Cannot connect to {server}: {reason}. {mended}")
+    if re.search(r"refused|No such file|timeout expired|No route|unreachable", text):
+        reason += " (is the server running there, and are host and port right?)"
+    return ConnectionLost(server=server, doing="connecting", reason=reason)
+
+
+def statement_failure(server: str, doing: str, error: psycopg2.Error) -> PgcdcError | None:
+    """Sort an error of a running session; None when it is neither a setting nor passing."""
+    code = error.pgcode or ""
+    primary = error.diag.message_primary if error.diag is not None else None
+    reason = (primary or str(error).strip().partition("\n")[0] or "connection closed").rstrip(".")
+    if code.startswith("08") or code in _GONE:
+        return ConnectionLost(server=server, doing=doing, reason=reason)
+    if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
+        return ConnectionLost(server=server, doing=doing, reason=reason)
+    if code in {"57014", "55P03", "40001", "40P01", "53300"}:
+        return TransientError(
+            reason=f"{server}: {reason} while {doing}. Run it again; if it happens "
+            "often, raise the time limits of the connection settings."
+        )
+    if code == "42501":
+        return ConfigurationError(
+            reason=f"{server}: {reason}. `pgcdc check` prints the SQL that grants what is missing."
+        )
+    return None

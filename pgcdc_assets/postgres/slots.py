@@ -1,0 +1,367 @@
+"""Replication slots: what they hold, how one is made with a snapshot, how one is dropped.
+
+`read_slot_status` is the lag sensor's only question to the server, so it is one statement, and it
+works on every supported version and on a standby: columns that younger versions added are read
+through `to_jsonb`, which leaves out what is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg2
+from psycopg2.errors import (
+    ConfigurationLimitExceeded,
+    DuplicateObject,
+    InsufficientPrivilege,
+    LockNotAvailable,
+    ObjectInUse,
+    ObjectNotInPrerequisiteState,
+    QueryCanceled,
+)
+from psycopg2.extras import LogicalReplicationConnection
+
+from pgcdc_assets.errors import ConfigurationError, SlotBusy, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.failures import connection_failure, statement_failure
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from psycopg2.extensions import connection as Connection
+
+_CURRENT_LSN = "case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+    " else pg_current_wal_flush_lsn() end"
+
+_STATUS = f"""
+select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid,
+       coalesce(a.application_name, 'another role'),
+       s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status, s.safe_wal_size,
+       to_jsonb(s) ->> 'invalidation_reason',
+       (to_jsonb(s) ->> 'inactive_since')::timestamptz,
+       age(s.catalog_xmin),
+       c.current_lsn::text, c.in_recovery, clock_timestamp(),
+       extract(epoch from r.flush_lag)::float8
+  from (select {_CURRENT_LSN} as current_lsn, pg_is_in_recovery() as in_recovery) c,
+       pg_replication_slots s
+  left join pg_stat_activity a on a.pid = s.active_pid
+  left join pg_stat_replication r on r.pid = s.active_pid
+ where s.slot_name = %s
+"""
+
+_IDENTITY = """
+select s.system_identifier::text,
+       case when pg_is_in_recovery() then p.timeline_id
+            else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int end,
+       current_database(), current_setting('server_version_num')::int, pg_is_in_recovery()
+  from pg_control_system() s, pg_control_checkpoint() p
+"""
+
+# A transaction that was open when the slot's creation began is what it waits for. Prepared
+# transactions have no process.
+_OPEN_TRANSACTIONS = """
+select l.transactionid::text, l.pid, p.gid
+  from pg_locks l
+  left join pg_prepared_xacts p on p.transaction = l.transactionid
+ where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted
+ order by age(l.transactionid) desc
+ limit 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """One row of pg_replication_slots beside the server's position, read in one statement.
+
+    Attributes:
+        active_pid: the walsender that reads the slot now; None when nobody does.
+        active_application_name: that process's application_name, or `another role` where we may not
+            see it.
+        restart_lsn: oldest WAL the slot keeps.
+        confirmed_flush_lsn: where decoding resumes.
+        wal_status: reserved, extended, unreserved or lost.
+        safe_wal_size: bytes that may still be written before the slot is in danger; None without a
+            limit.
+        invalidation_reason: why the slot is lost, PG 17 and newer.
+        inactive_since: when it was last released, PG 17 and newer.
+        catalog_xmin_age: transactions since the oldest row version of the catalogs that the slot
+            keeps.
+        current_lsn: flushed WAL of a primary, replayed WAL of a standby.
+        server_time: the server's clock, to compare with commit timestamps.
+        lag_bytes: from confirmed_flush_lsn to current_lsn.
+        retained_bytes: from restart_lsn to current_lsn.
+        lag_seconds: 0 when nothing lags, the walsender's flush lag while one is attached, else
+            None: Postgres does not know the time of an LSN.
+    """
+
+    slot: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    temporary: bool
+    active_pid: int | None
+    active_application_name: str | None
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
+    wal_status: str | None
+    safe_wal_size: int | None
+    invalidation_reason: str | None
+    inactive_since: datetime | None
+    catalog_xmin_age: int | None
+    current_lsn: Lsn
+    in_recovery: bool
+    server_time: datetime
+    lag_seconds: float | None
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """Bytes of WAL that the slot's reader has not confirmed yet."""
+        return _distance(self.confirmed_flush_lsn, self.current_lsn)
+
+    @property
+    def retained_bytes(self) -> int | None:
+        """Bytes of WAL that the server keeps for the slot."""
+        return _distance(self.restart_lsn, self.current_lsn)
+
+    @property
+    def is_active(self) -> bool:
+        """Say whether a walsender reads the slot now."""
+        return self.active_pid is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Say whether the slot can never be read again."""
+        return self.wal_status == "lost" or self.invalidation_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """Which cluster, timeline and database a connection reached.
+
+    Attributes:
+        server_version: as `server_version_num`: 180004.
+    """
+
+    system_identifier: str
+    timeline: int
+    database: str
+    server_version: int
+    in_recovery: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """The moment a slot was made: what committed before `consistent_point` is in the snapshot, what
+    commits at or after it is in the stream.
+    """
+
+    slot: str
+    consistent_point: Lsn
+    snapshot_name: str
+
+
+def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
+    """Read all that is to know about a slot in one round trip; None when there is no such slot."""
+    with conn.cursor() as cursor:
+        cursor.execute(_STATUS, (slot,))
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    confirmed, current = _lsn(row[8]), Lsn.parse(row[14])
+    caught_up = confirmed is not None and confirmed >= current
+    return SlotStatus(
+        slot=row[0],
+        plugin=row[1],
+        slot_type=row[2],
+        database=row[3],
+        temporary=row[4],
+        active_pid=row[5],
+        active_application_name=row[6] if row[5] is not None else None,
+        restart_lsn=_lsn(row[7]),
+        confirmed_flush_lsn=confirmed,
+        wal_status=row[9],
+        safe_wal_size=row[10],
+        invalidation_reason=row[11],
+        inactive_since=row[12],
+        catalog_xmin_age=row[13],
+        current_lsn=current,
+        in_recovery=row[15],
+        server_time=row[16],
+        lag_seconds=0.0 if caught_up else row[17],
+    )
+
+
+def read_current_lsn(conn: Connection) -> Lsn:
+    """Read how far the WAL is flushed; on a standby, how far it is replayed."""
+    with conn.cursor() as cursor:
+        cursor.execute(f"select ({_CURRENT_LSN})::text")
+        row = cursor.fetchone()
+    assert row is not None
+    return Lsn.parse(row[0])
+
+
+def read_server_identity(conn: Connection) -> ServerIdentity:
+    """Read the cluster's identifier, timeline, version and the database's name."""
+    with conn.cursor() as cursor:
+        cursor.execute(_IDENTITY)
+        row = cursor.fetchone()
+    assert row is not None
+    return ServerIdentity(*row)
+
+
+def check_slot_usable(status: SlotStatus, database: str) -> None:
+    """Refuse a slot that was not made for us.
+
+    Raises:
+        ConfigurationError: it is physical, of another plugin, of another database or temporary.
+    """
+    if status.slot_type != "logical":
+        found = "is a physical slot"
+    elif status.plugin != "pgoutput":
+        found = f"belongs to the output plugin {status.plugin}"
+    elif status.database != database:
+        found = f"belongs to database {status.database}"
+    elif status.temporary:
+        found = "is the temporary slot of another session"
+    else:
+        return
+    raise ConfigurationError(
+        reason=f"Replication slot {status.slot} {found}; a permanent logical slot of plugin "
+        f"pgoutput in database {database} is needed. Choose another slot name, or drop that slot "
+        f"once nobody needs it: select pg_drop_replication_slot('{status.slot}')"
+    )
+
+
+@contextlib.contextmanager
+def create_slot(
+    settings: ConnectionSettings, slot: str, temporary: bool = False, *, failover: bool = False
+) -> Iterator[ExportedSnapshot]:
+    """Create a pgoutput slot and keep its snapshot open inside the block.
+
+    The publication has to exist before: decoding looks it up as of the WAL it reads. Creation waits
+    for transactions that are open now, which only `lock_timeout` bounds; then nothing of the slot
+    is left.
+
+    Args:
+        failover: let standbys keep a copy of the slot (PG 17 and newer).
+
+    Raises:
+        ConfigurationError: no free slot or walsender, wal_level is not logical, no REPLICATION
+            privilege, or a slot of that name exists.
+        TransientError: an open transaction did not end within `settings.lock_timeout_ms`.
+        ConnectionLost: the server is down, or went away.
+    """
+    conninfo = settings.conninfo_for(
+        "snapshot", replication=True, lock_timeout_ms=settings.lock_timeout_ms
+    )
+    server = settings.describe()
+    try:
+        connection = psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
+    except psycopg2.Error as error:
+        raise connection_failure(server, str(error)) from error
+    with contextlib.closing(connection), connection.cursor() as cursor:
+        try:
+            if connection.server_version >= 170000:
+                # Unlike its siblings this limit cannot be pinned at start-up: PG 16 does not know
+                # it.
+                cursor.execute("set transaction_timeout = 0")
+            cursor.execute(_creation(slot, temporary, failover))
+            row = cursor.fetchone()
+        except psycopg2.Error as error:
+            raise _creation_failure(settings, slot, error) from error
+        assert row is not None
+        yield ExportedSnapshot(slot, Lsn.parse(row[1]), row[2])
+
+
+def drop_slot(conn: Connection, slot: str) -> bool:
+    """Drop a slot; False when there is none.
+
+    Raises:
+        SlotBusy: somebody reads it.
+    """
+    status = read_slot_status(conn, slot)
+    if status is None:
+        return False
+    try:
+        with conn.cursor() as cursor:
+            cursor.execute("select pg_drop_replication_slot(%s)", (slot,))
+    except ObjectInUse as error:
+        raise SlotBusy(
+            slot=slot,
+            active_pid=status.active_pid,
+            application_name=status.active_application_name,
+        ) from error
+    return True
+
+
+def _creation(slot: str, temporary: bool, failover: bool) -> str:
+    # The replication grammar takes no parameters; slot names are checked to be [a-z0-9_].
+    if not slot or not set(slot) <= set("abcdefghijklmnopqrstuvwxyz0123456789_") or len(slot) > 63:
+        raise ConfigurationError(
+            reason=f"Replication slot {slot!r}: a slot's name has 1 to 63 lower-case letters, digits "
+            "and underscores. Choose another name."
+        )
+    kind = " TEMPORARY" if temporary else ""
+    options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
+    return f'CREATE_REPLICATION_SLOT "{slot}"{kind} LOGICAL pgoutput {options}'
+
+
+def _creation_failure(
+    settings: ConnectionSettings, slot: str, error: psycopg2.Error
+) -> BaseException:
+    server = settings.describe()
+    if isinstance(error, LockNotAvailable | QueryCanceled):
+        return TransientError(
+            reason=f"Replication slot {slot} was not created within {settings.lock_timeout_ms} ms: "
+            f"{_blocker(settings)} Nothing is left of the slot; wait for that transaction or "
+            "end it, then run it again."
+        )
+    if isinstance(error, DuplicateObject):
+        return ConfigurationError(
+            reason=f"Replication slot {slot} exists already on {server}. Use it, choose another "
+            f"name, or drop it once nobody needs it: select pg_drop_replication_slot('{slot}')"
+        )
+    if isinstance(error, ConfigurationLimitExceeded):
+        return ConfigurationError(
+            reason=f"No free replication slot on {server}: all of max_replication_slots are "
+            "taken. Drop one that nobody needs (select slot_name, active from pg_replication_slots), or raise "
+            "max_replication_slots and restart the server."
+        )
+    if isinstance(error, ObjectNotInPrerequisiteState):
+        return ConfigurationError(
+            reason=f"wal_level of {server} is not logical. Mend it with: alter system set "
+            "wal_level = logical; then restart the server (Amazon RDS: parameter rds.logical_replication = 1)."
+        )
+    if isinstance(error, InsufficientPrivilege):
+        return ConfigurationError(
+            reason=f"The role of {server} may not create replication slots. Grant it with: alter "
+            f'role "{server.rpartition(" as ")[2]}" replication'
+        )
+    return statement_failure(server, f"creating slot {slot}", error) or error
+
+
+def _blocker(settings: ConnectionSettings) -> str:
+    with query_connection(settings, "check") as conn, conn.cursor() as cursor:
+        cursor.execute(_OPEN_TRANSACTIONS)
+        row = cursor.fetchone()
+    if row is None:
+        return "it waited for a transaction that has ended meanwhile."
+    xid, pid, gid = row
+    if pid is None:
+        return f"it waits for the prepared transaction {gid!r} (xid {xid})."
+    return (
+        f"it waits for the open transaction {xid} of process {pid} "
+        f"(select pg_terminate_backend({pid}) ends it)."
+    )
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+def _distance(start: Lsn | None, end: Lsn) -> int | None:
+    return None if start is None else max(0, int(end) - int(start))
