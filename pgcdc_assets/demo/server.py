@@ -27,6 +27,7 @@ import socket
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,7 +189,10 @@ class EmbeddedServer:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(family, timeout=30)
+        while any(_is_alive(process) for process in family):
+            time.sleep(0.005)
+        # Until init has reaped the postmaster, its pid would look like a running server's.
+        (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Stop the server and delete its data."""
@@ -229,10 +233,10 @@ class EmbeddedServer:
             return None
         try:
             process = psutil.Process(int(lines[0]))
-            alive = process.status() != psutil.STATUS_ZOMBIE and "postgres" in process.name()
+            is_postgres = "postgres" in process.name()
         except psutil.NoSuchProcess:
             return None
-        return process if alive else None
+        return process if is_postgres and _is_alive(process) else None
 
     def _initdb(self) -> None:
         self._run(
@@ -355,6 +359,13 @@ def _system_user() -> pwd.struct_passwd:
             reason=f"the system user {SYSTEM_USER} could not be made, and Postgres does not run as "
             f"root: run as another user, or `useradd {SYSTEM_USER}`"
         ) from error
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _quoted(value: str) -> str:
