@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
     from psycopg2.extensions import connection as Connection
 
-_CURRENT_LSN = "case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+_CURRENT_LSN = (
+    "case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
     " else pg_current_wal_flush_lsn() end"
+)
 
 _STATUS = f"""
 select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid,
@@ -302,7 +304,8 @@ def _creation(slot: str, temporary: bool, failover: bool) -> str:
     # The replication grammar takes no parameters; slot names are checked to be [a-z0-9_].
     if not slot or not set(slot) <= set("abcdefghijklmnopqrstuvwxyz0123456789_") or len(slot) > 63:
         raise ConfigurationError(
-            reason=f"Replication slot {slot!r}: a slot's name has 1 to 63 lower-case letters, digits "
+            reason=f"Replication slot {slot!r}: a slot's name has 1 to 63 lower-case letters, "
+            f"digits "
             "and underscores. Choose another name."
         )
     kind = " TEMPORARY" if temporary else ""
@@ -328,13 +331,15 @@ def _creation_failure(
     if isinstance(error, ConfigurationLimitExceeded):
         return ConfigurationError(
             reason=f"No free replication slot on {server}: all of max_replication_slots are "
-            "taken. Drop one that nobody needs (select slot_name, active from pg_replication_slots), or raise "
+            "taken. Drop one that nobody needs (select slot_name, active from "
+            "pg_replication_slots), or raise "
             "max_replication_slots and restart the server."
         )
     if isinstance(error, ObjectNotInPrerequisiteState):
         return ConfigurationError(
             reason=f"wal_level of {server} is not logical. Mend it with: alter system set "
-            "wal_level = logical; then restart the server (Amazon RDS: parameter rds.logical_replication = 1)."
+            "wal_level = logical; then restart the server (Amazon RDS: parameter "
+            "rds.logical_replication = 1)."
         )
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
