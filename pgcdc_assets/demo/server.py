@@ -177,6 +177,7 @@ class EmbeddedServer:
         postmaster = self._postmaster()
         if postmaster is None:
             return
+        socket_lock = self.socket_dir / f".s.PGSQL.{self.port}.lock"
         family = [postmaster]
         try:
             # Stopped first, so that it cannot start another child between listing and killing.
@@ -192,7 +193,8 @@ class EmbeddedServer:
         while any(_is_alive(process) for process in family):
             time.sleep(0.005)
         # Until init has reaped the postmaster, its pid would look like a running server's.
-        (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
+        for lock in (self.data_dir / "postmaster.pid", socket_lock):
+            lock.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Stop the server and delete its data."""
