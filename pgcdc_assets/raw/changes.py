@@ -1,0 +1,232 @@
+"""`raw/changes`: every captured change, once, one atomic commit per window.
+
+The commit carries the application transaction (application id = capture and epoch, version = the
+window's end) and a record of what it holds. Windows of an epoch follow each other without a gap,
+because a window that does not start where the last one ended is refused here. A repeat of a landed
+window is recognised before anything is read, and again at the commit when two processes race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import RawZoneError, TransientError, WindowUnavailable
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.layout import RelationGroups
+from pgcdc_assets.raw.reading import data_files, files_between, scan
+from pgcdc_assets.raw.summary import COUNTED, SummaryBuilder, WindowSummary
+from pgcdc_assets.raw.table import RECORD, CommitRefused, RawTable
+
+STATISTICS = ("epoch", "window", "commit_lsn", "relation_id", "schema", "table")
+
+
+@dataclass(frozen=True)
+class LandReport:
+    """What landing a window did.
+
+    Attributes:
+        already_landed: the window was there before; nothing was written.
+        summary: what the window holds.
+    """
+
+    summary: WindowSummary
+    already_landed: bool
+    file_count: int = 0
+    size_bytes: int = 0
+
+
+def nothing() -> None:
+    """Do nothing: the default of `before_commit`."""
+
+
+@dataclass(frozen=True)
+class ChangeLog:
+    """The table of changes of one capture."""
+
+    table: RawTable
+    capture: str
+
+    def app_id(self, epoch: int) -> str:
+        """Name the application whose transactions the commits carry."""
+        return f"pgcdc:{self.capture}:{epoch}"
+
+    def captured_through(self, epoch: int) -> Lsn | None:
+        """End of the newest landed window; None when the epoch has none."""
+        table = self.table.load()
+        return None if table is None else self._end(table, epoch)
+
+    def land(
+        self,
+        window: LsnWindow,
+        batches: Iterable[pa.RecordBatch],
+        before_commit: Callable[[], None] = nothing,
+    ) -> LandReport:
+        """Write all batches and commit them as the window's content.
+
+        A window that was landed before is recognised without reading a batch. An exception of the
+        iterable or of `before_commit` leaves no commit and no file.
+
+        Args:
+            batches: rows with the columns of `schema.CHANGES`; epoch and window may be left out.
+            before_commit: called when all files are written, just before they become visible: the
+                place to check that the lease is still held.
+
+        Raises:
+            RawZoneError: the window does not follow the landed ones, or a row does not belong to
+                it.
+            TransientError: the lake cannot be written, or another process landed something else
+                meanwhile.
+        """
+        table = self.table.load_or_create()
+        if self._check_order(window, self._end(table, window.epoch)):
+            return LandReport(self.summary(window), already_landed=True)
+        builder = SummaryBuilder(window)
+        with self.table.writer() as writer:
+            for group in self._groups(window, batches, builder):
+                writer.write(group)
+            files = writer.finish()
+            before_commit()
+        # From here on a failure may come after the commit took effect: files are not removed any
+        # more.
+        summary = builder.build()
+        try:
+            self.table.commit(
+                table,
+                files,
+                app_id=self.app_id(window.epoch),
+                app_version=int(window.end),
+                record=summary.as_record(),
+            )
+        except CommitRefused as refusal:
+            if self._check_order(window, self.captured_through(window.epoch)):
+                return LandReport(self.summary(window), already_landed=True)
+            raise TransientError(
+                reason=f"Another process wrote to {self.table.uri} while window {window.key} was "
+                "landed; nothing of this attempt was committed. Run it again."
+            ) from refusal
+        return LandReport(
+            summary,
+            already_landed=False,
+            file_count=len(files),
+            size_bytes=sum(file.size_bytes for file in files),
+        )
+
+    def summary(self, window: LsnWindow) -> WindowSummary:
+        """Say what a landed window holds, counted again from its rows.
+
+        Raises:
+            WindowUnavailable: the window is not in the raw zone, or some of its rows are missing.
+        """
+        table = self.table.load()
+        end = None if table is None else self._end(table, window.epoch)
+        if table is None or end is None or end < window.end:
+            raise self._unavailable(window, end, "it was not landed in the raw zone")
+        builder = SummaryBuilder(window)
+        files = files_between(data_files(table), window.epoch, window.start, window.end)
+        try:
+            for batch in scan(self.table, files, COUNTED, pc.field("window") == window.key):
+                builder.add(batch)
+        except FileNotFoundError as error:
+            raise self._unavailable(window, end, "a file of its rows is gone") from error
+        counted = builder.build()
+        recorded = next((w for w in self._records(table, window.epoch) if w.window == window), None)
+        if recorded is None:
+            raise self._unavailable(window, end, "the raw zone has no window with these borders")
+        if counted != recorded:
+            raise self._unavailable(
+                window,
+                end,
+                f"the raw zone holds {counted.row_count} of the {recorded.row_count} rows landed",
+            )
+        return recorded
+
+    def windows(self, epoch: int, since: Lsn | None = None) -> list[WindowSummary]:
+        """List the landed windows in stream order, as their commits recorded them.
+
+        Args:
+            since: leave out windows that end at or before this LSN.
+        """
+        table = self.table.load()
+        if table is None:
+            return []
+        found = []
+        for summary in self._records(table, epoch):
+            if since is not None and summary.window.end <= since:
+                break
+            found.append(summary)
+        return found[::-1]
+
+    def _records(self, table: DeltaTable, epoch: int) -> Iterator[WindowSummary]:
+        """Read the commits' records of an epoch, newest first."""
+        for commit in table.history():
+            record = commit.get(RECORD)
+            if record is not None and "window" in record:
+                summary = WindowSummary.from_record(record)
+                if summary.window.epoch == epoch:
+                    yield summary
+
+    def _unavailable(
+        self, window: LsnWindow, captured_through: Lsn | None, reason: str
+    ) -> WindowUnavailable:
+        return WindowUnavailable(
+            window=window.key,
+            confirmed_flush_lsn=f"{captured_through or window.start} or beyond",
+            reason=reason,
+        )
+
+    def _groups(
+        self, window: LsnWindow, batches: Iterable[pa.RecordBatch], builder: SummaryBuilder
+    ) -> Iterator[pa.Table]:
+        groups = RelationGroups()
+        for batch in batches:
+            rows = _complete(batch, window, self.table.uri)
+            builder.add(rows)
+            yield from groups.add(rows)
+        yield from groups.drain()
+
+    def _end(self, table: DeltaTable, epoch: int) -> Lsn | None:
+        version = table.transaction_version(self.app_id(epoch))
+        return None if version is None else Lsn(version)
+
+    def _check_order(self, window: LsnWindow, captured_through: Lsn | None) -> bool:
+        """Say whether the window is landed; refuse one that leaves a gap or overlaps."""
+        if captured_through is None or window.start == captured_through:
+            return False
+        if window.end <= captured_through:
+            return True
+        if window.start > captured_through:
+            reason = f"the changes from {captured_through} to {window.start} were not captured"
+        else:
+            reason = f"it overlaps what is captured through {captured_through}"
+        raise RawZoneError(
+            raw_zone=self.table.uri,
+            reason=f"window {window.key} cannot be landed: {reason}. Capture windows in order.",
+        )
+
+
+def _complete(batch: pa.RecordBatch, window: LsnWindow, uri: str) -> pa.RecordBatch:
+    """Add epoch and window, and refuse rows of another window."""
+    count = batch.num_rows
+    columns = {
+        "epoch": pa.repeat(pa.scalar(window.epoch, pa.int32()), count),
+        "window": pa.repeat(pa.scalar(window.key, pa.string()), count),
+    }
+    arrays = [
+        columns[f.name] if f.name in columns else batch.column(f.name) for f in schema.CHANGES
+    ]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=schema.CHANGES)
+    if count:
+        found = pc.min_max(rows.column("commit_lsn")).as_py()
+        if not (window.contains(found["min"]) and window.contains(found["max"])):
+            raise RawZoneError(
+                raw_zone=uri,
+                reason=f"a row committed at {Lsn(found['min'])} or {Lsn(found['max'])} does not "
+                f"belong to window {window.key}.",
+            )
+    return rows

@@ -1,0 +1,112 @@
+"""Reading the raw zone without a JVM: for summaries, verification, status and tests.
+
+Files are chosen by the log's statistics, row groups by Parquet's; both hold the commit LSN and the
+source table, so that one table's or one window's rows cost about their own size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.table import RawTable
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A live data file of a table, as the log describes it."""
+
+    path: str
+    size_bytes: int
+    row_count: int
+    minimum: Mapping[str, Any]
+    maximum: Mapping[str, Any]
+    partition: Mapping[str, Any]
+
+
+def data_files(table: DeltaTable) -> list[DataFile]:
+    """List the files of the loaded version."""
+    return [
+        DataFile(
+            row["path"],
+            row["size_bytes"],
+            row["num_records"],
+            row.get("min") or {},
+            row.get("max") or {},
+            row.get("partition") or {},
+        )
+        for row in pa.table(table.get_add_actions()).to_pylist()
+    ]
+
+
+def files_between(files: Sequence[DataFile], epoch: int, start: int, end: int) -> list[DataFile]:
+    """Keep the files that may hold changes of the epoch with start <= commit_lsn < end."""
+    return [
+        file
+        for file in files
+        if file.minimum.get("commit_lsn", start) < end
+        and file.maximum.get("commit_lsn", start) >= start
+        and file.minimum.get("epoch", epoch) <= epoch <= file.maximum.get("epoch", epoch)
+    ]
+
+
+def scan(
+    table: RawTable,
+    files: Sequence[DataFile],
+    columns: Sequence[str],
+    condition: ds.Expression | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read columns of the files' rows that meet the condition.
+
+    Raises:
+        FileNotFoundError: a file that the log names is gone.
+    """
+    if not files:
+        return
+    physical = pa.schema([f for f in table.schema if f.name not in table.partition_by])
+    dataset = ds.dataset(
+        [file.path for file in files],
+        schema=physical,
+        format=ds.ParquetFileFormat(),
+        filesystem=filesystem(table.lake, table.uri),
+    )
+    scanner = dataset.scanner(
+        columns=list(columns), filter=condition, use_threads=False, batch_readahead=1
+    )
+    for batch in scanner.to_batches():
+        if batch.num_rows:
+            yield batch
+
+
+def read_changes(
+    table: RawTable,
+    *,
+    epoch: int,
+    start: int,
+    end: int,
+    source: tuple[str, str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read the changes of an epoch with start <= commit_lsn < end, of one source table or of all.
+
+    Rows come in no particular order; (commit_lsn, ordinal) is their order.
+    """
+    loaded = table.load()
+    if loaded is None:
+        return
+    condition = (
+        (pc.field("epoch") == epoch)
+        & (pc.field("commit_lsn") >= int(start))
+        & (pc.field("commit_lsn") < int(end))
+    )
+    if source is not None:
+        condition &= (pc.field("schema") == source[0]) & (pc.field("table") == source[1])
+    files = files_between(data_files(loaded), epoch, start, end)
+    yield from scan(table, files, columns or table.schema.names, condition)

@@ -1,0 +1,161 @@
+"""`raw/relations`: how the tuples of each relation version are to be read.
+
+Versions count from 1 per relation and epoch. A shape seen before keeps its number, so that a window
+that is captured again after a crash names the same versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.raw.reading import data_files, scan
+from pgcdc_assets.raw.table import CommitRefused, RawTable
+
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class RelationVersion:
+    """A relation as it looked from an LSN on."""
+
+    epoch: int
+    version: int
+    lsn: Lsn
+    relation: Relation
+
+
+@dataclass
+class RelationRegistry:
+    """Numbers relation versions; new ones are kept in memory until `flush`."""
+
+    table: RawTable
+    capture: str
+    _known: dict[tuple[int, int, int], RelationVersion] | None = field(default=None, repr=False)
+    _new: list[RelationVersion] = field(default_factory=list, repr=False)
+
+    def versions(self, epoch: int) -> list[RelationVersion]:
+        """List the stored versions of an epoch by relation and number, read anew."""
+        stored = self._read().values()
+        found = [version for version in stored if version.epoch == epoch]
+        return sorted(found, key=lambda v: (v.relation.relation_id, v.version))
+
+    def register(self, epoch: int, relation: Relation, lsn: Lsn) -> int:
+        """Give the version number of this shape of the relation, a new one if it was never seen.
+
+        Args:
+            lsn: where the shape was first seen: a commit LSN, or a copy's snapshot LSN.
+        """
+        if self._known is None:
+            self._known = self._read()
+        number = 0
+        for (known_epoch, relation_id, version), known in self._known.items():
+            if known_epoch == epoch and relation_id == relation.relation_id:
+                if known.relation == relation:
+                    return version
+                number = max(number, version)
+        new = RelationVersion(epoch, number + 1, lsn, relation)
+        self._known[_key(new)] = new
+        self._new.append(new)
+        return new.version
+
+    def flush(self) -> None:
+        """Store the new versions in one commit, before the rows that name them are committed.
+
+        Raises:
+            TransientError: another process gave one of the numbers to another shape meanwhile.
+        """
+        for _ in range(_ATTEMPTS):
+            if not self._new:
+                return
+            table = self.table.load_or_create()
+            stored = self._read()
+            for version in self._new:
+                found = stored.get(_key(version))
+                if found is not None and found.relation != version.relation:
+                    raise self._clash(version)
+            missing = [version for version in self._new if _key(version) not in stored]
+            rows = pa.Table.from_pylist([_row(v) for v in missing], schema=self.table.schema)
+            with self.table.writer() as writer:
+                writer.write(rows)
+                files = writer.finish()
+            try:
+                if missing:
+                    self.table.commit(
+                        table,
+                        files,
+                        app_id=f"pgcdc:{self.capture}:relations",
+                        app_version=len(stored) + len(missing),
+                        record={"relations": [v.relation.qualified_name for v in missing]},
+                    )
+            except CommitRefused:
+                continue
+            self._new = []
+        if self._new:
+            raise self._clash(self._new[0])
+
+    def discard(self) -> None:
+        """Forget versions that were registered and not flushed, as when a landing failed."""
+        self._known = None
+        self._new = []
+
+    def _clash(self, version: RelationVersion) -> TransientError:
+        self.discard()
+        return TransientError(
+            reason=f"Another process described {version.relation.qualified_name} in {self.table.uri} "
+            "at the same moment. Nothing was landed; run it again."
+        )
+
+    def _read(self) -> dict[tuple[int, int, int], RelationVersion]:
+        # Loaded and scanned in one go: a load of its own per call keeps the registry free of stale
+        # state.
+        loaded = self.table.load()
+        if loaded is None:
+            return {}
+        versions: dict[tuple[int, int, int], RelationVersion] = {}
+        for batch in scan(self.table, data_files(loaded), self.table.schema.names):
+            for row in batch.to_pylist():
+                version = _version(row)
+                if versions.setdefault(_key(version), version).relation != version.relation:
+                    raise RawZoneError(
+                        raw_zone=self.table.uri,
+                        reason=f"version {version.version} of {version.relation.qualified_name} is "
+                        "described twice, differently.",
+                    )
+        return versions
+
+
+def _key(version: RelationVersion) -> tuple[int, int, int]:
+    return version.epoch, version.relation.relation_id, version.version
+
+
+def _row(version: RelationVersion) -> dict[str, Any]:
+    relation = version.relation
+    return {
+        "epoch": version.epoch,
+        "relation_id": relation.relation_id,
+        "relation_version": version.version,
+        "lsn": int(version.lsn),
+        "schema": relation.schema,
+        "table": relation.table,
+        "replica_identity": relation.replica_identity,
+        "columns": [asdict(column) for column in relation.columns],
+        "primary_key": list(relation.primary_key),
+    }
+
+
+def _version(row: dict[str, Any]) -> RelationVersion:
+    relation = Relation(
+        relation_id=row["relation_id"],
+        schema=row["schema"],
+        table=row["table"],
+        replica_identity=row["replica_identity"],
+        columns=tuple(Column(**column) for column in row["columns"]),
+        primary_key=tuple(row["primary_key"]),
+    )
+    return RelationVersion(row["epoch"], row["relation_version"], Lsn(row["lsn"]), relation)

@@ -1,0 +1,132 @@
+"""What a window holds, counted: at landing, in its commit's record, and again from its rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.lsn import Lsn, LsnWindow
+
+MESSAGES = "(messages)"
+
+COUNTED = ("schema", "table", "op", "ordinal", "commit_lsn", "commit_ts")
+
+
+@dataclass(frozen=True)
+class WindowSummary:
+    """The content of one landed window in figures.
+
+    Attributes:
+        counts: rows by `schema.table` and operation; logical messages stand under `(messages)`.
+        first_commit_lsn: lowest commit LSN; None in a window without rows, as in the three after
+            it.
+        first_commit_ts: earliest commit time. Clocks may step back: it need not be that of the
+            first commit.
+    """
+
+    window: LsnWindow
+    row_count: int = 0
+    transaction_count: int = 0
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    first_commit_lsn: Lsn | None = None
+    last_commit_lsn: Lsn | None = None
+    first_commit_ts: dt.datetime | None = None
+    last_commit_ts: dt.datetime | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """Give the JSON form that the window's commit keeps."""
+        return {
+            "window": self.window.key,
+            "row_count": self.row_count,
+            "transaction_count": self.transaction_count,
+            "counts": {table: dict(ops) for table, ops in self.counts.items()},
+            "first_commit_lsn": _text(self.first_commit_lsn),
+            "last_commit_lsn": _text(self.last_commit_lsn),
+            "first_commit_ts": self.first_commit_ts and self.first_commit_ts.isoformat(),
+            "last_commit_ts": self.last_commit_ts and self.last_commit_ts.isoformat(),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> WindowSummary:
+        """Read the JSON form."""
+        return cls(
+            window=LsnWindow.parse(record["window"]),
+            row_count=record["row_count"],
+            transaction_count=record["transaction_count"],
+            counts=record["counts"],
+            first_commit_lsn=_lsn(record["first_commit_lsn"]),
+            last_commit_lsn=_lsn(record["last_commit_lsn"]),
+            first_commit_ts=_time(record["first_commit_ts"]),
+            last_commit_ts=_time(record["last_commit_ts"]),
+        )
+
+
+class SummaryBuilder:
+    """Counts a window's rows batch by batch."""
+
+    def __init__(self, window: LsnWindow) -> None:
+        self._window = window
+        self._counts: dict[str, dict[str, int]] = {}
+        self._row_count = 0
+        self._transaction_count = 0
+        self._lsns: tuple[int, int] | None = None
+        self._times: tuple[dt.datetime, dt.datetime] | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count the rows of a batch that has the columns `COUNTED`."""
+        if batch.num_rows == 0:
+            return
+        self._row_count += batch.num_rows
+        # Every transaction has exactly one row with ordinal 0, whatever batch it came in.
+        self._transaction_count += pc.sum(pc.equal(batch.column("ordinal"), 0)).as_py()
+        self._lsns = _widen(self._lsns, batch.column("commit_lsn"))
+        self._times = _widen(self._times, batch.column("commit_ts"))
+        kinds = pa.Table.from_batches([batch.select(["schema", "table", "op"])])
+        counted = kinds.group_by(["schema", "table", "op"], use_threads=False).aggregate(
+            [([], "count_all")]
+        )
+        for row in counted.to_pylist():
+            name = MESSAGES if row["table"] is None else f"{row['schema']}.{row['table']}"
+            ops = self._counts.setdefault(name, {})
+            ops[row["op"]] = ops.get(row["op"], 0) + row["count_all"]
+
+    def build(self) -> WindowSummary:
+        """Give the figures, tables and operations in a fixed order."""
+        first_lsn, last_lsn = self._lsns or (None, None)
+        first_time, last_time = self._times or (None, None)
+        return WindowSummary(
+            window=self._window,
+            row_count=self._row_count,
+            transaction_count=self._transaction_count,
+            counts={
+                name: dict(sorted(self._counts[name].items())) for name in sorted(self._counts)
+            },
+            first_commit_lsn=None if first_lsn is None else Lsn(first_lsn),
+            last_commit_lsn=None if last_lsn is None else Lsn(last_lsn),
+            first_commit_ts=first_time,
+            last_commit_ts=last_time,
+        )
+
+
+def _widen(known: tuple[Any, Any] | None, column: pa.Array) -> tuple[Any, Any]:
+    found = pc.min_max(column).as_py()
+    if known is None:
+        return found["min"], found["max"]
+    return min(known[0], found["min"]), max(known[1], found["max"])
+
+
+def _text(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+def _time(text: str | None) -> dt.datetime | None:
+    return None if text is None else dt.datetime.fromisoformat(text)

@@ -1,0 +1,206 @@
+"""One Delta table of the raw zone: opened, created with the capture's mark, and committed to.
+
+Files are written first (`files.py`) and become visible by one commit that names them: nothing is
+ever half written, and a file without a commit is an orphan that VACUUM removes. delta-rs accepts an
+application transaction that repeats a version, so a repeat is found in two steps: the caller asks
+the table it has loaded, and `commit` commits against that very load. delta-rs then refuses when any
+commit in between carries the same application id, and the loser learns it (`CommitRefused`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
+from pgcdc_assets.raw.files import FileWriter, WrittenFile, push_to_disk
+from pgcdc_assets.raw.lake import Lake
+
+MARK = "pgcdc.capture"
+RECORD = "pgcdc"
+
+_PROPERTIES = {
+    # One checkpoint per 50 commits keeps opening a table cheap while thousands of small windows
+    # come in.
+    "delta.checkpointInterval": "50",
+    # Commit records are read by `changes.windows`; only our own upkeep, which saves them first, may
+    # remove old log entries.
+    "delta.enableExpiredLogCleanup": "false",
+}
+
+
+class CommitRefused(Exception):
+    """Another process committed under the same application id since the table was loaded."""
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """A table of one capture's raw zone.
+
+    Attributes:
+        uri: where it lies.
+        schema: its columns.
+        capture: name of the capture it belongs to; written into the table, and checked on each
+            load.
+        partition_by: its partition columns.
+        statistics: the columns whose minimum and maximum the log carries, for skipping files.
+    """
+
+    lake: Lake
+    uri: str
+    schema: pa.Schema
+    capture: str
+    partition_by: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
+
+    def load(self) -> DeltaTable | None:
+        """Load the newest version; None when the table does not exist yet.
+
+        Raises:
+            RawZoneError: the table belongs to another capture.
+        """
+        try:
+            table = DeltaTable(self.uri, storage_options=dict(self.lake.storage_options) or None)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise self._unreadable(error) from error
+        owner = table.metadata().configuration.get(MARK)
+        if owner != self.capture:
+            raise RawZoneError(
+                raw_zone=self.uri,
+                reason=f"it belongs to capture {owner or '(none)'}, not to {self.capture}. Give "
+                f"capture {self.capture} another lake or another name.",
+            )
+        return table
+
+    def load_or_create(self) -> DeltaTable:
+        """Load the newest version; the first caller creates the table."""
+        table = self.load()
+        if table is not None:
+            return table
+        self.lake.check_writable()
+        configuration = {**_PROPERTIES, MARK: self.capture}
+        if self.statistics:
+            configuration["delta.dataSkippingStatsColumns"] = ",".join(self.statistics)
+        try:
+            DeltaTable.create(
+                self.uri,
+                self.schema,
+                mode="ignore",
+                partition_by=list(self.partition_by),
+                configuration=configuration,
+                storage_options=dict(self.lake.storage_options) or None,
+                raise_if_key_not_exists=False,
+            )
+        except CommitFailedError:
+            # Another process created it between our look and our commit.
+            pass
+        except (DeltaError, OSError) as error:
+            raise self._unwritable(error) from error
+        table = self.load()
+        if table is None:
+            raise RawZoneError(raw_zone=self.uri, reason="the table vanished after it was created.")
+        return table
+
+    def writer(self, partition_values: Mapping[str, str] | None = None) -> FileWriter:
+        """Open a writer of data files for the next commit."""
+        return FileWriter(
+            self.lake,
+            self.uri,
+            self.schema,
+            self.partition_by,
+            self.statistics,
+            partition_values=partition_values,
+        )
+
+    def commit(
+        self,
+        table: DeltaTable,
+        added: Sequence[WrittenFile],
+        *,
+        removed: Sequence[RemoveAction] = (),
+        app_id: str | None = None,
+        app_version: int = 0,
+        record: Mapping[str, Any] | None = None,
+        data_change: bool = True,
+    ) -> None:
+        """Make the files visible in one commit; return once it would survive a power cut.
+
+        Args:
+            table: the load that the caller's decision was made on.
+            app_id: application id of the transaction, with `app_version`.
+            record: facts kept in the commit, readable through the table's history.
+            data_change: False when rows only moved between files.
+
+        Raises:
+            CommitRefused: a commit since `table` was loaded carries the same application id, or
+                removed the same files.
+            TransientError: the log could not be written.
+        """
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(
+                file.path,
+                file.size_bytes,
+                dict(file.partition_values),
+                now,
+                data_change,
+                json.dumps(file.statistics),
+            )
+            for file in added
+        ]
+        properties = CommitProperties(
+            custom_metadata={RECORD: dict(record)} if record is not None else None,
+            app_transactions=[Transaction(app_id, app_version)] if app_id else None,
+        )
+        try:
+            table.create_write_transaction(
+                [*actions, *removed],
+                "append",
+                self.schema,
+                partition_by=list(self.partition_by),
+                commit_properties=properties,
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            )
+        except CommitFailedError as error:
+            raise CommitRefused(str(error)) from error
+        except (DeltaError, OSError) as error:
+            raise self._unwritable(error) from error
+        before = table.version()
+        table.update_incremental()
+        if self.lake.is_local:
+            self._push_log_to_disk(before + 1, table.version())
+
+    def _push_log_to_disk(self, first: int, last: int) -> None:
+        """Push log entries of a local table to the disk; delta-rs leaves them to the kernel."""
+        log = Path(self.uri) / "_delta_log"
+        for version in range(first, last + 1):
+            # A checkpoint by another process may have replaced an entry that is not ours.
+            with contextlib.suppress(FileNotFoundError):
+                push_to_disk(log / f"{version:020d}.json")
+
+    def _unreadable(self, error: Exception) -> ConfigurationError:
+        return ConfigurationError(
+            reason=f"The Delta table {self.uri} cannot be read: {_first_line(error)}"
+        )
+
+    def _unwritable(self, error: Exception) -> TransientError:
+        return TransientError(
+            reason=f"The Delta table {self.uri} cannot be written: {_first_line(error)} "
+            "Nothing was committed; see that the lake has space and is writable, then run it again."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,63 @@
+"""The raw zone of one capture: its four tables under `<lake>/<name>/raw`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+from pgcdc_assets.raw import changes, schema, snapshots
+from pgcdc_assets.raw.changes import ChangeLog
+from pgcdc_assets.raw.epochs import EpochLog
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.relations import RelationRegistry
+from pgcdc_assets.raw.snapshots import SnapshotStore
+from pgcdc_assets.raw.table import RawTable
+
+
+@dataclass(frozen=True)
+class RawZone:
+    """Gives access to the tables; nothing is opened or created before it is used.
+
+    Attributes:
+        name: the capture's name.
+    """
+
+    lake: Lake
+    name: str
+
+    def app_id(self, epoch: int) -> str:
+        """Name the application of all Delta transactions of a capture's epoch."""
+        return self.changes.app_id(epoch)
+
+    @cached_property
+    def changes(self) -> ChangeLog:
+        """Every captured change."""
+        return ChangeLog(self._table("changes", schema.CHANGES, (), changes.STATISTICS), self.name)
+
+    @cached_property
+    def relations(self) -> RelationRegistry:
+        """The relation versions that describe the tuples."""
+        return RelationRegistry(self._table("relations", schema.RELATIONS), self.name)
+
+    @cached_property
+    def snapshots(self) -> SnapshotStore:
+        """The copies of whole tables."""
+        table = self._table("snapshots", schema.SNAPSHOTS, snapshots.PARTITION_BY)
+        return SnapshotStore(table, self.name)
+
+    @cached_property
+    def epochs(self) -> EpochLog:
+        """The incarnations of the slot."""
+        return EpochLog(self._table("epochs", schema.EPOCHS), self.name)
+
+    def _table(
+        self,
+        kind: str,
+        table_schema: pa.Schema,
+        partition_by: tuple[str, ...] = (),
+        statistics: tuple[str, ...] = (),
+    ) -> RawTable:
+        uri = self.lake.path(self.name, "raw", kind)
+        return RawTable(self.lake, uri, table_schema, self.name, partition_by, statistics)
