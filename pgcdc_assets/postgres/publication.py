@@ -1,0 +1,144 @@
+"""Publications: what the server sends, and which tables belong to one.
+
+`pg_publication_tables` answers the hard part alike for FOR TABLE, FOR ALL TABLES and FOR TABLES IN
+SCHEMA, and for partitions below or through their root: it lists the relations under whose names
+changes arrive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+_PUBLICATION = """
+select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
+  from pg_publication where pubname = %s
+"""
+
+# Column lists and row filters came with PG 15, and with them the two columns of the view.
+_MEMBERS = """
+select c.oid::bigint, c.relkind::text, {columns}
+  from pg_publication_tables t
+  join pg_namespace n on n.nspname = t.schemaname
+  join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+ where t.pubname = %s
+ order by t.schemaname, t.tablename
+"""
+
+_REFUSAL = """
+select c.relkind::text, c.relpersistence::text, n.nspname ~ '^(pg_catalog|information_schema)$'
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where n.nspname = %s and c.relname = %s
+"""
+
+_NOT_PUBLISHABLE = {
+    "v": "is a view",
+    "m": "is a materialized view",
+    "f": "is a foreign table",
+    "S": "is a sequence",
+    "c": "is a composite type",
+    "i": "is an index",
+    "I": "is an index",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One row of pg_publication."""
+
+    name: str
+    all_tables: bool
+    insert: bool
+    update: bool
+    delete: bool
+    truncate: bool
+    via_root: bool
+
+    @property
+    def needs_identity(self) -> bool:
+        """Say whether its tables need a replica identity: else their UPDATE and DELETE fail."""
+        return self.update or self.delete
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A relation of a publication.
+
+    Attributes:
+        kind: `pg_class.relkind`: r, or p for the root of a partitioned table.
+        columns: the names of the published columns; None before PG 15: all that are not generated.
+        row_filter: SQL text of the WHERE clause, as the catalog prints it.
+    """
+
+    relation_id: int
+    kind: str
+    columns: frozenset[str] | None
+    row_filter: str | None
+
+
+def read_publication(conn: Connection, publication: str) -> Publication:
+    """Read a publication's switches.
+
+    Raises:
+        ConfigurationError: there is none of that name in this database.
+    """
+    with conn.cursor() as cursor:
+        cursor.execute(_PUBLICATION, (publication,))
+        row = cursor.fetchone()
+        if row is None:
+            cursor.execute(
+                "select current_database(), array_agg(pubname::text) from pg_publication"
+            )
+            database, others = cursor.fetchone() or ("?", None)
+            known = f" (it has: {', '.join(sorted(others))})" if others else ""
+            raise ConfigurationError(
+                reason=f"Publication {publication} does not exist in database {database}{known}. "
+                f"Create it "
+                f'before the slot: create publication "{publication}" for table SCHEMA.TABLE, ...'
+            )
+    return Publication(publication, *row)
+
+
+def read_members(conn: Connection, publication: str) -> list[Member]:
+    """List the relations whose changes the publication sends, by schema and name."""
+    columns = "t.attnames::text[], t.rowfilter" if conn.server_version >= 150000 else "null, null"
+    with conn.cursor() as cursor:
+        cursor.execute(_MEMBERS.format(columns=columns), (publication,))
+        return [
+            Member(relation_id, kind, None if names is None else frozenset(names), row_filter)
+            for relation_id, kind, names, row_filter in cursor
+        ]
+
+
+def explain_unpublished(conn: Connection, publication: str, schema: str, table: str) -> str:
+    """Say in half a sentence why a table that was asked for is not in the publication."""
+    with conn.cursor() as cursor:
+        cursor.execute(_REFUSAL, (schema, table))
+        row = cursor.fetchone()
+    if row is None:
+        return "does not exist"
+    kind, persistence, is_catalog = row
+    if kind in _NOT_PUBLISHABLE:
+        return f"{_NOT_PUBLISHABLE[kind]}, which Postgres cannot publish"
+    if is_catalog:
+        return "is a system catalog, which Postgres cannot publish"
+    if persistence == "u":
+        return "is unlogged, so its changes are not in the WAL"
+    if persistence == "t":
+        return "is temporary, so its changes are not in the WAL"
+    if kind == "p":
+        return (
+            f"is partitioned, and publication {publication} sends its partitions under their own "
+            f"names; "
+            f'change that with: alter publication "{publication}" set (publish_via_partition_root '
+            f"= true)"
+        )
+    return (
+        f"is not in publication {publication}; add it with: "
+        f'alter publication "{publication}" add table "{schema}"."{table}"'
+    )
