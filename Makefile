@@ -1,0 +1,61 @@
+# Everything is made in .venv and .pgcdc of this folder; `make help` lists the targets.
+
+SHELL := /bin/bash
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+
+.PHONY: install
+install: $(STAMP) ## make .venv with the package and its tools
+
+$(STAMP): setup.cfg pyproject.toml
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or newer is needed: apt-get install python3 python3-venv" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	    { echo "Python's venv module is needed: apt-get install python3-venv" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.PHONY: java
+java:
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -Eq 'version "(17|21)[.0-9]*"' || \
+	    { echo "Spark needs Java 17 or 21: apt-get install openjdk-17-jre-headless" >&2; exit 2; }
+
+.PHONY: format
+format: $(STAMP) ## rewrite the code in the common form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: lint
+lint: $(STAMP) ## check form, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: test
+test: $(STAMP) java ## run the tests, lint included
+	$(BIN)/python -m pytest -m 'not soak'
+
+.PHONY: test-all
+test-all: $(STAMP) java ## run the tests and the long random ones
+	$(BIN)/python -m pytest
+
+.PHONY: demo
+demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare
+	$(BIN)/python -m pgcdc_assets.demo
+
+.PHONY: dev
+dev: $(STAMP) java ## leave sample shop and Dagster running: http://127.0.0.1:3000
+	@exec $(BIN)/python -m pgcdc_assets.demo dev
+
+.PHONY: bench
+bench: $(STAMP) java ## measure; ONLY=capture,merge for some of it
+	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
