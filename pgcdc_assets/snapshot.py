@@ -1,0 +1,348 @@
+"""First contents: copies of whole tables that meet the stream exactly.
+
+The order is the design. A slot is made before anything is copied, and its snapshot is the moment
+that the stream begins at; the epoch is recorded before the first copy; each copy is one commit of
+its own. Killed between any two steps, the next run finds either nothing, or a slot that nobody has
+read yet and whose confirmed_flush_lsn is still where it was made, or an epoch and some complete
+copies.
+
+A slot that is there already (made by an administrator, or by us before) gives no snapshot any more.
+A temporary slot then marks the moment: its consistent point lies behind the permanent slot's, so
+the stream holds every later change, and merging takes from it what commits at or after the copy's
+LSN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    DefiniteError,
+    PgcdcError,
+    SlotBusy,
+    SlotLost,
+    SlotMissing,
+    TransientError,
+)
+from pgcdc_assets.failpoints import failpoint
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.copy import TableChanged, copy_published, hold_snapshot
+from pgcdc_assets.postgres.lease import capture_lease
+from pgcdc_assets.postgres.publication import explain_unpublished
+from pgcdc_assets.postgres.slots import (
+    ExportedSnapshot,
+    ServerIdentity,
+    SlotStatus,
+    check_slot_usable,
+    create_slot,
+    read_server_identity,
+    read_slot_status,
+)
+from pgcdc_assets.raw.epochs import Epoch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from psycopg2.extensions import connection as Connection
+
+    from pgcdc_assets.raw.zone import RawZone
+
+_logger = logging.getLogger(__name__)
+
+# How often a table may be altered under our hands before we leave it to the next run.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """A table's complete copy.
+
+    Attributes:
+        snapshot_lsn: what committed before it is in the copy.
+        bytes: size of the rows' texts in memory.
+    """
+
+    schema: str
+    table: str
+    epoch: int
+    snapshot_lsn: Lsn
+    row_count: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFailure:
+    """A table whose copy did not come about; the others are not touched by it."""
+
+    schema: str
+    table: str
+    error: PgcdcError
+
+
+def copy_tables(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    slot: str,
+    publication: str,
+    tables: Sequence[tuple[str, str]] | None = None,
+) -> list[CopyReport]:
+    """Copy tables one after the other, making slot and epoch where there are none yet.
+
+    Args:
+        tables: schema and name of each table to copy anew; None: all tables of the publication that
+            have no complete copy in this epoch.
+
+    Raises:
+        ConfigurationError: a setting, a privilege or a table's name is wrong.
+        TransientError: the server or the slot is not to be had now.
+        DefiniteError: the slot is lost or missing, or is not the one the raw zone was filled from.
+            Whatever the error, the copies of the other tables are complete.
+    """
+    outcomes = list(copy_each_table(settings, zone, slot, publication, tables))
+    failures = [outcome for outcome in outcomes if isinstance(outcome, CopyFailure)]
+    if failures:
+        raise _joined(failures)
+    return [outcome for outcome in outcomes if isinstance(outcome, CopyReport)]
+
+
+def copy_each_table(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    slot: str,
+    publication: str,
+    tables: Sequence[tuple[str, str]] | None = None,
+) -> Iterator[CopyReport | CopyFailure]:
+    """Do as `copy_tables`, yielding each table's outcome as soon as it is there.
+
+    Raises:
+        PgcdcError: nothing can be copied at all: see `copy_tables`.
+    """
+    zone.lake.check_writable()
+    with contextlib.ExitStack() as open_snapshot:
+        epoch, snapshot = _establish(settings, zone, slot, publication, open_snapshot)
+        with query_connection(settings, "snapshot") as conn:
+            wanted = _wanted(conn, zone, epoch, publication, tables)
+        for outcome in wanted:
+            if isinstance(outcome, CopyFailure):
+                yield outcome
+                continue
+            if snapshot is None:
+                snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
+            yield _copy(settings, zone, epoch, publication, outcome, snapshot)
+
+
+def _establish(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    slot: str,
+    publication: str,
+    open_snapshot: contextlib.ExitStack,
+) -> tuple[int, ExportedSnapshot | None]:
+    """Find or found the epoch; with a new slot comes the snapshot it was made in."""
+    with query_connection(settings, "snapshot") as conn:
+        identity = read_server_identity(conn)
+        # The publication must exist before the slot: decoding looks it up as of the WAL it reads.
+        published_tables(conn, publication)
+
+        def find() -> tuple[Epoch | None, SlotStatus | None]:
+            known = zone.epochs.check_source(
+                slot=slot, database=identity.database, system_identifier=identity.system_identifier
+            )
+            status = read_slot_status(conn, slot)
+            if known is not None or status is not None:
+                _check_slot(status, slot, identity, zone, known)
+            return known, status
+
+        known, _ = find()
+        if known is not None:
+            return known.epoch, None
+        with capture_lease(conn, zone.name, slot):
+            # Looked at again: another runner may have come first.
+            known, status = find()
+            if known is not None:
+                return known.epoch, None
+            if status is None:
+                snapshot = open_snapshot.enter_context(_kept_snapshot(settings, slot))
+                start = snapshot.consistent_point
+            else:
+                assert status.confirmed_flush_lsn is not None
+                start, snapshot = status.confirmed_flush_lsn, None
+            failpoint("after_slot_creation")
+            zone.epochs.append(_epoch(slot, publication, identity, start))
+    failpoint("after_epoch_commit")
+    _logger.info("Epoch 1 of slot %s starts at %s", slot, start)
+    return 1, snapshot
+
+
+def _epoch(slot: str, publication: str, identity: ServerIdentity, start: Lsn) -> Epoch:
+    return Epoch(
+        epoch=1,
+        start_lsn=start,
+        slot=slot,
+        publication=publication,
+        database=identity.database,
+        system_identifier=identity.system_identifier,
+        timeline=identity.timeline,
+        server_version=identity.server_version,
+        created_at=dt.datetime.now(dt.UTC),
+    )
+
+
+def _check_slot(
+    status: SlotStatus | None,
+    slot: str,
+    identity: ServerIdentity,
+    zone: RawZone,
+    known: Epoch | None,
+) -> None:
+    if status is None:
+        assert known is not None
+        raise SlotMissing(
+            slot=slot,
+            raw_zone=zone.name,
+            captured_through=zone.changes.captured_through(known.epoch) or known.start_lsn,
+        )
+    check_slot_usable(status, identity.database)
+    if status.is_lost:
+        raise SlotLost(slot=slot, wal_status=status.wal_status, restart_lsn=status.restart_lsn)
+    if known is None and status.is_active:
+        raise SlotBusy(
+            slot=slot,
+            active_pid=status.active_pid,
+            application_name=status.active_application_name,
+        )
+
+
+@contextlib.contextmanager
+def _kept_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[ExportedSnapshot]:
+    """Make the permanent slot; its snapshot outlives the replication connection."""
+    with contextlib.ExitStack() as stack:
+        with create_slot(settings, slot) as made:
+            name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
+        yield ExportedSnapshot(slot, made.consistent_point, name)
+
+
+@contextlib.contextmanager
+def _temporary_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[ExportedSnapshot]:
+    """Mark a moment of the WAL by a temporary slot, gone again as soon as its snapshot is ours."""
+    marker = f"{slot[:45]}_copy_{uuid.uuid4().hex[:8]}"
+    with contextlib.ExitStack() as stack:
+        with create_slot(settings, marker, temporary=True) as made:
+            name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
+        yield ExportedSnapshot(marker, made.consistent_point, name)
+
+
+def _wanted(
+    conn: Connection,
+    zone: RawZone,
+    epoch: int,
+    publication: str,
+    tables: Sequence[tuple[str, str]] | None,
+) -> list[PublishedTable | CopyFailure]:
+    published = {
+        (table.relation.schema, table.relation.table): table
+        for table in published_tables(conn, publication)
+    }
+    if tables is None:
+        complete = {(copy.schema, copy.table) for copy in zone.snapshots.complete_copies(epoch)}
+        return [table for name, table in published.items() if name not in complete]
+    wanted: list[PublishedTable | CopyFailure] = []
+    for schema, table in dict.fromkeys(tables):
+        found = published.get((schema, table))
+        if found is None:
+            reason = explain_unpublished(conn, publication, schema, table)
+            error = ConfigurationError(reason=f"Table {schema}.{table} {reason}.")
+            wanted.append(CopyFailure(schema, table, error))
+        else:
+            wanted.append(found)
+    return wanted
+
+
+def _copy(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    epoch: int,
+    publication: str,
+    table: PublishedTable,
+    snapshot: ExportedSnapshot,
+) -> CopyReport | CopyFailure:
+    relation = table.relation
+    with contextlib.ExitStack() as stack:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return _copy_once(settings, zone, epoch, table, snapshot)
+            except TableChanged as error:
+                if attempt == _ATTEMPTS:
+                    return CopyFailure(relation.schema, relation.table, error)
+                _logger.warning("%s; trying with a new snapshot", error)
+            except PgcdcError as error:
+                return CopyFailure(relation.schema, relation.table, error)
+            try:
+                snapshot = stack.enter_context(_temporary_snapshot(settings, snapshot.slot))
+                with query_connection(settings, "snapshot") as conn:
+                    again = _wanted(
+                        conn, zone, epoch, publication, [(relation.schema, relation.table)]
+                    )[0]
+            except PgcdcError as error:
+                return CopyFailure(relation.schema, relation.table, error)
+            if isinstance(again, CopyFailure):
+                return again
+            table = again
+    raise AssertionError("the last attempt returns")
+
+
+def _copy_once(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    epoch: int,
+    table: PublishedTable,
+    snapshot: ExportedSnapshot,
+) -> CopyReport:
+    began = time.monotonic()
+    byte_count = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal byte_count
+        for batch in copy_published(settings, table, snapshot.snapshot_name):
+            byte_count += batch.nbytes
+            yield batch
+            failpoint("mid_copy")
+        failpoint("before_copy_commit")
+
+    relation = table.relation
+    version = zone.relations.register(epoch, relation, snapshot.consistent_point)
+    zone.relations.flush()
+    row_count = zone.snapshots.land_copy(
+        epoch, snapshot.consistent_point, relation, version, batches()
+    )
+    failpoint("after_copy_commit")
+    return CopyReport(
+        schema=relation.schema,
+        table=relation.table,
+        epoch=epoch,
+        snapshot_lsn=snapshot.consistent_point,
+        row_count=row_count,
+        seconds=time.monotonic() - began,
+        bytes=byte_count,
+    )
+
+
+def _joined(failures: Sequence[CopyFailure]) -> PgcdcError:
+    """One error for a run: of the kind that asks most of its reader."""
+    for kind in (DefiniteError, ConfigurationError, TransientError):
+        errors = [failure.error for failure in failures if isinstance(failure.error, kind)]
+        if len(failures) == 1 and errors:
+            return errors[0]
+        if errors:
+            return kind(reason=" ".join(str(failure.error) for failure in failures))
+    return failures[0].error
