@@ -24,6 +24,7 @@ from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.failures import statement_failure
+from pgcdc_assets.postgres.findings import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -241,18 +242,18 @@ def _chunks(conn: Connection, statement: str, chunk_bytes: int) -> Iterator[byte
 
 def _failure(settings: ConnectionSettings, relation: Relation, error: psycopg2.Error) -> PgcdcError:
     name, doing = relation.qualified_name, f"copying {relation.qualified_name}"
+    role = quoted(settings.describe().rpartition(" as ")[2])
     if "row-level security" in str(error):
         return ConfigurationError(
             reason=f"Table {name} has row-level security, which would hide rows from its copy. Let "
-            f"this role "
-            "see all of them with: alter role ROLE bypassrls"
+            f"this role see all of them with: alter role {role} bypassrls"
         )
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
             reason=f"Table {name} cannot be copied: this role may not read it. Grant it with: "
-            f"grant usage on "
-            f'schema "{relation.schema}" to ROLE; grant select on '
-            f'"{relation.schema}"."{relation.table}" to ROLE'
+            f"grant "
+            f"usage on schema {quoted(relation.schema)} to {role}; grant select on "
+            f"{quoted(relation.schema, relation.table)} to {role}"
         )
     # The server's own sentence may quote a value, so only the kind of error is told.
     return statement_failure(settings.describe(), doing, error) or DefiniteError(

@@ -1,4 +1,4 @@
-"""Replication slots: what they hold, how one is made with a snapshot, how one is dropped.
+"""Replication slots: what one holds and how far it is, and how it is dropped.
 
 `read_slot_status` is the lag sensor's only question to the server, so it is one statement, and it
 works on every supported version and on a standby: columns that younger versions added are read
@@ -7,32 +7,38 @@ through `to_jsonb`, which leaves out what is not there.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import psycopg2
-from psycopg2.errors import (
-    ConfigurationLimitExceeded,
-    DuplicateObject,
-    InsufficientPrivilege,
-    LockNotAvailable,
-    ObjectInUse,
-    ObjectNotInPrerequisiteState,
-    QueryCanceled,
-)
-from psycopg2.extras import LogicalReplicationConnection
+from psycopg2.errors import ObjectInUse
 
-from pgcdc_assets.errors import ConfigurationError, SlotBusy, TransientError
+from pgcdc_assets.errors import ConfigurationError, SlotBusy
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.failures import connection_failure, statement_failure
+from pgcdc_assets.postgres.slot_creation import (
+    ExportedSnapshot,
+    OpenTransaction,
+    create_slot,
+    oldest_open_transaction,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from psycopg2.extensions import connection as Connection
+
+__all__ = [
+    "ExportedSnapshot",
+    "OpenTransaction",
+    "ServerIdentity",
+    "SlotStatus",
+    "check_slot_usable",
+    "create_slot",
+    "drop_slot",
+    "oldest_open_transaction",
+    "read_current_lsn",
+    "read_server_identity",
+    "read_slot_status",
+]
 
 _CURRENT_LSN = (
     "case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
@@ -61,17 +67,6 @@ select s.system_identifier::text,
             else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int end,
        current_database(), current_setting('server_version_num')::int, pg_is_in_recovery()
   from pg_control_system() s, pg_control_checkpoint() p
-"""
-
-# A transaction that was open when the slot's creation began is what it waits for. Prepared
-# transactions have no process.
-_OPEN_TRANSACTIONS = """
-select l.transactionid::text, l.pid, p.gid
-  from pg_locks l
-  left join pg_prepared_xacts p on p.transaction = l.transactionid
- where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted
- order by age(l.transactionid) desc
- limit 1
 """
 
 
@@ -155,17 +150,6 @@ class ServerIdentity:
     in_recovery: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedSnapshot:
-    """The moment a slot was made: what committed before `consistent_point` is in the snapshot, what
-    commits at or after it is in the stream.
-    """
-
-    slot: str
-    consistent_point: Lsn
-    snapshot_name: str
-
-
 def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
     """Read all that is to know about a slot in one round trip; None when there is no such slot."""
     with conn.cursor() as cursor:
@@ -238,47 +222,6 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
     )
 
 
-@contextlib.contextmanager
-def create_slot(
-    settings: ConnectionSettings, slot: str, temporary: bool = False, *, failover: bool = False
-) -> Iterator[ExportedSnapshot]:
-    """Create a pgoutput slot and keep its snapshot open inside the block.
-
-    The publication has to exist before: decoding looks it up as of the WAL it reads. Creation waits
-    for transactions that are open now, which only `lock_timeout` bounds; then nothing of the slot
-    is left.
-
-    Args:
-        failover: let standbys keep a copy of the slot (PG 17 and newer).
-
-    Raises:
-        ConfigurationError: no free slot or walsender, wal_level is not logical, no REPLICATION
-            privilege, or a slot of that name exists.
-        TransientError: an open transaction did not end within `settings.lock_timeout_ms`.
-        ConnectionLost: the server is down, or went away.
-    """
-    conninfo = settings.conninfo_for(
-        "snapshot", replication=True, lock_timeout_ms=settings.lock_timeout_ms
-    )
-    server = settings.describe()
-    try:
-        connection = psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
-    except psycopg2.Error as error:
-        raise connection_failure(server, str(error)) from error
-    with contextlib.closing(connection), connection.cursor() as cursor:
-        try:
-            if connection.server_version >= 170000:
-                # Unlike its siblings this limit cannot be pinned at start-up: PG 16 does not know
-                # it.
-                cursor.execute("set transaction_timeout = 0")
-            cursor.execute(_creation(slot, temporary, failover))
-            row = cursor.fetchone()
-        except psycopg2.Error as error:
-            raise _creation_failure(settings, slot, error) from error
-        assert row is not None
-        yield ExportedSnapshot(slot, Lsn.parse(row[1]), row[2])
-
-
 def drop_slot(conn: Connection, slot: str) -> bool:
     """Drop a slot; False when there is none.
 
@@ -298,70 +241,6 @@ def drop_slot(conn: Connection, slot: str) -> bool:
             application_name=status.active_application_name,
         ) from error
     return True
-
-
-def _creation(slot: str, temporary: bool, failover: bool) -> str:
-    # The replication grammar takes no parameters; slot names are checked to be [a-z0-9_].
-    if not slot or not set(slot) <= set("abcdefghijklmnopqrstuvwxyz0123456789_") or len(slot) > 63:
-        raise ConfigurationError(
-            reason=f"Replication slot {slot!r}: a slot's name has 1 to 63 lower-case letters, "
-            f"digits "
-            "and underscores. Choose another name."
-        )
-    kind = " TEMPORARY" if temporary else ""
-    options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
-    return f'CREATE_REPLICATION_SLOT "{slot}"{kind} LOGICAL pgoutput {options}'
-
-
-def _creation_failure(
-    settings: ConnectionSettings, slot: str, error: psycopg2.Error
-) -> BaseException:
-    server = settings.describe()
-    if isinstance(error, LockNotAvailable | QueryCanceled):
-        return TransientError(
-            reason=f"Replication slot {slot} was not created within {settings.lock_timeout_ms} ms: "
-            f"{_blocker(settings)} Nothing is left of the slot; wait for that transaction or "
-            "end it, then run it again."
-        )
-    if isinstance(error, DuplicateObject):
-        return ConfigurationError(
-            reason=f"Replication slot {slot} exists already on {server}. Use it, choose another "
-            f"name, or drop it once nobody needs it: select pg_drop_replication_slot('{slot}')"
-        )
-    if isinstance(error, ConfigurationLimitExceeded):
-        return ConfigurationError(
-            reason=f"No free replication slot on {server}: all of max_replication_slots are "
-            "taken. Drop one that nobody needs (select slot_name, active from "
-            "pg_replication_slots), or raise "
-            "max_replication_slots and restart the server."
-        )
-    if isinstance(error, ObjectNotInPrerequisiteState):
-        return ConfigurationError(
-            reason=f"wal_level of {server} is not logical. Mend it with: alter system set "
-            "wal_level = logical; then restart the server (Amazon RDS: parameter "
-            "rds.logical_replication = 1)."
-        )
-    if isinstance(error, InsufficientPrivilege):
-        return ConfigurationError(
-            reason=f"The role of {server} may not create replication slots. Grant it with: alter "
-            f'role "{server.rpartition(" as ")[2]}" replication'
-        )
-    return statement_failure(server, f"creating slot {slot}", error) or error
-
-
-def _blocker(settings: ConnectionSettings) -> str:
-    with query_connection(settings, "check") as conn, conn.cursor() as cursor:
-        cursor.execute(_OPEN_TRANSACTIONS)
-        row = cursor.fetchone()
-    if row is None:
-        return "it waited for a transaction that has ended meanwhile."
-    xid, pid, gid = row
-    if pid is None:
-        return f"it waits for the prepared transaction {gid!r} (xid {xid})."
-    return (
-        f"it waits for the open transaction {xid} of process {pid} "
-        f"(select pg_terminate_backend({pid}) ends it)."
-    )
 
 
 def _lsn(text: str | None) -> Lsn | None:

@@ -1,0 +1,53 @@
+"""The pre-flight: everything a capture needs of a server, looked at before anything is started.
+
+Each finding names the exact thing and the SQL that mends it, so that a first run against a database
+of one's own fails here, in one list, and not one error at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.findings import Finding, raise_errors
+from pgcdc_assets.postgres.preflight_server import (
+    check_replication,
+    check_server,
+    check_slot,
+    read_server,
+)
+from pgcdc_assets.postgres.preflight_tables import check_tables
+from pgcdc_assets.postgres.publication import read_publication
+
+__all__ = ["Finding", "raise_errors", "run_preflight"]
+
+
+def run_preflight(
+    settings: ConnectionSettings,
+    publication: str,
+    slot: str,
+    tables: Sequence[tuple[str, str]] | None = None,
+    keyed: Collection[tuple[str, str]] = (),
+) -> list[Finding]:
+    """Check server, role, publication, slot and tables.
+
+    Args:
+        tables: the tables to check; all of the publication by default.
+        keyed: tables whose key is declared in the definitions.
+
+    Raises:
+        ConfigurationError: the connection string, user or password is wrong.
+        ConnectionLost: the server is down.
+    """
+    with query_connection(settings, "check") as conn:
+        server = read_server(conn)
+        findings = [*check_server(server), *check_replication(settings, server)]
+        try:
+            published = read_publication(conn, publication)
+        except ConfigurationError as error:
+            findings.append(Finding("publication", "error", str(error)))
+        else:
+            findings += check_tables(conn, published, tables, keyed, server.role)
+        findings += check_slot(conn, server, slot)
+    return findings
