@@ -1,0 +1,218 @@
+"""Old and new tuples of a batch's inserts, updates and deletes.
+
+    I  relation  N tuple
+    U  relation  [K|O tuple]  N tuple
+    D  relation  K|O tuple
+
+Old tuples are walked first, because a new tuple begins where an old one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol import tuples
+from pgcdc_assets.protocol.frames import Positions
+from pgcdc_assets.protocol.messages import LogicalMessage
+from pgcdc_assets.protocol.tuples import TEXTS_TYPE, Values, WireBuffer
+
+_INSERT, _UPDATE, _DELETE = b"IUD"
+_KEY, _OLD, _NEW = b"KON"
+
+_MARKER_AT = 4
+_TUPLE_AT = 5
+
+# Bytes before a body: the head of XLogData and the action.
+_BODY_AT = 26
+
+
+class ChangeMessages(NamedTuple):
+    """Inserts, updates and deletes.
+
+    Attributes:
+        bodies: where each message's relation stands.
+        ends: where each message ends.
+        actions: I, U or D.
+        rows: the number of each message's row.
+        column_counts: columns of its relation.
+    """
+
+    bodies: Positions
+    ends: Positions
+    actions: npt.NDArray[np.uint8]
+    rows: Positions
+    column_counts: Positions
+
+
+class LogicalTexts(NamedTuple):
+    """Where prefix and content of a logical message lie; both written out if it is no text."""
+
+    prefix: tuple[int, int]
+    content: tuple[int, int]
+    hex: tuple[str, str] | None
+
+    @classmethod
+    def of(cls, message: LogicalMessage, data: bytes, start: int) -> LogicalTexts:
+        """Place a message whose action byte stands at `start`."""
+        content = data[slice(*message.content)]
+        try:
+            content.decode()
+            written = None
+        except UnicodeDecodeError:
+            written = data[slice(*message.prefix)].decode(), f"\\x{content.hex()}"
+        first, second = message.prefix, message.content
+        return cls(
+            (start + first[0], start + first[1]), (start + second[0], start + second[1]), written
+        )
+
+
+class FoundTuples(NamedTuple):
+    """One entry per row.
+
+    Attributes:
+        old_kinds: K, O, or 0 without an old tuple.
+        old_unchanged: how many values of old tuples were not sent; Postgres never does that.
+    """
+
+    old_kinds: npt.NDArray[np.uint8]
+    old: pa.Array
+    new: pa.Array
+    unchanged: pa.Array
+    old_unchanged: int
+
+
+def read_tuples(
+    wire: WireBuffer,
+    changes: ChangeMessages,
+    row_count: int,
+    logical: Mapping[int, LogicalTexts],
+) -> FoundTuples:
+    """Read all tuples of a batch, and the texts of its logical messages.
+
+    Args:
+        logical: by row number, texts that stand in `new`.
+
+    Raises:
+        ProtocolError: a message does not have its layout, or has bytes left over.
+    """
+    markers = wire.bytes[changes.bodies + _MARKER_AT]
+    has_old = (markers == _KEY) | (markers == _OLD)
+    is_good = np.where(
+        changes.actions == _INSERT,
+        markers == _NEW,
+        has_old | ((changes.actions == _UPDATE) & (markers == _NEW)),
+    )
+    _check(is_good, changes, changes.bodies + _MARKER_AT, "the marker of its tuple is wrong")
+
+    olds = np.flatnonzero(has_old)
+    old_kinds = np.zeros(row_count, np.uint8)
+    old_kinds[changes.rows[olds]] = markers[olds]
+    new_at = changes.bodies + _TUPLE_AT
+    old_values = Values.empty(_counts(row_count, changes, olds))
+    if len(olds):
+        new_at[olds] = _walk(wire, old_values, changes, olds, new_at[olds])
+
+    is_delete = changes.actions == _DELETE
+    followed = np.flatnonzero(has_old & ~is_delete)
+    if len(followed):
+        at = new_at[followed]
+        is_new = (at < changes.ends[followed]) & (wire.bytes[at] == _NEW)
+        _check(is_new, _chosen(changes, followed), at, "no new tuple follows the old one")
+        new_at[followed] += 1
+
+    news = np.flatnonzero(~is_delete)
+    counts = _counts(row_count, changes, news)
+    counts[list(logical)] = 2
+    new_values = Values.empty(counts)
+    if len(news):
+        new_at[news] = _walk(wire, new_values, changes, news, new_at[news])
+    _check(new_at == changes.ends, changes, new_at, "bytes follow its last tuple")
+    for row, texts in logical.items():
+        _place(new_values, int(new_values.offsets[row]), texts)
+
+    has_new = counts > 0
+    has_new[changes.rows[news]] = True
+    has_old_row = old_kinds != 0
+    old = pa.nulls(row_count, TEXTS_TYPE)
+    if len(olds):
+        old = tuples.texts(wire, old_values, has_old_row)
+    new = tuples.texts(wire, new_values, has_new)
+    return FoundTuples(
+        old_kinds,
+        old,
+        _with_hex(new, logical),
+        tuples.unchanged_columns(new_values),
+        int((old_values.kinds == tuples.UNCHANGED).sum()),
+    )
+
+
+def _counts(row_count: int, changes: ChangeMessages, chosen: Positions) -> Positions:
+    counts = np.zeros(row_count, np.int64)
+    counts[changes.rows[chosen]] = changes.column_counts[chosen]
+    return counts
+
+
+def _walk(
+    wire: WireBuffer,
+    values: Values,
+    changes: ChangeMessages,
+    chosen: Positions,
+    positions: Positions,
+) -> Positions:
+    part = _chosen(changes, chosen)
+    try:
+        return tuples.walk(wire, values, part.rows, positions, part.ends)
+    except tuples.MalformedTuple as error:
+        raise _malformed(part, error.index, error.position, error.reason) from None
+
+
+def _chosen(changes: ChangeMessages, chosen: Positions) -> ChangeMessages:
+    return ChangeMessages(
+        changes.bodies[chosen],
+        changes.ends[chosen],
+        changes.actions[chosen],
+        changes.rows[chosen],
+        changes.column_counts[chosen],
+    )
+
+
+def _check(
+    is_good: npt.NDArray[np.bool_], changes: ChangeMessages, at: Positions, reason: str
+) -> None:
+    if not is_good.all():
+        first = int(np.flatnonzero(~is_good)[0])
+        raise _malformed(changes, first, int(at[first]), reason)
+
+
+def _malformed(changes: ChangeMessages, index: int, position: int, reason: str) -> ProtocolError:
+    return ProtocolError(
+        message_type=chr(changes.actions[index]),
+        offset=position - int(changes.bodies[index]) + _BODY_AT,
+        reason=reason,
+    )
+
+
+def _place(values: Values, first: int, texts: LogicalTexts) -> None:
+    for index, (start, end) in enumerate((texts.prefix, texts.content), first):
+        values.starts[index], values.ends[index] = start, end
+        values.kinds[index] = tuples.TEXT
+        if texts.hex is not None:
+            values.ends[index] = start
+
+
+def _with_hex(new: pa.Array, logical: Mapping[int, LogicalTexts]) -> pa.Array:
+    """Replace the texts of messages whose content is no text."""
+    replaced = {row: texts.hex for row, texts in logical.items() if texts.hex is not None}
+    if not replaced:
+        return new
+    pieces, done = [], 0
+    for row in sorted(replaced):
+        pieces += [new.slice(done, row - done), pa.array([replaced[row]], TEXTS_TYPE)]
+        done = row + 1
+    return pa.concat_arrays([*pieces, new.slice(done)])
