@@ -1,0 +1,68 @@
+"""What the demonstration says while it works: a line for each step, and a sign of life between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+_BEGIN = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Print a line with the seconds since the start."""
+    print(f"[{time.monotonic() - _BEGIN:6.1f} s] {text}", flush=True)
+
+
+@contextmanager
+def signs_of_life(describe: Callable[[], str], every_seconds: float = 5.0) -> Iterator[None]:
+    """Say how far things are every few seconds while the block runs.
+
+    Args:
+        describe: called in a thread of its own; when it fails there is no news, not an error.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(every_seconds):
+            try:
+                news = describe()
+            except Exception as error:
+                news = f"no news ({type(error).__name__})"
+            if not done.is_set():
+                say(f"    ... {news}")
+
+    watcher = threading.Thread(target=watch, name="signs of life", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def size(byte_count: float) -> str:
+    """Write a number of bytes for people: `4.8 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if byte_count < 1000:
+            return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
+        byte_count /= 1000
+    return f"{byte_count:.1f} GB"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Lay rows out in columns, the first to the left and the others to the right."""
+    cells = [list(header)] + [
+        [f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows
+    ]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)

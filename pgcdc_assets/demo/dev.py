@@ -1,0 +1,94 @@
+"""`make dev`: the shop with its live workload, and Dagster with its sensors on, until Ctrl-C.
+
+A shell that starts a job in the background makes it ignore SIGINT, and `dagster dev` takes over
+what it inherits and then reacts to nothing. So this process takes SIGINT and SIGTERM for itself, gives
+Dagster a session of its own with the defaults restored, and passes on the one signal that ends it
+in order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from types import FrameType
+
+from pgcdc_assets.demo.console import say
+from pgcdc_assets.demo.stage import LiveWorkload, Stage, stage
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.defaults import project_root
+from pgcdc_assets.orchestration.instance import prepare_home
+
+HOST = "127.0.0.1"
+_SECONDS_TO_STOP = 60
+
+
+def run_dev(
+    *, connections: int, rate: float, scale: float, port: int = 3000, fresh: bool = False
+) -> int:
+    """Run until interrupted; return 0, or Dagster's status when it ends by itself.
+
+    Raises:
+        ConfigurationError: the port is taken, or something else runs in this clone.
+    """
+    _check_free(port)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _interrupt)
+    try:
+        with (
+            stage(fresh=fresh, scale=scale) as set_up,
+            LiveWorkload(set_up.conninfo, connections=connections, rate=rate),
+        ):
+            return _run_dagster(set_up, port)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _run_dagster(set_up: Stage, port: int) -> int:
+    say(f"Dagster: http://{HOST}:{port}  The shop: psql '{set_up.conninfo}'  Ctrl-C stops all")
+    dagster = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml"),
+            *("-h", HOST, "-p", str(port)),
+        ],
+        cwd=project_root(),
+        env={**os.environ, "DAGSTER_HOME": str(prepare_home())},
+        start_new_session=True,
+    )
+    try:
+        return dagster.wait()
+    finally:
+        _stop(dagster)
+
+
+def _stop(dagster: subprocess.Popen[bytes]) -> None:
+    """End Dagster and what it started; by force only when it does not go."""
+    if dagster.poll() is None:
+        say("Stopping Dagster")
+        dagster.send_signal(signal.SIGINT)
+        try:
+            dagster.wait(_SECONDS_TO_STOP)
+        except subprocess.TimeoutExpired:
+            os.killpg(dagster.pid, signal.SIGKILL)
+            dagster.wait()
+
+
+def _check_free(port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ConfigurationError(
+                reason=f"port {port} of {HOST} is in use: stop what listens there, or choose "
+                "another with `make dev PORT=3001`"
+            ) from error
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # Once is enough: a second signal must not interrupt the tidying up.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt

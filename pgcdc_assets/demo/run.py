@@ -1,0 +1,220 @@
+"""`make demo`: the whole pipeline once on the sample shop, ending with a comparison of every value.
+
+The shop's workload runs while the tables are copied, while windows are captured and while they are
+merged. Then it stops, the rest is brought in, and each table of the lake is compared with its
+source. Everything goes through Dagster, on an instance of its own: `make dev` shows the runs afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+from pgcdc_assets.demo.console import say, signs_of_life, size, table
+from pgcdc_assets.demo.stage import LiveWorkload, stage
+from pgcdc_assets.errors import DifferenceFound
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.instance import open_instance
+from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture, load_location
+from pgcdc_assets.orchestration.sync import SyncReport, sync_capture
+from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify import Comparison, compare_table
+
+CAPTURE = "shop"
+
+
+@dataclass
+class Totals:
+    """What the syncs of one demonstration did together.
+
+    Attributes:
+        seconds: wall time by part, as in SyncReport.
+        merged_changes: changes of the raw zone that merges folded, over all tables.
+        copied_rows: rows of first copies.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    window_count: int = 0
+    captured_changes: int = 0
+    merged_changes: int = 0
+    copied_rows: int = 0
+
+    def add(self, report: SyncReport, instance: dg.DagsterInstance) -> None:
+        """Add one sync, with the figures that its runs left in Dagster."""
+        for part, seconds in report.seconds.items():
+            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        self.window_count += report.window_count
+        self.captured_changes += report.change_count
+        for run_id in report.run_ids:
+            for entry in instance.all_logs(
+                run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+            ):
+                event = entry.asset_materialization
+                if event is None:
+                    continue
+                if event.asset_key.path[1] == "snapshot":
+                    self.copied_rows += _figure(event, "row_count")
+                if event.asset_key.path[1] == "scd1":
+                    self.merged_changes += _figure(event, "changes_read")
+
+
+def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fresh: bool) -> int:
+    """Run the demonstration.
+
+    Args:
+        seconds: how long the workload goes on after the first contents are merged.
+
+    Raises:
+        DifferenceFound: a table of the lake differs from its source.
+    """
+    with stage(fresh=fresh, scale=scale) as set_up, open_instance() as instance:
+        location = load_location()
+        demo = _Demo(location, location.select(CAPTURE)[0], instance)
+        with LiveWorkload(set_up.conninfo, connections=connections, rate=rate) as workload:
+            say(f"The shop is open: {connections} connections, {rate:g} transactions a second")
+            demo.sync("First contents and what is written meanwhile")
+            demo.let_lag_grow(seconds)
+            lag_before = demo.lag()
+            say(f"The slot's lag: {size(lag_before)}")
+            demo.sync("The next changes, while the shop goes on writing")
+            committed = workload.stop()
+        say(f"The shop is closed: {sum(committed.values()):,} transactions")
+        demo.sync("The rest")
+        lag_after = demo.lag()
+        return demo.report(lag_before, lag_after)
+
+
+class _Demo:
+    """The steps on one loaded capture."""
+
+    def __init__(
+        self, location: CodeLocation, loaded: LoadedCapture, instance: dg.DagsterInstance
+    ) -> None:
+        self.location = location
+        self.loaded = loaded
+        self.instance = instance
+        self.settings = loaded.postgres.settings()
+        self.zone: RawZone = loaded.lake.zone(loaded.capture.name)
+        self.totals = Totals()
+
+    def sync(self, title: str) -> None:
+        """Bring everything committed by now into the tables."""
+        say(title)
+        with signs_of_life(self._describe):
+            report = sync_capture(
+                self.instance, self.location, self.loaded, say=lambda line: say(f"  {line}")
+            )
+        self.totals.add(report, self.instance)
+
+    def let_lag_grow(self, seconds: float) -> None:
+        """Leave the shop to itself for a while."""
+        with signs_of_life(self._describe):
+            time.sleep(seconds)
+
+    def lag(self) -> int:
+        """Bytes of WAL that the slot has not confirmed."""
+        status = self._slot()
+        return (status.lag_bytes or 0) if status is not None else 0
+
+    def report(self, lag_before: int, lag_after: int) -> int:
+        """Print the figures, and compare all tables.
+
+        Raises:
+            DifferenceFound: one differs.
+        """
+        say("Comparing each table with its source, value by value")
+        comparisons = [
+            compare_table(
+                self.settings,
+                self.zone,
+                self.loaded.capture.publication,
+                each.schema,
+                each.table,
+                each.key,
+            )
+            for each in self.loaded.capture.tables
+        ]
+        print(f"\n{self._contents(comparisons)}\n\n{self._rates(lag_before, lag_after)}\n")
+        different = [f"{c.schema}.{c.table}" for c in comparisons if not c.is_equal]
+        if different:
+            raise DifferenceFound(
+                reason=f"These tables differ from their source: {', '.join(different)}. See "
+                "`pgcdc verify` for the columns"
+            )
+        say("Every table of the lake equals its source")
+        return 0
+
+    def _contents(self, comparisons: Sequence[Comparison]) -> str:
+        copied, changed = self._raw_rows()
+        rows = []
+        for each in comparisons:
+            name = f"{each.schema}.{each.table}"
+            rows.append(
+                (
+                    name,
+                    each.source_rows,
+                    copied.get(name, 0),
+                    changed.get(name, 0),
+                    each.target_rows,
+                    "yes" if each.is_equal else "NO",
+                )
+            )
+        header = ("table", "source rows", "raw: copied", "raw: changes", "SCD1 rows", "equal")
+        return table(header, rows)
+
+    def _rates(self, lag_before: int, lag_after: int) -> str:
+        totals = self.totals
+        merged = totals.merged_changes + totals.copied_rows
+        rows = [
+            ("slot lag before, after", f"{size(lag_before)}, {size(lag_after)}", ""),
+            _rate("copied rows", totals.copied_rows, totals.seconds.get("snapshot", 0)),
+            _rate(
+                f"captured changes ({totals.window_count} windows)",
+                totals.captured_changes,
+                totals.seconds.get("capture", 0),
+            ),
+            _rate("merged rows and changes", merged, totals.seconds.get("merge", 0)),
+            ("start of the Spark session", f"{totals.seconds.get('session', 0):.1f} s", ""),
+        ]
+        return table(("this demonstration", "amount", "rows per second"), rows)
+
+    def _raw_rows(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Rows of the raw zone by table: of complete copies, and of changes."""
+        copied: dict[str, int] = {}
+        for copy in self.zone.snapshots.complete_copies():
+            name = f"{copy.schema}.{copy.table}"
+            copied[name] = copied.get(name, 0) + copy.row_count
+        changed: dict[str, int] = {}
+        for epoch in self.zone.epochs.all():
+            for window in self.zone.changes.windows(epoch.epoch):
+                for name, counts in window.counts.items():
+                    changed[name] = changed.get(name, 0) + sum(counts.values())
+        return copied, changed
+
+    def _slot(self) -> SlotStatus | None:
+        with self.loaded.postgres.query_connection("demo") as connection:
+            return read_slot_status(connection, self.loaded.capture.slot)
+
+    def _describe(self) -> str:
+        status = self._slot()
+        if status is None:
+            return "no slot yet"
+        epoch = self.zone.epochs.latest()
+        through = self.zone.changes.captured_through(epoch.epoch) if epoch is not None else None
+        return f"slot lag {size(status.lag_bytes or 0)}, captured through {through or Lsn(0)}"
+
+
+def _rate(name: str, count: int, seconds: float) -> tuple[str, str, str]:
+    rate = f"{count / seconds:,.0f}" if seconds > 0 and count else ""
+    return name, f"{count:,} in {seconds:.1f} s", rate
+
+
+def _figure(event: dg.AssetMaterialization, name: str) -> int:
+    """A number among an event's metadata; 0 where it has none of that name."""
+    entry = event.metadata.get(name)
+    value = getattr(entry, "value", None)
+    return int(value) if isinstance(value, int | float) else 0

@@ -1,0 +1,135 @@
+"""The surroundings of `make demo` and `make dev`: server, shop, workload, and nobody else's lake.
+
+All state lies in `.pgcdc` below the clone, and what is found there is gone on with. The settings of
+a user's own pipeline (PGCDC_DSN, PGCDC_LAKE, DAGSTER_HOME and so on) are put aside in this process:
+the demonstration never touches another database, lake or Dagster instance.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgcdc_assets.demo import shop
+from pgcdc_assets.demo.console import say
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.defaults import state_folder
+
+_PUT_ASIDE = ("PGCDC_DSN", "PGCDC_LAKE", "PGCDC_SPARK_REMOTE", "DAGSTER_HOME")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The running server with the shop in it."""
+
+    server: EmbeddedServer
+
+    @property
+    def conninfo(self) -> str:
+        """Leads to the shop's database."""
+        return self.server.conninfo(shop.DATABASE)
+
+
+@contextmanager
+def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
+    """Set everything up; stop the server at the end, and leave its data.
+
+    Args:
+        fresh: begin by deleting what earlier demonstrations left.
+        scale: size of the shop, where 1 is 10,000 orders.
+
+    Raises:
+        ConfigurationError: another demonstration runs in this clone.
+    """
+    folder = state_folder()
+    for name in _PUT_ASIDE:
+        if os.environ.pop(name, None):
+            say(f"{name} is put aside: the demonstration has one of its own")
+    with _alone(folder):
+        server = EmbeddedServer(folder / "postgres")
+        if fresh:
+            say(f"Deleting what earlier demonstrations left in {folder}")
+            server.remove()
+            for leftover in ("lake", "dagster"):
+                shutil.rmtree(folder / leftover, ignore_errors=True)
+        say(f"Starting Postgres {server.version} in {server.data_dir}")
+        server.start()
+        try:
+            _open_shop(server, scale)
+            yield Stage(server)
+        finally:
+            server.stop()
+            say("Postgres is stopped; its data stay")
+
+
+def _open_shop(server: EmbeddedServer, scale: float) -> None:
+    shop.create_database(server.conninfo())
+    conninfo = server.conninfo(shop.DATABASE)
+    if shop.exists(conninfo):
+        say(f"The shop is there from an earlier time: going on with it, on port {server.port}")
+    else:
+        say(f"Filling the shop's tables, on port {server.port}")
+        shop.create(conninfo, scale)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "demo.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                reason="`make demo` or `make dev` is running in this clone already: stop it first"
+            ) from error
+        yield
+
+
+class LiveWorkload:
+    """The workload in a process of its own."""
+
+    def __init__(self, conninfo: str, *, connections: int, rate: float) -> None:
+        self._child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pgcdc_assets.demo.workload"),
+                *("--conninfo", conninfo),
+                *("--connections", str(connections), "--rate", str(rate)),
+                # Another seed each time: the choices should not repeat when a demo goes on.
+                *("--seed", str(os.getpid())),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def stop(self) -> dict[str, int]:
+        """End it; return how often each action was committed."""
+        self._child.send_signal(signal.SIGTERM)
+        try:
+            output, _ = self._child.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            raise
+        if self._child.returncode != 0:
+            raise ConfigurationError(reason="the shop's workload failed: see its message above")
+        counts: dict[str, int] = json.loads(output)
+        return counts
+
+    def __enter__(self) -> LiveWorkload:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._child.poll() is None:
+            self._child.terminate()
+            self._child.wait()
+        if self._child.stdout is not None:
+            self._child.stdout.close()

@@ -1,0 +1,121 @@
+"""The house rules that a machine can check: form, types, layers, sizes, true documents."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_LINE_COUNT = 400
+
+PYTHON_FILES = sorted(
+    path
+    for folder in ("pgcdc_assets", "pgcdc_assets_tests", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+)
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def run(*command: str) -> None:
+    """Run a tool of this environment in the project's folder; its output is the failure."""
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ruff_finds_nothing() -> None:
+    run("-m", "ruff", "check", "--no-cache", ".")
+
+
+def test_the_code_is_in_the_common_form() -> None:
+    run("-m", "ruff", "format", "--check", "--no-cache", ".")
+
+
+def test_mypy_finds_nothing_in_strict_mode() -> None:
+    run("-m", "mypy")
+
+
+def test_imports_go_one_way() -> None:
+    run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo")
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_is_longer_than_a_person_reads(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINE_COUNT
+
+
+def test_every_public_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "pgcdc_assets").rglob("*.py")
+        if ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+    assert silent == []
+
+
+def test_nothing_in_the_tree_names_a_machine_or_puts_work_off() -> None:
+    suspicious = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|/home/\w|/root/")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in [*PYTHON_FILES, *DOCUMENTS]
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if suspicious.search(line)
+    ]
+    assert found == []
+
+
+def shell_lines(document: Path) -> list[str]:
+    """The lines of a document's shell blocks, and its inline code."""
+    text = document.read_text()
+    blocks = re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return lines + re.findall(r"`([^`\n]+)`", text)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_of_the_documents_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = shell_lines(document)
+    asked_targets = {match[1] for line in lines if (match := re.match(r"make ([a-z-]+)", line))}
+    assert asked_targets <= targets
+    asked_modules = {
+        match[1] for line in lines if (match := re.search(r"python3? -m ([a-z_.]+)", line))
+    } - {"venv"}
+    assert {name for name in asked_modules if importlib.util.find_spec(name) is None} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_the_documents_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text())
+    broken = [
+        link
+        for link in links
+        if not re.match(r"[a-z]+://", link) and not (document.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_make_help_lists_the_targets_of_the_readme() -> None:
+    listed = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    names = {line.split()[0] for line in listed.splitlines()}
+    assert names >= {
+        "install",
+        "format",
+        "lint",
+        "test",
+        "test-all",
+        "demo",
+        "dev",
+        "bench",
+        "help",
+    }
