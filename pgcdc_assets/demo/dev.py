@@ -1,9 +1,9 @@
 """`make dev`: the shop with its live workload, and Dagster with its sensors on, until Ctrl-C.
 
 A shell that starts a job in the background makes it ignore SIGINT, and `dagster dev` takes over
-what it inherits and then reacts to nothing. So this process takes SIGINT and SIGTERM for itself, gives
-Dagster a session of its own with the defaults restored, and passes on the one signal that ends it
-in order.
+what it inherits and then reacts to nothing. So this process takes SIGINT and SIGTERM for itself,
+gives Dagster a session of its own with the defaults restored, and passes on the one signal that
+ends it in order.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The shop's workload runs while the tables are copied, while windows are captured and while they are
 merged. Then it stops, the rest is brought in, and each table of the lake is compared with its
-source. Everything goes through Dagster, on an instance of its own: `make dev` shows the runs afterwards.
+source. Everything goes through Dagster, on an instance of its own: `make dev` shows the runs
+afterwards.
 """
 
 from __future__ import annotations
