@@ -1,0 +1,105 @@
+"""What the command line takes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+_EPILOG = """\
+environment:
+  PGCDC_DSN           libpq URI of the source; unset: the embedded server of `make dev`
+  PGCDC_LAKE          folder or object-store URI; unset: .pgcdc/lake
+  PGCDC_SPARK_REMOTE  Spark Connect address; unset: an embedded session
+  DAGSTER_HOME        the Dagster instance; unset: .pgcdc/dagster
+
+exit status:
+  0 done   1 difference found, or unexpected error   2 settings are wrong
+  3 try again   4 a person has to decide   130 interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the commands."""
+    parser = argparse.ArgumentParser(
+        prog="pgcdc",
+        description="Postgres change data capture as Dagster assets.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    check = _command(commands, "check", "say what a source database is missing, and the SQL for it")
+    _capture_options(check)
+    check.add_argument("--publication", help="check this publication, declared or not")
+    check.add_argument("--slot", help="replication slot; default: pgcdc_<name>")
+
+    init = _command(commands, "init", "check a source, then declare its capture")
+    init.add_argument("--name", required=True, help="the capture's name: a-z, 0-9 and _")
+    init.add_argument("--publication", required=True, help="an existing publication")
+    init.add_argument("--slot", help="replication slot; default: pgcdc_<name>")
+    init.add_argument(
+        "--defs",
+        type=Path,
+        metavar="DIR",
+        help="writes DIR/NAME/defs.yaml; default: pgcdc_assets/defs in a clone, else ./defs",
+    )
+    init.add_argument("--force", action="store_true", help="replace an existing defs.yaml")
+
+    sync = _command(
+        commands,
+        "sync",
+        "capture and merge everything that was committed before the start, then end",
+    )
+    _capture_options(sync)
+    sync.add_argument(
+        "--wait-seconds",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="limit of waiting for runs of others that are in the way (default: %(default)g)",
+    )
+    sync.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file")
+
+    status = _command(commands, "status", "show slot, lag and each table's watermark")
+    _capture_options(status)
+
+    verify = _command(commands, "verify", "compare source and tables, value by value")
+    _capture_options(verify)
+    verify.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, description: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=description,
+        description=description[0].upper() + description[1:] + ".",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show stack traces and Dagster's log")
+    parser.set_defaults(command=_deferred(name))
+    return parser
+
+
+def _capture_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", help="one capture; default: all that the module declares")
+    parser.add_argument(
+        "-m",
+        "--module",
+        default="pgcdc_assets.definitions",
+        help="Dagster code location that declares the captures (default: %(default)s)",
+    )
+
+
+def _deferred(name: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        module = importlib.import_module(f"pgcdc_assets.cli.{name}")
+        status: int = module.run(options)
+        return status
+
+    return run

@@ -1,0 +1,72 @@
+"""`pgcdc sync`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from dataclasses import asdict
+
+from pgcdc_assets.errors import PgcdcError
+
+
+def run(options: argparse.Namespace) -> int:
+    """Bring one capture, or all, through the WAL position at the start.
+
+    With several captures one that fails does not hold up the next; the worst status is returned.
+    """
+    started = time.monotonic()
+    _quiet(options.debug)
+    from pgcdc_assets.orchestration.instance import open_instance
+    from pgcdc_assets.orchestration.loading import load_location
+    from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
+
+    reports: list[SyncReport] = []
+    failures: list[PgcdcError] = []
+    location = load_location(options.module)
+    captures = location.select(options.name)
+    with open_instance() as instance:
+        start_up = time.monotonic() - started
+        for loaded in captures:
+            try:
+                report = sync_capture(
+                    instance,
+                    location,
+                    loaded,
+                    say=_say,
+                    limits=SyncLimits(wait_seconds=options.wait_seconds),
+                )
+            except PgcdcError as error:
+                if len(captures) == 1:
+                    raise
+                print(f"pgcdc: {loaded.capture.name}: {error}", file=sys.stderr)
+                failures.append(error)
+                continue
+            report.seconds = {"start_up": start_up, **report.seconds}
+            start_up = 0.0
+            reports.append(report)
+            print(_summary(report))
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
+    return max((error.exit_status for error in failures), default=0)
+
+
+def _summary(report: object) -> str:
+    from pgcdc_assets.orchestration.sync import SyncReport
+
+    assert isinstance(report, SyncReport)
+    parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())
+    return (
+        f"{report.name}: captured and merged through {report.barrier}: {report.change_count} changes in "
+        f"{report.window_count} windows, {report.merge_count} merges ({parts})"
+    )
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def _quiet(debug: bool) -> None:
+    logging.getLogger("dagster").setLevel(logging.DEBUG if debug else logging.CRITICAL)

@@ -1,0 +1,168 @@
+"""Everything that Dagster needs for one capture, from plain settings."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import dagster as dg
+from dagster._utils.warnings import BetaWarning
+
+from pgcdc_assets.orchestration.capture_assets import build_raw_asset
+from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, build_source_checks
+from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_metadata
+from pgcdc_assets.orchestration.lag_sensor import LagSensorTargets, build_lag_sensor
+from pgcdc_assets.orchestration.merge_assets import build_scd_assets
+from pgcdc_assets.orchestration.merge_sensor import build_merge_sensor
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.orchestration.snapshot_assets import build_snapshot_asset
+from pgcdc_assets.orchestration.table_checks import build_table_checks
+from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTranslator
+
+
+def build_cdc_definitions(
+    capture: CdcCapture,
+    *,
+    postgres: PostgresResource | None = None,
+    lake: LakeResource | None = None,
+    spark: SparkResource | None = None,
+    translator: PgcdcTranslator | None = None,
+    declared_in: Path | None = None,
+) -> dg.Definitions:
+    """Build the assets, checks, jobs, sensors and resources of a capture.
+
+    Nothing connects and nothing starts. Definitions of several captures merge with
+    `Definitions.merge`.
+
+    Args:
+        declared_in: the file to show as the assets' code.
+    """
+    return _Builder(capture, translator or PgcdcTranslator(), declared_in).build(
+        postgres or PostgresResource(capture=capture.name),
+        lake or LakeResource(),
+        spark or SparkResource(),
+    )
+
+
+class _Builder:
+    def __init__(
+        self, capture: CdcCapture, translator: PgcdcTranslator, declared_in: Path | None
+    ) -> None:
+        self.capture = capture
+        self.names = Names.of(capture)
+        self.translator = translator
+        self.references = _references(declared_in or Path(__file__))
+        self.windows = dg.DynamicPartitionsDefinition(name=capture.windows_name)
+        self.tables = dg.StaticPartitionsDefinition(
+            [table.qualified_name for table in capture.tables]
+        )
+
+    def build(
+        self, postgres: PostgresResource, lake: LakeResource, spark: SparkResource
+    ) -> dg.Definitions:
+        sources = {table: self._spec(Layer.SOURCE, table) for table in self.capture.tables}
+        source_keys = [spec.key for spec in sources.values()]
+        raw = self._spec(Layer.RAW).replace_attributes(deps=source_keys)
+        raw = raw.merge_attributes(metadata={CAPTURE_METADATA: capture_metadata(self.capture)})
+        snapshot = self._spec(Layer.SNAPSHOT).replace_attributes(deps=source_keys)
+        scds = {
+            (table, scd): self._scd_spec(table, scd, raw.key, snapshot.key)
+            for table in self.capture.tables
+            for scd in table.scd
+        }
+        scd_keys = {(t.schema, t.table, scd): spec.key for (t, scd), spec in scds.items()}
+        capture_job, snapshot_job, merge_job, check_job = self._jobs(
+            raw.key, snapshot.key, list(scd_keys.values())
+        )
+        targets = LagSensorTargets(raw.key, snapshot.key, (capture_job, snapshot_job))
+        return dg.Definitions(
+            assets=[
+                *sources.values(),
+                build_raw_asset(self.capture, raw, self.windows),
+                build_snapshot_asset(self.capture, snapshot, self.tables),
+                build_scd_assets(
+                    self.capture,
+                    scds,
+                    {table: spec.key for table, spec in sources.items()},
+                    self.windows,
+                ),
+            ],
+            asset_checks=[
+                build_source_checks(self.capture, raw.key, snapshot.key),
+                build_table_checks(self.capture, scd_keys),
+            ],
+            jobs=[capture_job, snapshot_job, merge_job, check_job],
+            sensors=[
+                build_lag_sensor(self.capture, targets),
+                build_merge_sensor(self.capture, scd_keys, merge_job),
+            ],
+            resources={
+                self.names.postgres: postgres,
+                self.names.lake: lake,
+                self.names.spark: spark,
+            },
+            executor=dg.in_process_executor,
+        )
+
+    def _jobs(
+        self, raw: dg.AssetKey, snapshot: dg.AssetKey, scds: list[dg.AssetKey]
+    ) -> tuple[dg.Definitions, ...]:
+        with_window = dg.AssetSelection.checks(
+            dg.AssetCheckKey(raw, WITHOUT_GAPS), dg.AssetCheckKey(raw, COUNTED_AS_DECODED)
+        )
+        jobs = {
+            self.names.capture_job: (
+                dg.AssetSelection.assets(raw).without_checks() | with_window,
+                "Lands one window of WAL in the raw zone.",
+            ),
+            self.names.snapshot_job: (
+                dg.AssetSelection.assets(snapshot).without_checks(),
+                "Copies tables; the first run creates the slot.",
+            ),
+            self.names.merge_job: (
+                dg.AssetSelection.assets(*scds).without_checks(),
+                "Merges landed windows into the tables.",
+            ),
+            self.names.check_job: (
+                dg.AssetSelection.checks_for_assets(raw, snapshot, *scds) - with_window,
+                "Compares source and tables, and looks at slot, identities and keys.",
+            ),
+        }
+        return tuple(
+            dg.define_asset_job(
+                name,
+                selection=selection,
+                description=description,
+                executor_def=dg.in_process_executor,
+                tags={"pgcdc/capture": self.capture.name},
+            )
+            for name, (selection, description) in jobs.items()
+        )
+
+    def _spec(self, layer: Layer, table: CdcTable | None = None) -> dg.AssetSpec:
+        spec = self.translator.get_asset_spec(AssetData(layer, self.capture, table))
+        return spec.merge_attributes(metadata={"dagster/code_references": self.references})
+
+    def _scd_spec(
+        self, table: CdcTable, scd: int, raw: dg.AssetKey, snapshot: dg.AssetKey
+    ) -> dg.AssetSpec:
+        # Each window depends on the same window of raw. On the copies too, whose partitions are tables:
+        # one step has one mapping for all its assets, so it cannot name the asset's own table.
+        copies = dg.AllPartitionMapping()
+        return self._spec(Layer(f"scd{scd}"), table).replace_attributes(
+            deps=[
+                dg.AssetDep(raw, partition_mapping=dg.IdentityPartitionMapping()),
+                dg.AssetDep(snapshot, partition_mapping=copies),
+            ]
+        )
+
+
+def _references(declared_in: Path) -> dg.CodeReferencesMetadataValue:
+    with warnings.catch_warnings():
+        # Code references are in beta; a user who loads definitions can do nothing about it.
+        warnings.simplefilter("ignore", BetaWarning)
+        return dg.CodeReferencesMetadataValue(
+            code_references=[dg.LocalFileCodeReference(file_path=str(declared_in))]
+        )

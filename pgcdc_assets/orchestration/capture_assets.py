@@ -1,0 +1,74 @@
+"""The raw asset: one window of WAL is one partition, landed once.
+
+A run lands one window, or several that follow each other. A window that is there already is verified and
+reported again with the same figures, and nothing else happens: so materialising a partition twice is safe.
+"""
+
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.capture import capture_window
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, check_windows
+from pgcdc_assets.orchestration.failures import dagster_failures
+from pgcdc_assets.orchestration.metadata import capture_metadata
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.runs import claim_run
+from pgcdc_assets.orchestration.settings import CdcCapture
+
+
+def build_raw_asset(
+    capture: CdcCapture, spec: dg.AssetSpec, partitions: dg.PartitionsDefinition[str]
+) -> dg.AssetsDefinition:
+    """Build the asset that lands windows."""
+    names = Names.of(capture)
+
+    @dg.multi_asset(
+        name=f"{capture.name}_raw",
+        specs=[spec],
+        partitions_def=partitions,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        check_specs=[
+            dg.AssetCheckSpec(
+                WITHOUT_GAPS,
+                asset=spec.key,
+                description="The landed windows follow each other without a gap or an overlap.",
+            ),
+            dg.AssetCheckSpec(
+                COUNTED_AS_DECODED,
+                asset=spec.key,
+                description="The raw zone holds as many rows of the window as were decoded, counted "
+                "again from its files.",
+            ),
+        ],
+        pool=names.slot_pool,
+        required_resource_keys={names.postgres, names.lake},
+    )
+    def raw(context: dg.AssetExecutionContext) -> Any:
+        claim_run(context)
+        postgres: PostgresResource = getattr(context.resources, names.postgres)
+        lake: LakeResource = getattr(context.resources, names.lake)
+        windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
+        with dagster_failures():
+            zone = lake.zone(capture.name)
+            summaries = []
+            for window in windows:
+                report = capture_window(
+                    postgres.settings(), zone, capture.slot, capture.publication, window
+                )
+                context.log.info(
+                    f"Window {window.key}: {report.row_count} changes in "
+                    f"{report.transaction_count} transactions"
+                    + (", captured before" if report.already_captured else "")
+                )
+                summary = zone.changes.summary(window)
+                summaries.append(summary)
+                context.add_asset_metadata(
+                    capture_metadata(report, summary), asset_key=spec.key, partition_key=window.key
+                )
+            checks = check_windows(zone, spec.key, summaries)
+        yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
+
+    return raw

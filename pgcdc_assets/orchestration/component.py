@@ -1,0 +1,132 @@
+"""A capture declared in YAML.
+
+type: pgcdc_assets.PostgresCdcComponent
+attributes:
+  name: shop
+  publication: shop
+  tables:
+    - {name: shop.orders, key: [id], scd: [1]}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster.components.resolved.base import Resolvable
+from pydantic import Field
+
+from pgcdc_assets.orchestration import defaults
+from pgcdc_assets.orchestration.build import build_cdc_definitions
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
+from pgcdc_assets.orchestration.translator import PgcdcTranslator
+
+
+class TableModel(dg.Model, Resolvable):
+    """One table: its name and, where the defaults do not fit, its key and its SCD tables."""
+
+    name: str = Field(description="schema.table")
+    key: list[str] | None = Field(
+        default=None, description="Columns that identify a row; default: the replica identity."
+    )
+    scd: list[int] = Field(default=[1], description="1: the current image.")
+
+
+class WindowModel(dg.Model, Resolvable):
+    """When a window is opened, and how large it may be."""
+
+    max_bytes: int = Field(default=WindowPolicy.max_bytes, description="WAL bytes of one window.")
+    min_bytes: int = Field(
+        default=WindowPolicy.min_bytes, description="Waiting WAL bytes that open a window at once."
+    )
+    max_age_seconds: float = Field(
+        default=WindowPolicy.max_age_seconds,
+        description="Waiting WAL of any size opens a window this long after the last landing.",
+    )
+    retry_seconds: float = Field(
+        default=WindowPolicy.retry_seconds,
+        description="Pause before a failed window is tried again; doubled each time.",
+    )
+    max_retry_seconds: float = Field(
+        default=WindowPolicy.max_retry_seconds, description="The longest such pause."
+    )
+    keep: int = Field(default=WindowPolicy.keep, description="Partition keys to hold.")
+
+
+class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
+    """Captures a Postgres publication, and keeps tables of it in the lake.
+
+    For a capture named `shop`: one external asset for each source table, `shop/raw` with one partition for
+    each window of WAL, `shop/snapshot` with one partition for each table, and for each table an SCD
+    asset that is merged window by window; with jobs, checks and two sensors that run the whole.
+    """
+
+    name: str = Field(description="Names assets, jobs, lake folder and, by default, the slot.")
+    publication: str = Field(description="The publication to capture; it has to exist.")
+    tables: list[TableModel] = Field(description="The publication's tables.")
+    slot: str = Field(default="", description="Replication slot; default: pgcdc_<name>.")
+    dsn_env: str = Field(
+        default=defaults.DSN_VARIABLE,
+        description="Environment variable that holds the source's libpq URI.",
+    )
+    lake: str | None = Field(
+        default=None, description="Folder or URI; default: PGCDC_LAKE, else .pgcdc/lake."
+    )
+    storage_options: dict[str, str] = Field(
+        default={}, description="Options for the object store; write secrets as {{ env.NAME }}."
+    )
+    spark_remote: str | None = Field(
+        default=None, description="Spark Connect address; default: PGCDC_SPARK_REMOTE."
+    )
+    spark_config: dict[str, str] = Field(default={}, description="Spark settings.")
+    windows: WindowModel = Field(default=WindowModel(), description="Opening of windows.")
+    merge_parallelism: int = Field(default=2, description="Tables merged side by side.")
+    is_sample: bool = Field(
+        default=False,
+        description="Leave this capture out once PGCDC_DSN is set and the folder has another one.",
+    )
+
+    @property
+    def translator(self) -> PgcdcTranslator:
+        """Describes the assets; a subclass returns its own."""
+        return PgcdcTranslator()
+
+    def capture(self) -> CdcCapture:
+        """Return the settings that the YAML declares."""
+        return CdcCapture(
+            name=self.name,
+            publication=self.publication,
+            slot=self.slot,
+            tables=tuple(CdcTable.parse(t.name, t.scd, t.key) for t in self.tables),
+            windows=WindowPolicy(**self.windows.model_dump()),
+            merge_parallelism=self.merge_parallelism,
+        )
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Build the capture's definitions."""
+        if self.is_sample and _is_replaced(context):
+            return dg.Definitions()
+        return build_cdc_definitions(
+            self.capture(),
+            postgres=PostgresResource(capture=self.name, dsn_env=self.dsn_env),
+            lake=LakeResource(uri=self.lake, storage_options=self.storage_options),
+            spark=SparkResource(remote=self.spark_remote, spark_config=self.spark_config),
+            translator=self.translator,
+            declared_in=_declared_in(context),
+        )
+
+
+def _declared_in(context: dg.ComponentLoadContext) -> Path:
+    folder = Path(context.path)
+    return folder if folder.is_file() else folder / "defs.yaml"
+
+
+def _is_replaced(context: Any) -> bool:
+    import os
+
+    if not os.environ.get(defaults.DSN_VARIABLE, "").strip():
+        return False
+    own = _declared_in(context)
+    return any(other != own for other in own.parent.parent.glob("*/defs.yaml"))

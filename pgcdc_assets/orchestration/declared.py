@@ -1,0 +1,41 @@
+"""A capture's settings as metadata of its raw asset, so that any code location can be asked for them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
+
+CAPTURE_METADATA = "pgcdc/capture"
+
+
+def capture_metadata(capture: CdcCapture) -> dg.JsonMetadataValue:
+    """Write the settings."""
+    return dg.MetadataValue.json(_lists(asdict(capture)))
+
+
+def capture_of(metadata: Any) -> CdcCapture:
+    """Read the settings."""
+    data = dict(metadata.data)
+    tables = tuple(
+        CdcTable(
+            table["schema"],
+            table["table"],
+            tuple(table["scd"]),
+            tuple(table["key"]) if table["key"] is not None else None,
+        )
+        for table in data["tables"]
+    )
+    return CdcCapture(**{**data, "tables": tables, "windows": WindowPolicy(**data["windows"])})
+
+
+def _lists(value: Any) -> Any:
+    """Turn tuples into lists, which is what JSON has."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_lists(item) for item in value]
+    return value

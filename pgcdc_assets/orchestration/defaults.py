@@ -1,0 +1,76 @@
+"""Where things are when nothing is set: the project's folder, the lake, the embedded server, Dagster's home."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pgcdc_assets.errors import ConfigurationError
+
+DSN_VARIABLE = "PGCDC_DSN"
+SPARK_VARIABLE = "PGCDC_SPARK_REMOTE"
+EMBEDDED_DATABASE = "shop"
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def clone_root() -> Path | None:
+    """The folder of the clone that this package runs from; None for an installed package."""
+    root = _PACKAGE.parent
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def project_root() -> Path:
+    """The folder that `.pgcdc` lies in: the clone, else the current folder."""
+    return clone_root() or Path.cwd()
+
+
+def state_folder() -> Path:
+    """Where the embedded server, the default lake and the default Dagster home live."""
+    return project_root() / ".pgcdc"
+
+
+def default_lake() -> Path:
+    """The lake when PGCDC_LAKE is not set."""
+    return state_folder() / "lake"
+
+
+def default_defs_folder() -> Path:
+    """Where `pgcdc init` writes component instances, and definitions are loaded from."""
+    if clone_root() is not None:
+        return _PACKAGE / "defs"
+    return Path.cwd() / "defs"
+
+
+def conninfo(variable: str = DSN_VARIABLE) -> str:
+    """Return the connection string of an environment variable, or of the embedded server.
+
+    Raises:
+        ConfigurationError: another variable than PGCDC_DSN was named and is not set, or the embedded
+            server does not run.
+    """
+    given = os.environ.get(variable, "").strip()
+    if given:
+        return given
+    if variable != DSN_VARIABLE:
+        raise ConfigurationError(
+            reason=f"Environment variable {variable} is not set: it must hold the source's libpq URI"
+        )
+    return embedded_conninfo(state_folder() / "postgres")
+
+
+def embedded_conninfo(data_dir: Path) -> str:
+    """Find the embedded server's address in its postmaster.pid (port on the fourth line).
+
+    Raises:
+        ConfigurationError: it does not run.
+    """
+    try:
+        lines = (data_dir / "postmaster.pid").read_text().splitlines()
+        port = int(lines[3])
+    except (FileNotFoundError, IndexError, ValueError):
+        raise ConfigurationError(
+            reason=f"{DSN_VARIABLE} is not set, and the embedded Postgres in {data_dir} does not run: "
+            f"set {DSN_VARIABLE} to your database's libpq URI, or start the sample shop with `make dev`"
+        ) from None
+    return f"host=127.0.0.1 port={port} dbname={EMBEDDED_DATABASE} user=postgres"

@@ -1,0 +1,75 @@
+"""The package's errors as Dagster knows them: try again, or stop and show the sentence.
+
+A transient error is retried inside the run a few times; settings that are wrong and states that need a
+person end the step at once. The original error stays in the chain, so that its kind can be read from the
+run's events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+import dagster as dg
+
+from pgcdc_assets import errors
+
+MAX_RETRIES = 2
+SECONDS_BETWEEN = 2.0
+
+
+@contextmanager
+def dagster_failures() -> Iterator[None]:
+    """Raise this package's errors as Dagster's inside the block.
+
+    Raises:
+        RetryRequested: for a transient error.
+        Failure: for any other, without retries.
+    """
+    try:
+        yield
+    except errors.TransientError as error:
+        raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from error
+    except errors.PgcdcError as error:
+        raise failure_of(error) from error
+
+
+def failure_of(error: errors.PgcdcError) -> dg.Failure:
+    """Describe an error that retries cannot mend."""
+    metadata = {"error": type(error).__name__}
+    return dg.Failure(str(error), metadata=metadata, allow_retries=False)
+
+
+def raise_failed(what: str, failures: Sequence[tuple[str, Exception]]) -> NoReturn:
+    """End a step in which some tables failed and others did not, naming the ones that did.
+
+    Raises:
+        RetryRequested: all of them may succeed at another attempt.
+        Failure: one of them needs a person.
+    """
+    lasting = [error for _, error in failures if not isinstance(error, errors.TransientError)]
+    if not lasting:
+        raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from failures[0][1]
+    first = lasting[0]
+    records = [
+        dg.TableRecord({"table": table, "error": type(error).__name__, "reason": _sentence(error)})
+        for table, error in failures
+    ]
+    raise dg.Failure(
+        f"{what}: {', '.join(table for table, _ in failures)}. {_sentence(first)}",
+        metadata={"error": type(first).__name__, "tables": dg.MetadataValue.table(records)},
+        allow_retries=False,
+    ) from first
+
+
+def _sentence(error: Exception) -> str:
+    """An error's sentence; errors that are not ours may quote a row, so only their kind is told."""
+    return str(error) if isinstance(error, errors.PgcdcError) else f"{type(error).__name__}"
+
+
+def error_named(name: str) -> type[errors.PgcdcError] | None:
+    """Find the error class that a run's event names; None when it is none of ours."""
+    kind = getattr(errors, name, None)
+    is_ours = isinstance(kind, type) and issubclass(kind, errors.PgcdcError)
+    return kind if is_ours else None

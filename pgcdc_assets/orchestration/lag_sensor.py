@@ -1,0 +1,350 @@
+"""The lag sensor: one look at the slot, one at the lake, and at most one window to capture.
+
+It keeps no cursor. The slot is read before the lake, and the lake before the instance: each later reading
+can only be ahead of the earlier ones, so a capture that lands in between is never taken for a gap.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.checks import check_slot
+from pgcdc_assets.orchestration.metadata import lag_metadata, window_metadata
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.planning import Capture, CaptureProgress, Wait, plan_window
+from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.runs import (
+    CAPTURE_TAG,
+    PURPOSE_TAG,
+    THROUGH_TAG,
+    attempts_for,
+    find_unfinished,
+)
+from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.state import (
+    Position,
+    captured_through,
+    copied_tables,
+    read_state,
+    window_end,
+)
+from pgcdc_assets.postgres.slots import (
+    SlotStatus,
+    check_slot_usable,
+    read_current_lsn,
+    read_slot_status,
+)
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.zone import RawZone
+
+MINIMUM_INTERVAL_SECONDS = 2
+OBSERVE_EVERY_SECONDS = 30.0
+MAX_ADOPTED = 500
+
+
+@dataclass(frozen=True)
+class LagSensorTargets:
+    """The assets and jobs that the sensor acts on."""
+
+    raw: dg.AssetKey
+    snapshot: dg.AssetKey
+    jobs: tuple[Any, ...]
+
+
+def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.SensorDefinition:
+    """Build the sensor that opens windows and asks for copies."""
+    names = Names.of(capture)
+
+    @dg.sensor(
+        name=names.lag_sensor,
+        description=f"Watches slot {capture.slot}: records its lag, opens windows by bytes or age, asks "
+        "for missing copies.",
+        jobs=list(targets.jobs),
+        minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={names.postgres, names.lake},
+        tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: "lag"},
+    )
+    def lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        postgres: PostgresResource = getattr(context.resources, names.postgres)
+        lake: LakeResource = getattr(context.resources, names.lake)
+        progress = sync_progress.get()
+        try:
+            with postgres.query_connection("sensor") as conn:
+                status = read_slot_status(conn, capture.slot)
+                flush_lsn = status.current_lsn if status is not None else read_current_lsn(conn)
+                if status is not None:
+                    check_slot_usable(status, conn.info.dbname)
+        except TransientError as error:
+            if progress is not None:
+                raise
+            return dg.SkipReason(str(error))
+        if progress is not None and progress.barrier is None:
+            progress.barrier = flush_lsn
+        tick = _Tick(
+            capture, targets, context, lake.zone(capture.name), status, flush_lsn, progress
+        )
+        return tick.run()
+
+    return lag
+
+
+@dataclass
+class _Tick:
+    """One evaluation of the sensor."""
+
+    capture: CdcCapture
+    targets: LagSensorTargets
+    context: dg.SensorEvaluationContext
+    zone: RawZone
+    status: SlotStatus | None
+    flush_lsn: Lsn
+    progress: SyncProgress | None
+
+    def __post_init__(self) -> None:
+        self.names = Names.of(self.capture)
+        self.requests: list[dg.RunRequest] = []
+        self.partitions: list[Any] = []
+        self.events: list[Any] = []
+        self.reasons: list[str] = []
+
+    def run(self) -> dg.SensorResult:
+        epoch = self.zone.epochs.latest()
+        self._ask_for_copies(epoch)
+        if epoch is not None:
+            self._watch(epoch)
+        reason = "; ".join(self.reasons) or "nothing to do"
+        if self.progress is not None:
+            self.progress.waiting = reason
+        return dg.SensorResult(
+            run_requests=self.requests,
+            dynamic_partitions_requests=self.partitions,
+            asset_events=self.events,
+            skip_reason=None if self.requests else dg.SkipReason(reason),
+        )
+
+    def _watch(self, epoch: Epoch) -> None:
+        through = captured_through(self.zone, epoch)
+        status = self._living_slot(through.lsn)
+        if self.progress is not None:
+            self.progress.captured_through = through.lsn
+        keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
+        windows = sorted(LsnWindow.parse(key) for key in keys)
+        self._adopt(epoch, windows, through)
+        landed_ago = self._seconds_since_landing()
+        lag_seconds = 0.0 if status.current_lsn <= through.lsn else landed_ago or 0.0
+        self._observe(status, through.lsn, lag_seconds)
+        self._open_window(epoch, windows, through, landed_ago)
+        self._prune(windows)
+
+    def _living_slot(self, through: Lsn) -> SlotStatus:
+        """Return the slot's status.
+
+        Raises:
+            SlotMissing: it is gone, though the raw zone was filled from it.
+            SlotLost: the server removed WAL that it needed.
+            SlotAdvanced: it stands beyond what was landed.
+        """
+        status = self.status
+        if status is None:
+            raise SlotMissing(
+                slot=self.capture.slot,
+                raw_zone=self.zone.lake.path(self.capture.name, "raw"),
+                captured_through=through,
+            )
+        if status.is_lost:
+            raise SlotLost(
+                slot=self.capture.slot, wal_status=status.wal_status, restart_lsn=status.restart_lsn
+            )
+        confirmed = status.confirmed_flush_lsn
+        if confirmed is not None and confirmed > through:
+            raise SlotAdvanced(
+                slot=self.capture.slot,
+                confirmed_flush_lsn=confirmed,
+                expected=through,
+                gap_bytes=confirmed - through,
+            )
+        if status.wal_status == "unreserved":
+            self.context.log.warning(
+                f"Slot {self.capture.slot} is unreserved: the server may remove WAL that it needs at "
+                "its next checkpoint. Capture now, or raise max_slot_wal_keep_size."
+            )
+        return status
+
+    def _ask_for_copies(self, epoch: Epoch | None) -> None:
+        copied = copied_tables(self.zone, epoch) if epoch is not None else {}
+        missing = [
+            t.qualified_name for t in self.capture.tables if (t.schema, t.table) not in copied
+        ]
+        if not missing:
+            return
+        instance = self.context.instance
+        if find_unfinished(instance, self.names.snapshot_job, frozenset({self.targets.snapshot})):
+            self.reasons.append("tables are being copied")
+            return
+        order = [table.qualified_name for table in self.capture.tables]
+        for first, last in _neighbours(order, missing):
+            tags = {"pgcdc/tables": f"{first}..{last}"}
+            past = attempts_for(instance, self.capture.name, "snapshot", tags)
+            pause = self.capture.windows.backoff(past.count)
+            if past.seconds_since_end is not None and past.seconds_since_end < pause:
+                self.reasons.append(f"the copy of {first} failed: tried again in a while")
+                continue
+            self.requests.append(
+                dg.RunRequest(
+                    run_key=f"{self.capture.name}:copy:{first}:{last}:{past.count}",
+                    job_name=self.names.snapshot_job,
+                    tags={
+                        **range_tags(first, last),
+                        CAPTURE_TAG: self.capture.name,
+                        PURPOSE_TAG: "snapshot",
+                        **tags,
+                    },
+                )
+            )
+
+    def _open_window(
+        self,
+        epoch: Epoch,
+        windows: list[LsnWindow],
+        through: Position,
+        landed_ago: float | None,
+    ) -> None:
+        instance = self.context.instance
+        open_windows = tuple(w for w in windows if window_end(w) > through)
+        running = find_unfinished(instance, self.names.capture_job, frozenset({self.targets.raw}))
+        past = None
+        if open_windows and running is None:
+            past = attempts_for(
+                instance, self.capture.name, "capture", {THROUGH_TAG: open_windows[0].key}
+            )
+        plan = plan_window(
+            CaptureProgress(
+                epoch=epoch.epoch,
+                captured_through=through.lsn,
+                flush_lsn=self.flush_lsn,
+                open_windows=open_windows,
+                attempts=past.count if past else 0,
+                seconds_since_attempt=past.seconds_since_end if past else None,
+                seconds_since_landing=landed_ago,
+                is_capturing=running is not None,
+            ),
+            self.capture.windows,
+            self.progress.barrier if self.progress is not None else None,
+        )
+        if isinstance(plan, Wait):
+            self.reasons.append(plan.reason)
+            return
+        self._capture(plan)
+
+    def _capture(self, plan: Capture) -> None:
+        key = plan.window.key
+        if plan.is_new:
+            self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, [key]))
+        self.requests.append(
+            dg.RunRequest(
+                run_key=f"{self.capture.name}:{key}:{plan.attempt}",
+                job_name=self.names.capture_job,
+                partition_key=key,
+                tags={
+                    CAPTURE_TAG: self.capture.name,
+                    PURPOSE_TAG: "capture",
+                    THROUGH_TAG: key,
+                },
+            )
+        )
+
+    def _adopt(self, epoch: Epoch, windows: list[LsnWindow], through: Position) -> None:
+        """Add keys for landed windows that this Dagster instance does not know.
+
+        A lake outlives an instance: after a new DAGSTER_HOME the windows are there and their keys are not.
+        """
+        newest = max((window_end(w) for w in windows), default=Position(0, Lsn(0)))
+        if newest >= through:
+            return
+        since = newest.lsn if newest.epoch == epoch.epoch else None
+        unknown = self.zone.changes.windows(epoch.epoch, since)[-MAX_ADOPTED:]
+        known = set(windows)
+        for summary in unknown:
+            if summary.window in known:
+                continue
+            self.events.append(
+                dg.AssetMaterialization(
+                    self.targets.raw,
+                    partition=summary.window.key,
+                    metadata=window_metadata(summary),
+                )
+            )
+            windows.append(summary.window)
+        adopted = [event.partition for event in self.events]
+        if adopted:
+            self.partitions.append(
+                dg.AddDynamicPartitionsRequest(self.capture.windows_name, adopted)
+            )
+
+    def _observe(self, status: SlotStatus, through: Lsn, lag_seconds: float) -> None:
+        newest = self.context.instance.fetch_observations(self.targets.raw, limit=1).records
+        if newest and time.time() - newest[0].timestamp < OBSERVE_EVERY_SECONDS:
+            return
+        self.events.append(
+            dg.AssetObservation(
+                self.targets.raw, metadata=lag_metadata(status, through, lag_seconds)
+            )
+        )
+        health = check_slot(self.targets.raw, status)
+        self.events.append(
+            dg.AssetCheckEvaluation(
+                asset_key=self.targets.raw,
+                check_name=health.check_name or "",
+                passed=health.passed,
+                metadata=health.metadata,
+                severity=health.severity,
+            )
+        )
+
+    def _seconds_since_landing(self) -> float | None:
+        event = self.context.instance.get_latest_materialization_event(self.targets.raw)
+        return None if event is None else max(0.0, time.time() - event.timestamp)
+
+    def _prune(self, windows: list[LsnWindow]) -> None:
+        """Drop the oldest keys above the number to keep, where every table has them merged."""
+        surplus = len(windows) - self.capture.windows.keep
+        if surplus <= 0:
+            return
+        merged = read_state(self.zone, self.capture).merged_through
+        if merged is None:
+            return
+        old = [w.key for w in sorted(windows)[:surplus] if window_end(w) <= merged]
+        if old:
+            self.partitions.append(
+                dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)
+            )
+
+
+def range_tags(first: str, last: str) -> dict[str, str]:
+    """Tags that make a run cover all partitions from one key through another."""
+    return {
+        "dagster/asset_partition_range_start": first,
+        "dagster/asset_partition_range_end": last,
+    }
+
+
+def _neighbours(order: list[str], wanted: list[str]) -> list[tuple[str, str]]:
+    """Group wanted keys that follow each other, as (first, last)."""
+    groups: list[tuple[str, str]] = []
+    previous = -2
+    for index, key in enumerate(order):
+        if key not in wanted:
+            continue
+        groups = (
+            [*groups[:-1], (groups[-1][0], key)] if index == previous + 1 else [*groups, (key, key)]
+        )
+        previous = index
+    return groups

@@ -1,0 +1,138 @@
+"""Finding captures: in the defs folder's YAML, and in the code location that a person names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import dagster as dg
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_of
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.orchestration.settings import CdcCapture
+
+DEFAULT_MODULE = "pgcdc_assets.definitions"
+
+
+@dataclass(frozen=True)
+class LoadedCapture:
+    """A capture of a code location, with the resources that it runs with."""
+
+    capture: CdcCapture
+    raw: dg.AssetKey
+    postgres: PostgresResource
+    lake: LakeResource
+    spark: SparkResource
+
+
+@dataclass(frozen=True)
+class CodeLocation:
+    """The definitions of a module, and the captures in them."""
+
+    definitions: dg.Definitions
+    captures: Mapping[str, LoadedCapture]
+
+    @property
+    def repository(self) -> dg.RepositoryDefinition:
+        """What jobs and sensors are taken from."""
+        return self.definitions.get_repository_def()
+
+    def select(self, name: str | None) -> list[LoadedCapture]:
+        """Return one capture, or all.
+
+        Raises:
+            ConfigurationError: there is none, or none of that name.
+        """
+        known = ", ".join(sorted(self.captures)) or "none"
+        if name is None:
+            if not self.captures:
+                raise ConfigurationError(
+                    reason="No capture is declared: write one with `pgcdc init --name NAME "
+                    "--publication PUBLICATION`"
+                )
+            return [self.captures[key] for key in sorted(self.captures)]
+        if name not in self.captures:
+            raise ConfigurationError(reason=f"There is no capture named {name}; known: {known}")
+        return [self.captures[name]]
+
+
+def load_defs_folder(folder: Path) -> dg.Definitions:
+    """Load every component below a folder; a folder that does not exist has none."""
+    if not folder.is_dir():
+        return dg.Definitions()
+    tree = dg.ComponentTree(defs_module=_module_of(folder), project_root=folder.parent)
+    return tree.build_defs()
+
+
+def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
+    """Import a module and read its definitions.
+
+    Raises:
+        ConfigurationError: it cannot be imported, or holds no definitions.
+    """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            reason=f"Module {module_name} cannot be imported: {error}. Name a Dagster code location "
+            "with -m, and run where Python finds it"
+        ) from error
+    definitions = _definitions_of(module)
+    return CodeLocation(definitions, find_captures(definitions))
+
+
+def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
+    """Find the captures among definitions, by what their raw assets say about themselves."""
+    found = {}
+    for spec in definitions.resolve_all_asset_specs():
+        value = spec.metadata.get(CAPTURE_METADATA)
+        if value is None:
+            continue
+        capture = capture_of(value)
+        names = Names.of(capture)
+        resources = definitions.resources or {}
+        found[capture.name] = LoadedCapture(
+            capture,
+            spec.key,
+            resources[names.postgres].process_config_and_initialize(),
+            resources[names.lake].process_config_and_initialize(),
+            resources[names.spark].process_config_and_initialize(),
+        )
+    return found
+
+
+def _definitions_of(module: ModuleType) -> dg.Definitions:
+    from dagster.components.definitions import LazyDefinitions
+
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, dg.Definitions | LazyDefinitions)
+    ]
+    if len(found) != 1:
+        raise ConfigurationError(
+            reason=f"Module {module.__name__} holds {len(found)} Dagster definitions; it must hold one"
+        )
+    if isinstance(found[0], dg.Definitions):
+        return found[0]
+    return found[0]()
+
+
+def _module_of(folder: Path) -> ModuleType:
+    """Make a package of a folder, as Dagster's component tree wants one, wherever it lies."""
+    name = "pgcdc_assets.defs"
+    if name in sys.modules and list(sys.modules[name].__path__) == [str(folder)]:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(folder / "__init__.py")
+    module.__path__ = [str(folder)]
+    sys.modules[name] = module
+    return module

@@ -1,0 +1,171 @@
+"""The merge sensor: asks for a merge when landed windows wait, and never holds up the capture.
+
+A run merges every table that has something to do, from the oldest window that one of them lacks through the
+newest landed one. A table whose merges failed waits longer each time, and the others go on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterRunStatus, RunRecord
+
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.lag_sensor import range_tags
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.progress import sync_progress
+from pgcdc_assets.orchestration.resources import LakeResource
+from pgcdc_assets.orchestration.runs import (
+    CAPTURE_TAG,
+    PURPOSE_TAG,
+    THROUGH_TAG,
+    attempts_for,
+    find_unfinished,
+    recent_runs,
+    seconds_since_end,
+)
+from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state, window_end
+
+MINIMUM_INTERVAL_SECONDS = 2
+
+
+def build_merge_sensor(
+    capture: CdcCapture, keys: Mapping[tuple[str, str, int], dg.AssetKey], job: Any
+) -> dg.SensorDefinition:
+    """Build the sensor.
+
+    Args:
+        keys: the SCD assets by schema, table and kind.
+    """
+    names = Names.of(capture)
+
+    @dg.sensor(
+        name=names.merge_sensor,
+        description="Asks for a merge of the windows that are captured and not merged.",
+        job=job,
+        minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={names.lake},
+        tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: "merge"},
+    )
+    def merges(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        lake: LakeResource = getattr(context.resources, names.lake)
+        state = read_state(lake.zone(capture.name), capture)
+        progress = sync_progress.get()
+        if progress is not None:
+            merged = state.merged_through
+            progress.merged_through = merged.lsn if merged is not None else None
+        tick = _Tick(capture, dict(keys), context.instance, state)
+        answer = tick.run()
+        if progress is not None and isinstance(answer, dg.SkipReason):
+            progress.waiting = answer.skip_message or ""
+        return answer
+
+    return merges
+
+
+@dataclass
+class _Tick:
+    """One evaluation of the sensor."""
+
+    capture: CdcCapture
+    keys: dict[tuple[str, str, int], dg.AssetKey]
+    instance: dg.DagsterInstance
+    state: CaptureState
+
+    def run(self) -> dg.SensorResult | dg.SkipReason:
+        names = Names.of(self.capture)
+        if self.state.captured_through is None:
+            return dg.SkipReason("nothing is captured yet")
+        behind = [table for table in self.state.tables if table.needs_merge]
+        if not behind:
+            return dg.SkipReason("every table is merged through the newest window")
+        known = self.instance.get_dynamic_partitions(self.capture.windows_name)
+        windows = [LsnWindow.parse(key) for key in known]
+        landed = sorted(w for w in windows if window_end(w) <= self.state.captured_through)
+        if not landed:
+            return dg.SkipReason("no window is landed yet")
+        if find_unfinished(self.instance, names.merge_job, frozenset(self.keys.values())):
+            return dg.SkipReason("a merge is under way")
+        ready = self._without_backoff(behind)
+        if not ready:
+            return dg.SkipReason("the last merges failed: tried again in a while")
+        return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready)])
+
+    def _request(
+        self,
+        names: Names,
+        windows: list[LsnWindow],
+        landed: list[LsnWindow],
+        ready: list[TableState],
+    ) -> dg.RunRequest:
+        last = landed[-1]
+        first = self._first_unmerged(landed, ready)
+        between = [w for w in windows if first <= w <= last]
+        if between != landed[landed.index(first) :]:
+            # A range of dynamic partitions goes by the order in which the keys were added. Where that is
+            # not the stream's order, the newest alone: merging it folds the earlier ones too.
+            first = last
+        # Idle tables come along: they cost nearly nothing, and their partitions show as merged.
+        failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
+        uncopied = {self._key(t) for t in self.state.tables if t.copied_at is None}
+        selected = [key for key in self.keys.values() if key not in failing | uncopied]
+        past = attempts_for(self.instance, self.capture.name, "merge", {THROUGH_TAG: last.key})
+        return dg.RunRequest(
+            run_key=f"{self.capture.name}:merge:{last.key}:{past.count}",
+            job_name=names.merge_job,
+            asset_selection=selected,
+            tags={
+                **range_tags(first.key, last.key),
+                CAPTURE_TAG: self.capture.name,
+                PURPOSE_TAG: "merge",
+                THROUGH_TAG: last.key,
+            },
+        )
+
+    def _first_unmerged(self, landed: list[LsnWindow], ready: list[TableState]) -> LsnWindow:
+        """The oldest landed window that this instance does not show as merged everywhere."""
+        oldest = landed[0]
+        for table in ready:
+            key = self._key(table)
+            event = self.instance.get_latest_materialization_event(key)
+            partition = event.partition if event is not None else None
+            if partition is None or table.watermark is None:
+                return oldest
+        marks = []
+        for table in ready:
+            event = self.instance.get_latest_materialization_event(self._key(table))
+            if event is not None and event.partition is not None:
+                marks.append(LsnWindow.parse(event.partition))
+        shown = min(marks)
+        later = [w for w in landed if w > shown]
+        return later[0] if later else landed[-1]
+
+    def _without_backoff(self, behind: list[TableState]) -> list[TableState]:
+        recent = recent_runs(self.instance, self.capture.name, "merge")
+        ready = []
+        for table in behind:
+            failures = [r for r in recent if self._failed(r, table)]
+            pause = self.capture.windows.backoff(len(failures))
+            since = seconds_since_end(failures)
+            if since is None or since >= pause:
+                ready.append(table)
+        return ready
+
+    def _failed(self, record: RunRecord, table: TableState) -> bool:
+        """Whether a finished run was to merge the table and did not."""
+        run = record.dagster_run
+        selection = run.asset_selection
+        if selection is not None and self._key(table) not in selection:
+            return False
+        if run.status == DagsterRunStatus.SUCCESS:
+            return False
+        through = window_end(LsnWindow.parse(run.tags[THROUGH_TAG]))
+        return table.merged_through is None or table.merged_through < through
+
+    def _key(self, table: TableState) -> dg.AssetKey:
+        return self.keys[table.table.schema, table.table.table, table.scd]

@@ -1,0 +1,148 @@
+"""What runs and observations show about themselves: figures, names and LSNs, never a value of a row.
+
+LSNs are text, as Postgres prints them. Integers that may pass 2^31-1 are floats: the UI's integer entries
+are 32 bits wide, and a plot needs one type for the whole series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.slots import SlotStatus
+from pgcdc_assets.raw.summary import WindowSummary
+
+if TYPE_CHECKING:
+    from pgcdc_assets.capture import CaptureReport
+    from pgcdc_assets.merge.report import MergeReport
+
+_OPERATIONS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates", "M": "messages"}
+
+
+def window_metadata(summary: WindowSummary) -> dict[str, Any]:
+    """Describe a landed window; the same whenever it is materialised."""
+    window = summary.window
+    return {
+        "dagster/partition_row_count": summary.row_count,
+        "row_count": float(summary.row_count),
+        "transaction_count": float(summary.transaction_count),
+        "changes": changes_table(summary.counts),
+        **_operation_totals(summary.counts),
+        "window": window.key,
+        "epoch": window.epoch,
+        "start_lsn": str(window.start),
+        "end_lsn": str(window.end),
+        "window_bytes": float(window.size_bytes),
+        "first_commit_lsn": _text(summary.first_commit_lsn),
+        "last_commit_lsn": _text(summary.last_commit_lsn),
+        **_timestamp("first_commit", summary.first_commit_ts),
+        **_timestamp("last_commit", summary.last_commit_ts),
+    }
+
+
+def capture_metadata(report: CaptureReport, summary: WindowSummary) -> dict[str, Any]:
+    """Describe a window and the run that landed it, or found it landed."""
+    metadata = window_metadata(summary)
+    metadata["already_captured"] = report.already_captured
+    if not report.already_captured:
+        metadata["seconds"] = round(report.seconds, 3)
+        metadata["rows_per_second"] = round(report.rows_per_second, 1)
+        metadata["bytes_received"] = float(report.bytes_received)
+    metadata["warning_count"] = sum(report.warnings.values())
+    if report.warnings:
+        metadata["warnings"] = dg.MetadataValue.table(
+            [
+                dg.TableRecord({"warning": warning, "count": str(count)})
+                for warning, count in sorted(report.warnings.items())
+            ]
+        )
+    return metadata
+
+
+def lag_metadata(status: SlotStatus, captured_through: Lsn, lag_seconds: float) -> dict[str, Any]:
+    """Describe the slot: the series that the UI plots."""
+    metadata: dict[str, Any] = {
+        "lag_bytes": float(max(0, status.current_lsn - captured_through)),
+        "lag_seconds": round(lag_seconds, 1),
+        "retained_bytes": float(status.retained_bytes or 0),
+        "wal_status": status.wal_status or "unknown",
+        "is_active": status.is_active,
+        "captured_through": str(captured_through),
+        "confirmed_flush_lsn": _text(status.confirmed_flush_lsn),
+        "restart_lsn": _text(status.restart_lsn),
+        "current_lsn": str(status.current_lsn),
+    }
+    if status.active_pid is not None:
+        metadata["active_pid"] = status.active_pid
+    if status.safe_wal_size is not None:
+        metadata["safe_wal_size"] = float(status.safe_wal_size)
+    return metadata
+
+
+def merge_metadata(report: MergeReport) -> dict[str, Any]:
+    """Describe what merging did to one table."""
+    metadata: dict[str, Any] = {
+        "watermark": _text(report.watermark_after),
+        "watermark_before": _text(report.watermark_before),
+        "windows_folded": report.windows_folded,
+        "changes_read": float(report.changes_read),
+        "rows_inserted": float(report.rows_inserted),
+        "rows_updated": float(report.rows_updated),
+        "rows_deleted": float(report.rows_deleted),
+        "rows_rescued": float(report.rows_rescued),
+        "seconds": round(report.seconds, 3),
+        "path": dg.MetadataValue.path(report.path),
+    }
+    if report.seconds > 0 and report.changes_read:
+        metadata["changes_per_second"] = round(report.changes_read / report.seconds, 1)
+    if report.snapshot_lsn is not None:
+        metadata["snapshot_lsn"] = str(report.snapshot_lsn)
+    if report.row_count is not None:
+        metadata["dagster/row_count"] = report.row_count
+    return metadata
+
+
+def changes_table(counts: Mapping[str, Mapping[str, int]]) -> dg.TableMetadataValue:
+    """Show rows by table and operation."""
+    columns = [dg.TableColumn("table", "string")]
+    columns += [dg.TableColumn(name, "int") for name in _OPERATIONS.values()]
+    records = [
+        dg.TableRecord(
+            {"table": table, **{name: ops.get(op, 0) for op, name in _OPERATIONS.items()}}
+        )
+        for table, ops in sorted(counts.items())
+    ]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+
+
+def column_lineage(
+    columns: Sequence[str], source_columns: Sequence[str], source: dg.AssetKey
+) -> dg.TableColumnLineage:
+    """Say from which column of the source table each column came."""
+    known = set(source_columns)
+    return dg.TableColumnLineage(
+        deps_by_column={
+            name: [dg.TableColumnDep(asset_key=source, column_name=name)]
+            for name in columns
+            if name in known
+        }
+    )
+
+
+def _operation_totals(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    totals = dict.fromkeys(_OPERATIONS.values(), 0.0)
+    for ops in counts.values():
+        for op, count in ops.items():
+            totals[_OPERATIONS[op]] += count
+    return totals
+
+
+def _timestamp(name: str, moment: Any) -> dict[str, Any]:
+    return {} if moment is None else {name: dg.MetadataValue.timestamp(moment)}
+
+
+def _text(lsn: Lsn | None) -> str:
+    return "none" if lsn is None else str(lsn)

@@ -1,0 +1,79 @@
+"""Names of a capture's jobs, sensors, resources and pools, in one place so that all parts agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgcdc_assets.orchestration.settings import CdcCapture
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the parts of one capture are called in Dagster."""
+
+    name: str
+
+    @classmethod
+    def of(cls, capture: CdcCapture) -> Names:
+        """Name the parts of a capture."""
+        return cls(capture.name)
+
+    @property
+    def capture_job(self) -> str:
+        """Lands windows."""
+        return f"{self.name}_capture"
+
+    @property
+    def snapshot_job(self) -> str:
+        """Copies tables."""
+        return f"{self.name}_snapshot"
+
+    @property
+    def merge_job(self) -> str:
+        """Merges windows."""
+        return f"{self.name}_merge"
+
+    @property
+    def check_job(self) -> str:
+        """Runs the asset checks that no other job runs."""
+        return f"{self.name}_checks"
+
+    @property
+    def lag_sensor(self) -> str:
+        """Opens windows."""
+        return f"{self.name}_lag"
+
+    @property
+    def merge_sensor(self) -> str:
+        """Asks for merges."""
+        return f"{self.name}_merges"
+
+    @property
+    def postgres(self) -> str:
+        """Resource: the source database."""
+        return f"{self.name}_postgres"
+
+    @property
+    def lake(self) -> str:
+        """Resource: the lake."""
+        return f"{self.name}_lake"
+
+    @property
+    def spark(self) -> str:
+        """Resource: the Spark session."""
+        return f"{self.name}_spark"
+
+    @property
+    def slot_pool(self) -> str:
+        """Pool: one reader of the slot."""
+        return f"pgcdc/{self.name}/slot"
+
+    @property
+    def snapshot_pool(self) -> str:
+        """Pool: one copying run; it does not hold up the capture."""
+        return f"pgcdc/{self.name}/snapshot"
+
+    @property
+    def merge_pool(self) -> str:
+        """Pool: one writer of the SCD tables, which one step merges together."""
+        return f"pgcdc/{self.name}/tables"

@@ -1,0 +1,54 @@
+"""The link between `pgcdc sync` and the sensors that it ticks.
+
+The sensors decide in both cases, under the daemon and under `pgcdc sync`. A one-shot run only adds a
+barrier: the WAL position at its start, up to which everything has to be captured and merged. It travels
+in a ContextVar, so that sensors called by the daemon see none; on the way back they note how far they are.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from pgcdc_assets.lsn import Lsn
+
+
+@dataclass
+class SyncProgress:
+    """What one capture's sensors and its one-shot run tell each other.
+
+    Attributes:
+        barrier: everything committed before the start lies before it; set by the first lag tick.
+        captured_through: end of the newest landed window.
+        merged_through: the lowest position through which a table is merged; None while a table is not
+            merged at all.
+        waiting: why the sensor asked for nothing.
+    """
+
+    name: str
+    barrier: Lsn | None = None
+    captured_through: Lsn | None = None
+    merged_through: Lsn | None = None
+    waiting: str = ""
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether all before the barrier is in the raw zone."""
+        return (
+            self.barrier is not None
+            and self.captured_through is not None
+            and self.captured_through >= self.barrier
+        )
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether all before the barrier is merged into every table."""
+        return (
+            self.is_captured
+            and self.merged_through is not None
+            and self.barrier is not None
+            and self.merged_through >= self.barrier
+        )
+
+
+sync_progress: ContextVar[SyncProgress | None] = ContextVar("pgcdc_sync_progress", default=None)

@@ -1,0 +1,111 @@
+"""The capture's surroundings as Dagster resources: source database, lake, Spark.
+
+All are lazy: nothing connects when definitions load or a run starts, only when an asset or a sensor asks.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import Field
+
+from pgcdc_assets.orchestration import defaults
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+    from pyspark.sql import SparkSession
+
+
+class PostgresResource(dg.ConfigurableResource[None]):
+    """The source database of one capture."""
+
+    capture: str = Field(description="The capture's name, shown in application_name.")
+    conninfo: str | None = Field(
+        default=None,
+        description="libpq URI or key=value string; give it as an EnvVar, since it holds a secret. "
+        "Unset: taken from the variable below when it is needed.",
+    )
+    dsn_env: str = Field(
+        default=defaults.DSN_VARIABLE,
+        description="Environment variable with the libpq URI; PGCDC_DSN unset means the embedded "
+        "server.",
+    )
+    connect_timeout: int = 10
+    statement_timeout_ms: int = 30_000
+    lock_timeout_ms: int = 10_000
+
+    def settings(self) -> ConnectionSettings:
+        """Return what a connection needs.
+
+        Raises:
+            ConfigurationError: no connection string is set, and no embedded server runs.
+        """
+        return ConnectionSettings(
+            conninfo=self.conninfo or defaults.conninfo(self.dsn_env),
+            name=self.capture,
+            connect_timeout=self.connect_timeout,
+            statement_timeout_ms=self.statement_timeout_ms,
+            lock_timeout_ms=self.lock_timeout_ms,
+        )
+
+    def query_connection(self, purpose: str) -> AbstractContextManager[Connection]:
+        """Open a time-limited SQL connection in autocommit mode."""
+        return query_connection(self.settings(), purpose)
+
+
+class LakeResource(dg.ConfigurableResource[None]):
+    """Where raw zone and SCD tables lie."""
+
+    uri: str | None = Field(
+        default=None,
+        description="Folder or object-store URI; unset: PGCDC_LAKE, else .pgcdc/lake.",
+    )
+    storage_options: dict[str, str] = Field(
+        default={}, description="Options of delta-rs for the object store."
+    )
+
+    def lake(self) -> Lake:
+        """Return the lake's address."""
+        if self.uri:
+            return Lake(self.uri, self.storage_options)
+        found = Lake.from_environment(defaults.default_lake())
+        return Lake(found.uri, self.storage_options) if self.storage_options else found
+
+    def zone(self, capture: str) -> RawZone:
+        """Return the raw zone of a capture."""
+        return RawZone(self.lake(), capture)
+
+
+class SparkResource(dg.ConfigurableResource[None]):
+    """The Spark session of merges: embedded, or a Spark Connect server."""
+
+    remote: str | None = Field(
+        default=None,
+        description="Spark Connect address (sc://host:15002); unset: PGCDC_SPARK_REMOTE, else an "
+        "embedded session.",
+    )
+    spark_config: dict[str, str] = Field(
+        default={}, description="Spark settings over the defaults."
+    )
+
+    def session(self) -> SparkSession:
+        """Return the session, started at the first call.
+
+        The resource below is dagster-pyspark's lazy one; it and Spark are imported here, because
+        importing definitions must not pay for them.
+        """
+        from dagster_pyspark import LazyPySparkResource
+
+        from pgcdc_assets.merge.session import embedded_conf
+
+        remote = self.remote or os.environ.get(defaults.SPARK_VARIABLE, "").strip()
+        conf = {"spark.remote": remote} if remote else embedded_conf()
+        config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
+        session: SparkSession = LazyPySparkResource(spark_config=config).spark_session
+        return session

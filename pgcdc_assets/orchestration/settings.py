@@ -1,0 +1,197 @@
+"""What a person declares about one capture: plain values, read from YAML or written in Python.
+
+Nothing here connects or opens anything, so that definitions load with the network cable out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from pgcdc_assets.errors import ConfigurationError
+
+# The name becomes part of asset keys, job names, a lake folder and a slot: what all of them take.
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+MEGABYTE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class CdcTable:
+    """One table of the publication.
+
+    Attributes:
+        scd: the kinds of tables to keep: 1 is the current image.
+        key: columns that identify a row; None means the replica identity's.
+    """
+
+    schema: str
+    table: str
+    scd: tuple[int, ...] = (1,)
+    key: tuple[str, ...] | None = None
+
+    @property
+    def qualified_name(self) -> str:
+        """`schema.table`: the table's snapshot partition, and its name in messages."""
+        return f"{self.schema}.{self.table}"
+
+    @classmethod
+    def parse(
+        cls, name: str, scd: Sequence[int] = (1,), key: Sequence[str] | None = None
+    ) -> CdcTable:
+        """Read `schema.table`; the schema is `public` where none is given.
+
+        Raises:
+            ConfigurationError: a part of the name is empty, or a kind of table is not known.
+        """
+        schema, dot, table = name.partition(".")
+        if not dot:
+            schema, table = "public", name
+        if not schema or not table:
+            raise ConfigurationError(
+                reason=f"{name!r} does not name a table: write it as schema.table"
+            )
+        unknown = sorted(set(scd) - {1})
+        if unknown or not scd:
+            raise ConfigurationError(
+                reason=f"Table {name}: scd is {list(scd)}, but must be [1], the current image"
+            )
+        return cls(schema, table, tuple(scd), tuple(key) if key is not None else None)
+
+
+@dataclass(frozen=True)
+class WindowPolicy:
+    """When a window is opened, how large it may be and how many keys are kept.
+
+    Attributes:
+        max_bytes: WAL bytes of one window at most.
+        min_bytes: waiting WAL bytes that open a window at once.
+        max_age_seconds: waiting WAL of any size opens a window this long after the last one landed.
+        retry_seconds: pause before a failed window is tried again; doubled at each failure.
+        max_retry_seconds: the longest such pause.
+        keep: partition keys to hold; the oldest ones merged everywhere are pruned above it.
+    """
+
+    max_bytes: int = 256 * MEGABYTE
+    min_bytes: int = 8 * MEGABYTE
+    max_age_seconds: float = 10.0
+    retry_seconds: float = 5.0
+    max_retry_seconds: float = 300.0
+    keep: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "min_bytes", "keep"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(reason=f"windows.{name} must be 1 or more")
+        for name in ("max_age_seconds", "retry_seconds", "max_retry_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(reason=f"windows.{name} must not be negative")
+
+    def backoff(self, failures: int) -> float:
+        """Seconds to wait after this many failures in a row."""
+        if failures == 0:
+            return 0.0
+        doubled: float = self.retry_seconds * 2.0 ** min(failures - 1, 30)
+        return min(doubled, self.max_retry_seconds)
+
+
+@dataclass(frozen=True)
+class CdcCapture:
+    """One capture: a publication, the slot that reads it, and the tables kept from it.
+
+    Attributes:
+        name: names the assets, the slot's default and the lake folder.
+        slot: the replication slot; made by the first snapshot when it does not exist.
+        merge_parallelism: tables merged side by side in the one Spark session.
+    """
+
+    name: str
+    publication: str
+    tables: tuple[CdcTable, ...]
+    slot: str = ""
+    windows: WindowPolicy = field(default_factory=WindowPolicy)
+    merge_parallelism: int = 2
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                reason=f"{self.name!r} cannot name a capture: use 1 to 40 lower-case letters, "
+                "digits and underscores, a letter first"
+            )
+        if not self.publication:
+            raise ConfigurationError(reason=f"Capture {self.name} names no publication")
+        if not self.tables:
+            raise ConfigurationError(
+                reason=f"Capture {self.name} lists no tables: `pgcdc init` writes them from the "
+                "publication"
+            )
+        names = [table.qualified_name for table in self.tables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigurationError(
+                reason=f"Capture {self.name} lists {', '.join(twice)} more than once"
+            )
+        if not self.slot:
+            object.__setattr__(self, "slot", f"pgcdc_{self.name}")
+
+    @property
+    def windows_name(self) -> str:
+        """The dynamic partitions definition that raw and SCD assets share."""
+        return f"{self.name}_windows"
+
+    @property
+    def table_names(self) -> list[tuple[str, str]]:
+        """(schema, table) of every table."""
+        return [(table.schema, table.table) for table in self.tables]
+
+
+def parse_tables(
+    tables: Sequence[str | Mapping[str, Any]] | Mapping[str, Mapping[str, Any] | None],
+) -> tuple[CdcTable, ...]:
+    """Read tables as YAML gives them: names, or names with their settings.
+
+    Raises:
+        ConfigurationError: an entry has another form.
+    """
+    entries: list[tuple[str, Mapping[str, Any]]] = []
+    if isinstance(tables, Mapping):
+        entries = [(name, settings or {}) for name, settings in tables.items()]
+    else:
+        for entry in tables:
+            if isinstance(entry, str):
+                entries.append((entry, {}))
+            elif isinstance(entry.get("name"), str):
+                entries.append((entry["name"], {k: v for k, v in entry.items() if k != "name"}))
+            else:
+                raise ConfigurationError(
+                    reason="Each entry of tables is a name, or has a `name` (schema.table) with "
+                    "`key` and `scd`"
+                )
+    for name, settings in entries:
+        unknown = sorted(set(settings) - {"scd", "key"})
+        if unknown:
+            raise ConfigurationError(reason=f"Table {name} has unknown settings: {unknown}")
+    return tuple(CdcTable.parse(name, **settings) for name, settings in entries)
+
+
+def component_yaml(
+    name: str, publication: str, tables: Sequence[CdcTable], *, slot: str | None = None
+) -> str:
+    """Write the component instance that `pgcdc init` leaves in the defs folder."""
+    attributes: dict[str, Any] = {"name": name, "publication": publication}
+    if slot is not None and slot != f"pgcdc_{name}":
+        attributes["slot"] = slot
+    attributes["tables"] = [
+        {
+            "name": table.qualified_name,
+            **({"key": list(table.key)} if table.key is not None else {}),
+            "scd": list(table.scd),
+        }
+        for table in tables
+    ]
+    document = {"type": "pgcdc_assets.PostgresCdcComponent", "attributes": attributes}
+    return yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=96)

@@ -1,0 +1,81 @@
+"""The snapshot asset: one table is one partition; materialising it copies that table anew.
+
+The first run also makes the slot, and copies all tables in the slot's own snapshot, so that copies and
+stream meet exactly at its consistent point.
+"""
+
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.runs import claim_run
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.snapshot import CopyFailure, CopyReport, copy_each_table
+
+
+def build_snapshot_asset(
+    capture: CdcCapture, spec: dg.AssetSpec, partitions: dg.PartitionsDefinition[str]
+) -> dg.AssetsDefinition:
+    """Build the asset that copies tables."""
+    names = Names.of(capture)
+    tables = {table.qualified_name: table for table in capture.tables}
+
+    @dg.multi_asset(
+        name=f"{capture.name}_snapshot",
+        specs=[spec],
+        partitions_def=partitions,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=names.snapshot_pool,
+        required_resource_keys={names.postgres, names.lake},
+    )
+    def snapshot(context: dg.AssetExecutionContext) -> Any:
+        claim_run(context)
+        postgres: PostgresResource = getattr(context.resources, names.postgres)
+        lake: LakeResource = getattr(context.resources, names.lake)
+        wanted: list[CdcTable] = [tables[key] for key in context.partition_keys]
+        failures: list[CopyFailure] = []
+        metadata: dict[str, dict[str, Any]] = {}
+        with dagster_failures():
+            outcomes = copy_each_table(
+                postgres.settings(),
+                lake.zone(capture.name),
+                capture.slot,
+                capture.publication,
+                [(table.schema, table.table) for table in wanted],
+            )
+            for outcome in outcomes:
+                name = f"{outcome.schema}.{outcome.table}"
+                if isinstance(outcome, CopyFailure):
+                    context.log.error(f"{name}: {outcome.error}")
+                    failures.append(outcome)
+                    continue
+                context.log.info(f"Copied {outcome.row_count} rows of {name}")
+                metadata[name] = copy_metadata(outcome)
+        if failures:
+            # The step's own result would mark every table of the run as copied.
+            for name, entries in metadata.items():
+                context.log_event(
+                    dg.AssetMaterialization(spec.key, partition=name, metadata=entries)
+                )
+            raise_failed("Not copied", [(f"{f.schema}.{f.table}", f.error) for f in failures])
+        for name, entries in metadata.items():
+            context.add_asset_metadata(entries, asset_key=spec.key, partition_key=name)
+        yield dg.MaterializeResult(asset_key=spec.key)
+
+    return snapshot
+
+
+def copy_metadata(report: CopyReport) -> dict[str, Any]:
+    """Describe one table's copy."""
+    return {
+        "dagster/partition_row_count": report.row_count,
+        "row_count": float(report.row_count),
+        "snapshot_lsn": str(report.snapshot_lsn),
+        "epoch": report.epoch,
+        "bytes": float(report.bytes),
+        "seconds": round(report.seconds, 3),
+        "rows_per_second": round(report.row_count / max(report.seconds, 1e-6), 1),
+    }

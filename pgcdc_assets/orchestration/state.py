@@ -1,0 +1,137 @@
+"""How far a capture is, read from the lake: no cursor and no record of our own.
+
+A table is merged through the raw zone's end when no landed window above its watermark holds a change of
+it. The merge does not move the watermarks of idle tables each time, so the watermark alone does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.summary import WindowSummary
+from pgcdc_assets.raw.zone import RawZone
+
+
+class Position(NamedTuple):
+    """A point of the stream over all epochs; compares in stream order."""
+
+    epoch: int
+    lsn: Lsn
+
+
+@dataclass(frozen=True)
+class TableState:
+    """How far one table is merged.
+
+    Attributes:
+        watermark: of the SCD table; None before its first merge.
+        merged_through: the raw zone's end when no change waits, else the watermark.
+        copied_at: the newest complete copy; None without one.
+        waiting_changes: landed changes that are not merged.
+    """
+
+    table: CdcTable
+    scd: int
+    watermark: Position | None
+    merged_through: Position | None
+    copied_at: Position | None
+    waiting_changes: int
+
+    @property
+    def needs_merge(self) -> bool:
+        """Whether a merge would do something: first contents, changes or a newer copy."""
+        if self.copied_at is None:
+            return False
+        return self.watermark is None or self.waiting_changes > 0 or self.copied_at > self.watermark
+
+
+@dataclass(frozen=True)
+class CaptureState:
+    """How far a capture is."""
+
+    epoch: Epoch | None
+    captured_through: Position | None
+    tables: tuple[TableState, ...] = ()
+
+    @property
+    def merged_through(self) -> Position | None:
+        """The lowest position through which a table is merged; None while one never was."""
+        merged = [table.merged_through for table in self.tables]
+        known = [position for position in merged if position is not None]
+        return min(known) if known and len(known) == len(merged) else None
+
+
+def captured_through(zone: RawZone, epoch: Epoch) -> Position:
+    """Where the raw zone ends: the newest window's end, else the epoch's start."""
+    return Position(epoch.epoch, zone.changes.captured_through(epoch.epoch) or epoch.start_lsn)
+
+
+def copied_tables(zone: RawZone, epoch: Epoch) -> dict[tuple[str, str], Position]:
+    """The newest complete copy of each table in an epoch.
+
+    Copies of earlier epochs do not count: what happened between two epochs is not in the raw zone.
+    """
+    newest: dict[tuple[str, str], Position] = {}
+    for copy in zone.snapshots.complete_copies(epoch.epoch):
+        position = Position(copy.epoch, copy.snapshot_lsn)
+        key = (copy.schema, copy.table)
+        newest[key] = max(position, newest.get(key, position))
+    return newest
+
+
+def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
+    """Read how far everything is."""
+    epoch = zone.epochs.latest()
+    if epoch is None:
+        return CaptureState(None, None)
+    through = captured_through(zone, epoch)
+    copies = copied_tables(zone, epoch)
+    marks = {
+        (table, scd): read_watermark(zone.lake, capture.name, table.schema, table.table, scd)
+        for table in capture.tables
+        for scd in table.scd
+    }
+    positions = {key: Position(*mark) if mark is not None else None for key, mark in marks.items()}
+    windows = _windows_above(zone, epoch, positions.values())
+    states = []
+    for (table, scd), watermark in positions.items():
+        waiting = 0 if watermark is None else _changes_above(windows, table, watermark)
+        merged = watermark
+        if watermark is not None and waiting == 0:
+            merged = max(watermark, through)
+        copied = copies.get((table.schema, table.table))
+        states.append(TableState(table, scd, watermark, merged, copied, waiting))
+    return CaptureState(epoch, through, tuple(states))
+
+
+def _windows_above(
+    zone: RawZone, epoch: Epoch, watermarks: Iterable[Position | None]
+) -> list[WindowSummary]:
+    known = [mark for mark in watermarks if mark is not None]
+    if not known:
+        return []
+    lowest = min(known)
+    found: list[WindowSummary] = []
+    for number in range(lowest.epoch, epoch.epoch + 1):
+        since = lowest.lsn if number == lowest.epoch else None
+        found += zone.changes.windows(number, since)
+    return found
+
+
+def _changes_above(windows: Sequence[WindowSummary], table: CdcTable, mark: Position) -> int:
+    return sum(
+        sum(summary.counts.get(table.qualified_name, {}).values())
+        for summary in windows
+        if window_end(summary.window) > mark
+    )
+
+
+def window_end(window: LsnWindow) -> Position:
+    """Where a window ends, over all epochs."""
+    return Position(window.epoch, window.end)

@@ -1,0 +1,142 @@
+"""What each asset is called and how it is described: one method to override.
+
+The asset's key and its place in the lake are the same words, so that a person who sees one finds the
+other.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+
+
+class Layer(Enum):
+    """The kinds of assets of a capture."""
+
+    SOURCE = "source"
+    RAW = "raw"
+    SNAPSHOT = "snapshot"
+    SCD1 = "scd1"
+
+
+@dataclass(frozen=True)
+class AssetData:
+    """One asset to describe.
+
+    Attributes:
+        table: the table; None for the raw and snapshot assets, which hold all tables.
+    """
+
+    layer: Layer
+    capture: CdcCapture
+    table: CdcTable | None = None
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """The default asset key."""
+        if self.table is None:
+            return dg.AssetKey([self.capture.name, self.layer.value])
+        return dg.AssetKey(
+            [self.capture.name, self.layer.value, self.table.schema, self.table.table]
+        )
+
+
+class PgcdcTranslator:
+    """Describes the assets of a capture.
+
+    Override `get_asset_spec` to change keys, groups, owners, tags, descriptions or automation:
+
+        class Ours(PgcdcTranslator):
+            def get_asset_spec(self, data):
+                return super().get_asset_spec(data).replace_attributes(owners=["team:data"])
+
+    Dependencies and partitions are set afterwards, between the keys that the method returned.
+    """
+
+    def get_asset_spec(self, data: AssetData) -> dg.AssetSpec:
+        """Return the description of one asset."""
+        describe = {
+            Layer.SOURCE: _source,
+            Layer.RAW: _raw,
+            Layer.SNAPSHOT: _snapshot,
+            Layer.SCD1: _scd1,
+        }[data.layer]
+        description, kinds, metadata = describe(data)
+        tags = {"pgcdc/capture": data.capture.name, "pgcdc/layer": data.layer.value}
+        return dg.AssetSpec(
+            key=data.key,
+            description=description,
+            group_name=data.capture.name,
+            kinds=kinds,
+            tags=tags if data.table is None else {**tags, **_table_tags(data.table)},
+            metadata=metadata,
+        )
+
+
+def _source(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
+    table = _table(data)
+    return (
+        f"Table `{table.qualified_name}` in the source database, published by "
+        f"`{data.capture.publication}`.",
+        {"postgres", "table"},
+        {"dagster/table_name": table.qualified_name},
+    )
+
+
+def _raw(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
+    return (
+        f"Every committed change of publication `{data.capture.publication}`, exactly once, in commit "
+        f"order. One partition is one window of WAL: `epoch-start-end`, the LSNs in hexadecimal. Read "
+        f"by replication slot `{data.capture.slot}`.",
+        {"postgres", "delta"},
+        {
+            "publication": data.capture.publication,
+            "slot": data.capture.slot,
+            "dagster/table_name": f"{data.capture.name}.raw.changes",
+        },
+    )
+
+
+def _snapshot(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
+    return (
+        "Copies of the tables' contents, each at one LSN. One partition is one table; materialise a "
+        "partition to copy that table anew, and the next merge takes the copy over.",
+        {"postgres", "delta"},
+        {"dagster/table_name": f"{data.capture.name}.raw.snapshots"},
+    )
+
+
+def _scd1(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
+    table = _table(data)
+    metadata: dict[str, Any] = {
+        "dagster/table_name": f"{data.capture.name}.scd1.{table.qualified_name}"
+    }
+    if table.key is not None:
+        metadata["key_columns"] = ", ".join(table.key)
+    return (
+        f"`{table.qualified_name}` as it is now: one row for each key. Merging a window folds every "
+        "captured window from the table's own watermark through it.",
+        {"pyspark", "delta"},
+        metadata,
+    )
+
+
+def _table(data: AssetData) -> CdcTable:
+    if data.table is None:
+        raise ValueError(f"{data.layer} describes one table")
+    return data.table
+
+
+def _table_tags(table: CdcTable) -> dict[str, str]:
+    """Tags to filter by, where the names fit Dagster's rules for tag values."""
+    tags = {"pgcdc/schema": table.schema, "pgcdc/table": table.table}
+    return {key: value for key, value in tags.items() if _TAG_VALUE.fullmatch(value)}
+
+
+_TAG_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?")
