@@ -32,7 +32,7 @@ from pgcdc_assets.errors import (
     SlotMissing,
     TransientError,
 )
-from pgcdc_assets.failpoints import failpoint
+from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -177,9 +177,9 @@ def _establish(
             else:
                 assert status.confirmed_flush_lsn is not None
                 start, snapshot = status.confirmed_flush_lsn, None
-            failpoint("after_slot_creation")
+            reach("after_slot_creation")
             zone.epochs.append(_epoch(slot, publication, identity, start))
-    failpoint("after_epoch_commit")
+    reach("after_epoch_commit")
     _logger.info("Epoch 1 of slot %s starts at %s", slot, start)
     return 1, snapshot
 
@@ -316,8 +316,8 @@ def _copy_once(
         for batch in copy_published(settings, table, snapshot.snapshot_name):
             byte_count += batch.nbytes
             yield batch
-            failpoint("mid_copy")
-        failpoint("before_copy_commit")
+            reach("mid_copy")
+        reach("before_copy_commit")
 
     relation = table.relation
     version = zone.relations.register(epoch, relation, snapshot.consistent_point)
@@ -325,7 +325,7 @@ def _copy_once(
     row_count = zone.snapshots.land_copy(
         epoch, snapshot.consistent_point, relation, version, batches()
     )
-    failpoint("after_copy_commit")
+    reach("after_copy_commit")
     return CopyReport(
         schema=relation.schema,
         table=relation.table,

@@ -1,0 +1,70 @@
+"""COPY's text format, decoded against an encoder written after Postgres's
+CopyAttributeOutText()."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.postgres.copy_text import decode_copy_text
+
+_ESCAPES = {
+    "\\": "\\\\",
+    "\b": "\\b",
+    "\f": "\\f",
+    "\n": "\\n",
+    "\r": "\\r",
+    "\t": "\\t",
+    "\v": "\\v",
+}
+_TEXTS = st.one_of(
+    st.none(),
+    st.text(alphabet=st.sampled_from("\\N\t\n\r\b\f\vabnt"), max_size=8),
+    st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+)
+
+
+def encode(rows: list[list[str | None]]) -> bytes:
+    lines = (
+        "\t".join("\\N" if v is None else "".join(_ESCAPES.get(c, c) for c in v) for v in row)
+        for row in rows
+    )
+    return "".join(line + "\n" for line in lines).encode()
+
+
+@given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(_TEXTS, min_size=n, max_size=n))))
+def test_any_rows_come_back_as_they_were(rows: list[list[str | None]]) -> None:
+    width = len(rows[0]) if rows else 3
+    assert decode_copy_text(encode(rows), width).to_pylist() == rows
+
+
+def test_rows_without_columns_are_counted() -> None:
+    assert decode_copy_text(b"\n\n\n", 0).to_pylist() == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        (b"a\tb\nc\n", 2),
+        (b"a\tb\tc\n", 2),
+        (b"a\nb\tc\td\n", 2),
+        (b"a\tb", 2),
+        (b"a\tb\nrest", 2),
+        (b"a\\", 1),
+        (b"\xff\n", 1),
+    ],
+)
+def test_bytes_that_are_no_rows_are_a_protocol_error(data: bytes, columns: int) -> None:
+    with pytest.raises(ProtocolError):
+        decode_copy_text(data, columns)
+
+
+@given(st.binary(max_size=60), st.integers(1, 4))
+def test_random_bytes_give_rows_or_a_protocol_error(data: bytes, columns: int) -> None:
+    try:
+        rows = decode_copy_text(data, columns)
+    except ProtocolError:
+        return
+    assert all(len(row) == columns for row in rows.to_pylist())
