@@ -50,7 +50,7 @@ demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare
 
 .PHONY: dev
 dev: $(STAMP) java ## leave sample shop and Dagster running: http://127.0.0.1:3000
-	@exec $(BIN)/python -m pgcdc_assets.demo dev
+	@exec $(BIN)/python -m pgcdc_assets.demo dev $(if $(PORT),--port $(PORT))
 
 .PHONY: bench
 bench: $(STAMP) java ## measure; ONLY=capture,merge for some of it
