@@ -1,0 +1,177 @@
+"""Raw changes as events of keys: which row appears, changes or goes, and at which position.
+
+An insert or an update is a *content* of its key. A delete is the *departure* of its key; an update
+that changes the key is both: the departure of the old key and a content of the new one. The order
+is (commit_lsn, ordinal), and nothing else.
+
+Columns of an events frame: `k0`, `k1` ... the typed key (and `r0` ... where the type cannot hold
+every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`, `is_content`, `tuple`
+(the texts in the newest layout; NULL for a departure) and, where the changes need it, `unknown` (the
+fields that this change does not say: unchanged TOAST), `is_arrival`, `is_move` and the key before,
+`p0`, `q0` ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from pgcdc_assets.merge.facts import ChangeFacts
+from pgcdc_assets.merge.shape import Layout, TableShape
+
+ORDER = ("commit_lsn", "ordinal")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A table's shape together with what its changes need.
+
+    Attributes:
+        unknown: the fields that some change leaves out and does not bring in its old tuple.
+    """
+
+    shape: TableShape
+    facts: ChangeFacts
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts that the changes use."""
+        return tuple(x for x in self.shape.layouts if x.version in self.facts.versions)
+
+    @property
+    def unchanged(self) -> tuple[int, ...]:
+        """Fields that are unchanged TOAST in some change."""
+        found = set()
+        for layout in self.layouts:
+            positions = self.facts.unchanged.get(layout.version, set())
+            found |= {i for i, p in enumerate(layout.positions) if p in positions}
+        return tuple(sorted(found))
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The events' columns that together are the key."""
+        return self.named("k", "r")
+
+    @property
+    def previous_columns(self) -> tuple[str, ...]:
+        """The events' columns that together are the key before a key change."""
+        return self.named("p", "q")
+
+    def named(self, typed: str, rescued: str) -> tuple[str, ...]:
+        """Name one column per key field, and one more where its type may not hold the text."""
+        names = []
+        for number, index in enumerate(self.shape.key):
+            names.append(f"{typed}{number}")
+            if self.shape.fields[index].type.may_rescue:
+                names.append(f"{rescued}{number}")
+        return tuple(names)
+
+    def key_values(self, typed: str, rescued: str, text: Callable[[int], str]) -> list[str]:
+        """Write the select expressions of a key, given the SQL of a field's text."""
+        expressions = []
+        for number, index in enumerate(self.shape.key):
+            kind = self.shape.fields[index].type
+            value = kind.expression(text(index))
+            expressions.append(f"{value} AS {typed}{number}")
+            if kind.may_rescue:
+                expressions.append(f"IF({value} IS NULL, {text(index)}, NULL) AS {rescued}{number}")
+        return expressions
+
+    def old_text(self, index: int) -> str:
+        """Write the SQL of a field's text in the old tuple."""
+        return self._by_layout("old[{}]", index)
+
+    def new_text(self, index: int) -> str:
+        """Write the SQL of a field's text after the change, as far as the change says it."""
+        text = self._by_layout("new[{}]", index)
+        if index in self.unchanged:
+            return f"IF({self.is_unchanged(index)}, {self.old_text(index)}, {text})"
+        return text
+
+    def is_unchanged(self, index: int) -> str:
+        """Write the SQL that says whether the new tuple leaves a field out."""
+        contains = self._by_layout("array_contains(unchanged, {})", index, "false")
+        return f"coalesce({contains}, false)"
+
+    def is_unknown(self, index: int) -> str:
+        """Write the SQL that says whether neither tuple has the field.
+
+        An old tuple of kind O is the whole row; one of kind K has the key, but NULL in all else.
+        """
+        unchanged = self.is_unchanged(index)
+        if index in self.shape.key:
+            return f"({unchanged} AND old IS NULL)"
+        return f"({unchanged} AND NOT old_kind <=> 'O')"
+
+    def tuple_in_newest_layout(self) -> str:
+        """Write the SQL of the new tuple with its texts where the newest layout has them."""
+        width = range(len(self.shape.fields))
+        if not self.unchanged and all(x.positions == tuple(width) for x in self.layouts):
+            return "new"
+        return f"array({', '.join(self.new_text(i) for i in width)})"
+
+    def _by_layout(self, template: str, index: int, missing: str = "CAST(NULL AS STRING)") -> str:
+        def one(position: int | None) -> str:
+            return missing if position is None else template.format(position)
+
+        positions = {layout.positions[index] for layout in self.layouts}
+        if len(positions) == 1:
+            return one(positions.pop())
+        cases = " ".join(
+            f"WHEN {layout.version} THEN {one(layout.positions[index])}" for layout in self.layouts
+        )
+        return f"(CASE relation_version {cases} END)"
+
+
+def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
+    """Turn a table's raw inserts, updates and deletes into events."""
+    common = ["commit_lsn", "ordinal", "commit_ts"]
+
+    def key_text(index: int) -> str:
+        return f"IF(op = 'D', {fold.old_text(index)}, {fold.new_text(index)})"
+
+    own = [
+        *fold.key_values("k", "r", key_text),
+        *common,
+        "op <> 'D' AS is_content",
+        f"IF(op = 'D', NULL, {fold.tuple_in_newest_layout()}) AS tuple",
+    ]
+    left = [
+        *fold.key_values("k", "r", fold.old_text),
+        *common,
+        "false AS is_content",
+        "CAST(NULL AS ARRAY<STRING>) AS tuple",
+    ]
+    key_changes = _key_changes(fold)
+    if fold.unchanged:
+        unknown = ", ".join(f"IF({fold.is_unknown(i)}, {i}, NULL)" for i in fold.unchanged)
+        own += [
+            f"nullif(array_compact(array({unknown})), CAST(array() AS ARRAY<INT>)) AS unknown",
+            f"(op = 'I' OR {key_changes}) AS is_arrival",
+            f"{key_changes} AS is_move",
+            *fold.key_values("p", "q", lambda i: f"IF({key_changes}, {fold.old_text(i)}, NULL)"),
+        ]
+        nothing = fold.key_values("p", "q", lambda i: "CAST(NULL AS STRING)")
+        left += [
+            "CAST(NULL AS ARRAY<INT>) AS unknown",
+            "false AS is_arrival",
+            "false AS is_move",
+            *nothing,
+        ]
+    elif fold.facts.has_full_tuples:
+        own.append(f"(op = 'I' OR {key_changes}) AS is_arrival")
+        left.append("false AS is_arrival")
+    events = changes.where("op IN ('I', 'U', 'D')").selectExpr(*own)
+    if fold.facts.has_old_tuples:
+        events = events.unionAll(changes.where(key_changes).selectExpr(*left))
+    return events
+
+
+def _key_changes(fold: Fold) -> str:
+    """Write the SQL that says whether an update moves its row to another key."""
+    if not fold.facts.has_old_tuples:
+        return "false"
+    same = " AND ".join(f"{fold.old_text(i)} <=> {fold.new_text(i)}" for i in fold.shape.key)
+    return f"(op = 'U' AND old_kind IS NOT NULL AND NOT ({same}))"

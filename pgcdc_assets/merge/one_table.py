@@ -1,0 +1,227 @@
+"""The merge of one SCD table, from its copy or its watermark on."""
+
+from __future__ import annotations
+
+import time
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import scd1
+from pgcdc_assets.merge.events import Fold
+from pgcdc_assets.merge.evolution import add_columns
+from pgcdc_assets.merge.preparation import TableWork
+from pgcdc_assets.merge.report import MergeReport
+from pgcdc_assets.merge.shape import TableShape, build_shape
+from pgcdc_assets.merge.sql import delta_table, string
+from pgcdc_assets.merge.watermark import TargetState, advance_watermark, read_target
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.zone import RawZone
+
+# How far the recorded watermark of a table without changes may fall behind: its next merge looks
+# through the records of that many windows.
+IDLE_WINDOWS = 10
+
+_READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new unchanged".split()
+
+
+def pass_by(zone: RawZone, work: TableWork) -> MergeReport:
+    """Report a table without changes; its watermark is recorded only now and then."""
+    plan = work.plan
+    if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= IDLE_WINDOWS):
+        advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.end)
+    return MergeReport(
+        *work.name,
+        work.scd,
+        work.path,
+        watermark_before=work.watermark_before,
+        watermark_after=plan.end,
+        windows_folded=len(plan.windows),
+        row_count=work.state.row_count if work.state is not None else None,
+        seconds=time.monotonic() - work.started,
+    )
+
+
+def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeReport:
+    """Apply the copy, if one is due, and then the changes; at most one commit each.
+
+    Args:
+        spark: a session that nobody else uses meanwhile.
+
+    Raises:
+        DefiniteError: what the raw zone holds cannot be folded into this table.
+        TransientError: another merge of the table was faster.
+    """
+    started = time.monotonic()
+    plan, app_id = work.plan, zone.app_id(work.plan.epoch)
+    state = work.state
+    inserted = updated = deleted = 0
+    shape: TableShape | None = None
+    if plan.copy is not None:
+        shape = _shape_of_copy(work, plan.copy)
+        copied = _read_copy(spark, zone, plan.copy)
+        scd1.write_copy(spark, work.path, copied, shape, app_id, plan.copy.snapshot_lsn)
+        inserted = plan.copy.row_count
+        deleted = (state.row_count or 0) if state is not None else 0
+        state = _state(zone, work, plan.copy.snapshot_lsn)
+    if work.facts is not None and state is not None:
+        rows_before = state.row_count
+        shape, counts = _fold(spark, zone, work, state)
+        state = _state(zone, work, plan.end)
+        if counts is None:
+            counts = (state.row_count or 0, 0, rows_before or 0)
+        inserted, updated, deleted = inserted + counts[0], counts[1], deleted + counts[2]
+    elif plan.end > plan.start:
+        advance_watermark(zone.lake, work.path, app_id, plan.end)
+    return MergeReport(
+        *work.name,
+        work.scd,
+        work.path,
+        watermark_before=work.watermark_before,
+        watermark_after=plan.end,
+        windows_folded=len(plan.windows),
+        changes_read=work.facts.change_count if work.facts is not None else 0,
+        rows_inserted=inserted,
+        rows_updated=updated,
+        rows_deleted=deleted,
+        rows_rescued=_count_rescued(spark, work, shape),
+        snapshot_lsn=plan.copy.snapshot_lsn if plan.copy is not None else None,
+        row_count=state.row_count if state is not None else None,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _fold(
+    spark: SparkSession, zone: RawZone, work: TableWork, state: TargetState
+) -> tuple[TableShape | None, tuple[int, int, int] | None]:
+    """Fold the changes in; counts are None where the contents were replaced."""
+    plan, facts = work.plan, work.facts
+    assert facts is not None
+    app_id = zone.app_id(plan.epoch)
+    if not work.version_order:
+        # Nothing but TRUNCATE: the table keeps its shape and loses its rows.
+        nothing = spark.read.format("delta").load(work.path).where("false")
+        scd1.overwrite(nothing, work.path, app_id, plan.end)
+        return None, None
+    shape = _shape_of_changes(work, state)
+    add_columns(spark, work.path, state.columns, shape)
+    fold = Fold(shape, facts)
+    changes = _read_changes(spark, zone, work)
+    rows = scd1.fold_changes(spark, work.path, changes, fold)
+    if state.row_count == 0 or facts.truncated is not None:
+        scd1.replace_contents(work.path, rows, fold, app_id, plan.end)
+        return shape, None
+    return shape, scd1.merge_rows(spark, work.path, rows, fold, app_id, plan.end)
+
+
+def _state(zone: RawZone, work: TableWork, watermark: Lsn) -> TargetState:
+    """Read the table anew; its log must carry the watermark that was just written."""
+    state = read_target(zone.lake, zone.name, work.path)
+    if state is None or state.watermark is None or state.watermark < (work.plan.epoch, watermark):
+        raise TransientError(
+            reason=f"Table {work.plan.target.qualified_name} was not merged through {watermark}: "
+            "its log does not carry that watermark. Run it again."
+        )
+    return state
+
+
+def _shape_of_copy(work: TableWork, copy: Copy) -> TableShape:
+    candidates = [v for v in _relations(work) if v.version == copy.relation_version]
+    # A table that was dropped and created again counts its versions anew.
+    seen = [v for v in candidates if v.lsn <= copy.snapshot_lsn] or candidates
+    if not seen:
+        raise RawZoneError(
+            raw_zone=work.path,
+            reason=f"relation version {copy.relation_version} of "
+            f"{work.plan.target.qualified_name} is not described in raw/relations.",
+        )
+    return build_shape([max(seen, key=lambda v: v.lsn)], work.plan.target.key)
+
+
+def _shape_of_changes(work: TableWork, state: TargetState) -> TableShape:
+    """Build the shape from the version that the table was made with and those of the changes."""
+    assert work.facts is not None
+    known = state.properties
+    name = work.plan.target.qualified_name
+    if scd1.RELATION_ID not in known:
+        raise MergeConflict(
+            table=name,
+            reason=f"the Delta table {work.path} was not made by this package. Move it away",
+        )
+    relation_id, made_with = int(known[scd1.RELATION_ID]), int(known[scd1.RELATION_VERSION])
+    if work.facts.relation_ids != {relation_id}:
+        raise SchemaChangeError(
+            relation=name, column="(all)", reason="the table was dropped and created again"
+        )
+    versions = {v.version: v for v in _relations(work) if v.relation.relation_id == relation_id}
+    order = list(work.version_order)
+    if made_with not in order:
+        order.insert(0, made_with)
+    missing = [number for number in order if number not in versions]
+    if missing:
+        raise RawZoneError(
+            raw_zone=work.path,
+            reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
+        )
+    key = work.plan.target.key
+    return build_shape([versions[number] for number in order], key, known.get(scd1.KEY))
+
+
+def _relations(work: TableWork) -> list[RelationVersion]:
+    schema, table = work.name
+    return [
+        version
+        for version in work.relations
+        if (version.relation.schema, version.relation.table) == (schema, table)
+    ]
+
+
+def _read_copy(spark: SparkSession, zone: RawZone, copy: Copy) -> DataFrame:
+    return (
+        spark.read.format("delta")
+        .load(zone.snapshots.table.uri)
+        .where(
+            f"epoch = {copy.epoch} AND snapshot_lsn = {int(copy.snapshot_lsn)} "
+            f"AND schema = {string(copy.schema)} AND table = {string(copy.table)} "
+            f"AND relation_version = {copy.relation_version}"
+        )
+        .select("new")
+    )
+
+
+def _read_changes(spark: SparkSession, zone: RawZone, work: TableWork) -> DataFrame:
+    """Read the table's changes of the range that no TRUNCATE has undone."""
+    plan, facts = work.plan, work.facts
+    assert facts is not None
+    (relation_id,) = facts.relation_ids
+    after = f"commit_lsn >= {int(plan.first_change)}"
+    if facts.truncated is not None:
+        lsn, ordinal = facts.truncated
+        after = (
+            f"commit_lsn >= {lsn} AND (commit_lsn > {lsn} OR (commit_lsn = {lsn} "
+            f"AND ordinal > {ordinal}))"
+        )
+    schema, table = work.name
+    return (
+        spark.read.format("delta")
+        .load(zone.changes.table.uri)
+        .where(
+            f"epoch = {plan.epoch} AND {after} AND commit_lsn < {int(plan.end)} "
+            f"AND relation_id = {relation_id} "
+            f"AND schema = {string(schema)} AND table = {string(table)}"
+        )
+        .select(*_READ)
+    )
+
+
+def _count_rescued(spark: SparkSession, work: TableWork, shape: TableShape | None) -> int:
+    """Count the rows written by this merge that have a rescued value."""
+    if shape is None or not any(field.type.may_rescue for field in shape.fields):
+        return 0
+    row = spark.sql(
+        f"SELECT count(*) AS n FROM {delta_table(work.path)} "
+        f"WHERE _rescued IS NOT NULL AND _lsn >= {int(work.plan.start)}"
+    ).collect()[0]
+    return int(row["n"])

@@ -1,0 +1,68 @@
+"""What a merge is asked for and what it tells; no Spark is needed to know these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgcdc_assets.lsn import Lsn
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """A source table and what is to be made of it.
+
+    Attributes:
+        scd: the kinds of SCD table, each a table of its own.
+        key: the merge key; None takes the primary key, or the replica identity's index.
+    """
+
+    schema: str
+    table: str
+    scd: tuple[int, ...] = (1,)
+    key: tuple[str, ...] | None = None
+
+    @property
+    def qualified_name(self) -> str:
+        """`schema.table`, for messages."""
+        return f"{self.schema}.{self.table}"
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What the merge of one SCD table did.
+
+    Attributes:
+        watermark_before: through which LSN of the epoch the table was folded; None before its first
+            merge and in an epoch that is new to it.
+        watermark_after: the same after this merge. For a table without changes it may be ahead of
+            what the table itself records: an idle table is not committed to each time.
+        windows_folded: windows whose changes are in the table now and were not before.
+        changes_read: changes of the table in these windows.
+        snapshot_lsn: the copy that replaced the contents; None without one.
+        row_count: rows after the merge, where it is known for nothing.
+    """
+
+    schema: str
+    table: str
+    scd: int
+    path: str
+    watermark_before: Lsn | None
+    watermark_after: Lsn | None
+    windows_folded: int = 0
+    changes_read: int = 0
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    rows_rescued: int = 0
+    snapshot_lsn: Lsn | None = None
+    row_count: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class MergeFailure:
+    """A table that was not merged; the others were not held up."""
+
+    schema: str
+    table: str
+    error: Exception

@@ -1,0 +1,63 @@
+"""From texts to the typed columns of a table: `c0`, `c1` ... and `rescued`.
+
+Columns are numbered until they are written, because a source column may have any name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from pgcdc_assets.merge.shape import SYSTEM_COLUMNS, TableShape
+from pgcdc_assets.merge.sql import string
+
+
+def typed(
+    frame: DataFrame, shape: TableShape, text: Callable[[int], str], keep: Sequence[str]
+) -> DataFrame:
+    """Give the typed values of texts.
+
+    Args:
+        text: the SQL of a field's text over the frame's columns.
+        keep: further select expressions over the frame's columns; their results are kept.
+    """
+    width = range(len(shape.fields))
+    texts = frame.selectExpr(*(f"{text(i)} AS x{i}" for i in width), *keep)
+    kept = [name for name in texts.columns if not (name[0] == "x" and name[1:].isdigit())]
+    values = texts.selectExpr(
+        *(f"x{i} AS x{i}" for i in width),
+        *(f"{shape.fields[i].type.expression(f'x{i}')} AS c{i}" for i in width),
+        *kept,
+    )
+    return values.selectExpr(*(f"c{i}" for i in width), f"{_rescued(shape)} AS rescued", *kept)
+
+
+def _rescued(shape: TableShape) -> str:
+    """Write the SQL of the map of texts without a typed value; NULL when every value is typed."""
+    lost = {
+        i: f"(x{i} IS NOT NULL AND c{i} IS NULL)"
+        for i, field in enumerate(shape.fields)
+        if not field.type.is_text
+    }
+    if not lost:
+        return "CAST(NULL AS MAP<STRING, STRING>)"
+    entries = ", ".join(
+        f"IF({condition}, struct({string(shape.fields[i].name)} AS key, x{i} AS value), NULL)"
+        for i, condition in lost.items()
+    )
+    return (
+        f"IF({' OR '.join(lost.values())}, map_from_entries(array_compact(array({entries}))), NULL)"
+    )
+
+
+def target_columns(shape: TableShape) -> list[Column]:
+    """Name and describe the numbered columns as the table has them."""
+    columns = [
+        F.col(f"c{i}").alias(field.name, metadata={"comment": field.comment})
+        for i, field in enumerate(shape.fields)
+    ]
+    for name, _, comment in SYSTEM_COLUMNS:
+        columns.append(F.col(name.removeprefix("_")).alias(name, metadata={"comment": comment}))
+    return columns

@@ -1,0 +1,226 @@
+"""The shape of an SCD table: its columns, their types, its key; and how older tuples map to it.
+
+A tuple is an array of texts in the order of its own relation version. Columns are followed by
+attnum, so the newest version of a range gives the shape and every older version says where each
+column stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
+from pgcdc_assets.merge.types import DeltaType, delta_type
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.raw.relations import RelationVersion
+
+SYSTEM_COLUMNS = (
+    ("_lsn", "BIGINT", "commit_lsn of the change that this row is"),
+    ("_ordinal", "BIGINT", "position of that change in its transaction; -1 for a copied row"),
+    ("_commit_ts", "TIMESTAMP", "commit time of that change; NULL for a copied row"),
+    ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns cannot hold, by column"),
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A source column in the SCD table."""
+
+    name: str
+    type: DeltaType
+    comment: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the fields stand in the tuples of one relation version; None: not there yet."""
+
+    version: int
+    positions: tuple[int | None, ...]
+    has_full_identity: bool
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """The columns of one SCD table.
+
+    Attributes:
+        key: indexes of the key's fields.
+        layouts: of every relation version that tuples may have.
+    """
+
+    relation: Relation
+    version: int
+    fields: tuple[Field, ...]
+    key: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Names of the key's columns."""
+        return tuple(self.fields[i].name for i in self.key)
+
+
+def build_shape(
+    versions: Sequence[RelationVersion], key: tuple[str, ...] | None, known_key: str | None = None
+) -> TableShape:
+    """Build the shape that holds the tuples of all the versions.
+
+    Args:
+        versions: of one table, ascending; the last one gives the columns.
+        key: the configured merge key, if any.
+        known_key: the key that the existing table was made with, as `key_text` writes it.
+
+    Raises:
+        SchemaChangeError: an older version cannot be read as the newest one.
+        MergeConflict: two names collide, or the key is not usable.
+        ReplicaIdentityError: the table has nothing that identifies its rows.
+    """
+    newest = versions[-1].relation
+    check_names(newest)
+    fields = tuple(_field(column) for column in newest.columns)
+    names = key or _default_key(newest)
+    if known_key is not None and known_key != key_text(names):
+        raise SchemaChangeError(
+            relation=newest.qualified_name,
+            column=", ".join(names),
+            reason="the key of the table changed",
+        )
+    for version in versions:
+        _check_identity(version.relation, names)
+    order = [column.name for column in newest.columns]
+    return TableShape(
+        relation=newest,
+        version=versions[-1].version,
+        fields=fields,
+        key=tuple(order.index(name) for name in names),
+        layouts=tuple(_layout(version, newest) for version in versions),
+    )
+
+
+def key_text(names: Sequence[str]) -> str:
+    """Write a key for a table property."""
+    return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def check_names(relation: Relation) -> None:
+    """Refuse names that Delta cannot tell apart: it ignores case.
+
+    Raises:
+        MergeConflict: two columns collide, or a column with one of ours.
+    """
+    seen: dict[str, str] = {_folded(name): name for name, _, _ in SYSTEM_COLUMNS}
+    for column in relation.columns:
+        other = seen.setdefault(_folded(column.name), column.name)
+        if other != column.name or _folded(column.name) in _SYSTEM:
+            raise MergeConflict(
+                table=relation.qualified_name,
+                reason=f'column "{column.name}" and column "{other}" differ in case only or not '
+                "at all, and Delta cannot tell them apart. Rename one, or leave it out of the "
+                "publication.",
+            )
+
+
+def _folded(name: str) -> str:
+    # Java's equalsIgnoreCase: character by character, so that the length stays.
+    return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)
+
+
+_SYSTEM = frozenset(_folded(name) for name, _, _ in SYSTEM_COLUMNS)
+
+
+def _field(column: Column) -> Field:
+    return Field(column.name, delta_type(column), column.type or "(type no longer known)")
+
+
+def _default_key(relation: Relation) -> tuple[str, ...]:
+    identity = tuple(column.name for column in relation.columns if column.is_key)
+    if relation.primary_key and (
+        relation.replica_identity == "f" or set(relation.primary_key) <= set(identity)
+    ):
+        return relation.primary_key
+    if identity and relation.replica_identity != "f":
+        return identity
+    raise ReplicaIdentityError(
+        relation=relation.qualified_name,
+        identity=_IDENTITIES.get(relation.replica_identity, relation.replica_identity),
+        reason="it has no primary key, and no key is configured, so its rows cannot be told apart",
+        remedy="ALTER TABLE ... ADD PRIMARY KEY (...), or name the key in the settings",
+    )
+
+
+_IDENTITIES = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX"}
+
+
+def _check_identity(relation: Relation, key: Sequence[str]) -> None:
+    """Check that the old tuples of updates and deletes hold the key."""
+    order = {column.name: column for column in relation.columns}
+    for name in key:
+        column = order.get(name)
+        if column is None:
+            raise MergeConflict(
+                table=relation.qualified_name,
+                reason=f'its key column "{name}" is not among its published columns',
+            )
+        if relation.replica_identity in "di" and not column.is_key:
+            raise ReplicaIdentityError(
+                relation=relation.qualified_name,
+                identity=_IDENTITIES[relation.replica_identity],
+                reason=f'it does not hold key column "{name}", so a delete does not say which row '
+                "it means",
+                remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then copy the table",
+            )
+
+
+def _layout(version: RelationVersion, newest: Relation) -> Layout:
+    relation = version.relation
+    positions = _positions(relation, newest)
+    return Layout(version.version, positions, relation.replica_identity == "f")
+
+
+def _positions(older: Relation, newest: Relation) -> tuple[int | None, ...]:
+    if older.relation_id != newest.relation_id:
+        raise SchemaChangeError(
+            relation=newest.qualified_name,
+            column="(all)",
+            reason="the table was dropped and created again",
+        )
+    found = dict(_match(older, newest))
+    left = [c.name for i, c in enumerate(older.columns) if i not in found.values()]
+    if left:
+        raise SchemaChangeError(
+            relation=newest.qualified_name,
+            column=", ".join(left),
+            reason="it was dropped or is not published any more",
+        )
+    for index, position in found.items():
+        _check_same(newest, older.columns[position], newest.columns[index])
+    return tuple(found.get(index) for index in range(len(newest.columns)))
+
+
+def _match(older: Relation, newest: Relation) -> Mapping[int, int]:
+    by_attnum = {c.attnum: i for i, c in enumerate(older.columns) if c.attnum is not None}
+    by_name = {c.name: i for i, c in enumerate(older.columns)}
+    found = {}
+    for index, column in enumerate(newest.columns):
+        position = by_attnum.get(column.attnum) if column.attnum is not None else None
+        if position is None:
+            position = by_name.get(column.name)
+            if position is not None and column.attnum is not None:
+                known = older.columns[position].attnum
+                # The same name with another attnum is another column.
+                position = position if known is None else None
+        if position is not None:
+            found[index] = position
+    return found
+
+
+def _check_same(newest: Relation, older: Column, newer: Column) -> None:
+    if older.name != newer.name:
+        reason = f'it was renamed to "{newer.name}"'
+    elif delta_type(older).ddl != delta_type(newer).ddl or older.base_type != newer.base_type:
+        reason = f"its type changed from {older.type} to {newer.type}"
+    else:
+        return
+    raise SchemaChangeError(relation=newest.qualified_name, column=older.name, reason=reason)

@@ -1,0 +1,105 @@
+"""Merge the tables of a publication: decide, count, then fold several side by side.
+
+Each table has a watermark of its own and is folded from there, so retries, skipped runs and ranges
+converge. A table that cannot be merged gives a `MergeFailure` and holds up nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from queue import SimpleQueue
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import MergeConflict, PgcdcError, TransientError
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge.one_table import merge_table, pass_by
+from pgcdc_assets.merge.preparation import TableWork, prepare
+from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge.scd1 import UNKNOWN_VALUE
+from pgcdc_assets.merge.session import own_session
+from pgcdc_assets.raw.zone import RawZone
+
+
+def merge_tables(
+    spark: SparkSession,
+    zone: RawZone,
+    targets: Sequence[TableTarget],
+    through: LsnWindow,
+    *,
+    parallelism: int = 2,
+) -> Iterator[MergeReport | MergeFailure]:
+    """Fold each table from its own watermark through the window's end; yield as each one is done.
+
+    Args:
+        parallelism: tables that are merged side by side.
+    """
+    busy: list[TableWork] = []
+    for work in prepare(zone, targets, through):
+        if isinstance(work, MergeFailure):
+            yield work
+        elif work.is_idle:
+            yield _guarded(work, lambda idle: pass_by(zone, idle))
+        else:
+            busy.append(work)
+    if busy:
+        yield from _side_by_side(spark, zone, busy, min(parallelism, len(busy)))
+
+
+def _side_by_side(
+    spark: SparkSession, zone: RawZone, works: Sequence[TableWork], parallelism: int
+) -> Iterator[MergeReport | MergeFailure]:
+    sessions: SimpleQueue[SparkSession] = SimpleQueue()
+    for _ in range(parallelism):
+        sessions.put(own_session(spark))
+
+    def run(work: TableWork) -> MergeReport | MergeFailure:
+        session = sessions.get()
+        try:
+            return _guarded(work, lambda busy: merge_table(session, zone, busy))
+        finally:
+            sessions.put(session)
+
+    with ThreadPoolExecutor(parallelism, "pgcdc-merge") as pool:
+        futures = [pool.submit(run, work) for work in works]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _guarded(
+    work: TableWork, action: Callable[[TableWork], MergeReport]
+) -> MergeReport | MergeFailure:
+    """Run one table's merge; give what went wrong as a failure of that table."""
+    try:
+        return action(work)
+    except PgcdcError as error:
+        return MergeFailure(*work.name, error)
+    except Exception as error:
+        return MergeFailure(*work.name, _explained(work.plan.target, error))
+
+
+def _explained(target: TableTarget, error: Exception) -> PgcdcError:
+    """Say what Spark reported without its message, which may quote values; keep it as the cause."""
+    explained: PgcdcError
+    if UNKNOWN_VALUE in str(error):
+        explained = MergeConflict(
+            table=target.qualified_name,
+            reason="an update leaves out a TOASTed value, and neither the changes before it nor "
+            "the table have the row. Take a new snapshot of the table.",
+        )
+    else:
+        kind = type(error).__name__
+        if isinstance(error, PySparkException):
+            kind = error.getCondition() or kind
+        explained = TransientError(
+            reason=f"Table {target.qualified_name} was not merged: Spark reported {kind}. Nothing "
+            "of it was committed; the cause is in the log."
+        )
+    explained.__cause__ = error
+    return explained

@@ -1,0 +1,144 @@
+"""Where SCD tables lie and how far they are, read by delta-rs without a JVM.
+
+A table's watermark is the version of the application transaction `pgcdc:{name}:{epoch}` in its own
+log, so it is committed with the rows it speaks of, or not at all. It is one per epoch: LSNs of
+different epochs do not compare.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+_PLAIN = re.compile(r"[A-Za-z0-9_$-][A-Za-z0-9_.$-]*")
+
+
+def table_path(lake: Lake, name: str, schema: str, table: str, scd: int) -> str:
+    """Give the address of an SCD table."""
+    return lake.path(name, f"scd{scd}", _folder(schema), _folder(table))
+
+
+def read_watermark(
+    lake: Lake, name: str, schema: str, table: str, scd: int
+) -> tuple[int, Lsn] | None:
+    """Say through which LSN of which epoch a table is folded; None before its first merge."""
+    state = read_target(lake, name, table_path(lake, name, schema, table, scd))
+    return None if state is None else state.watermark
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """An SCD table as its log describes it.
+
+    Attributes:
+        watermark: epoch and LSN; None for a table that holds nothing of ours yet.
+        columns: names in order.
+        row_count: rows; None where a file has no statistics.
+    """
+
+    path: str
+    watermark: tuple[int, Lsn] | None
+    properties: Mapping[str, str]
+    columns: tuple[str, ...]
+    row_count: int | None
+
+
+def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
+    """Read a table's state; None when it does not exist."""
+    table = _load(lake, path)
+    if table is None:
+        return None
+    return TargetState(
+        path=path,
+        watermark=_watermark(table, lake, name),
+        properties=table.metadata().configuration,
+        columns=tuple(field.name for field in table.schema().fields),
+        row_count=_row_count(table),
+    )
+
+
+def advance_watermark(lake: Lake, path: str, app_id: str, watermark: Lsn) -> None:
+    """Record that a table without changes is folded further: one commit without rows.
+
+    Raises:
+        TransientError: the log cannot be written.
+    """
+    table = _load(lake, path)
+    if table is None:
+        return
+    try:
+        table.create_write_transaction(
+            [],
+            "append",
+            table.schema(),
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(app_id, int(watermark))]
+            ),
+        )
+    except CommitFailedError:
+        # Another merge of the table moved the watermark; it knows better.
+        return
+    except (DeltaError, OSError) as error:
+        raise TransientError(
+            reason=f"The Delta table {path} cannot be written ({type(error).__name__}); "
+            "run it again."
+        ) from error
+
+
+def _load(lake: Lake, path: str) -> DeltaTable | None:
+    try:
+        return DeltaTable(path, storage_options=dict(lake.storage_options) or None)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise ConfigurationError(
+            reason=f"The Delta table {path} cannot be read ({type(error).__name__}). Mend it, or "
+            "move it away and copy the table again."
+        ) from error
+
+
+def _watermark(table: DeltaTable, lake: Lake, name: str) -> tuple[int, Lsn] | None:
+    zone = RawZone(lake, name)
+    newest = zone.epochs.latest()
+    for epoch in range(newest.epoch if newest else 1, 0, -1):
+        version = table.transaction_version(zone.app_id(epoch))
+        if version is not None:
+            return epoch, Lsn(version)
+    return None
+
+
+def _row_count(table: DeltaTable) -> int | None:
+    actions = pa.table(table.get_add_actions())
+    if actions.num_rows == 0:
+        return 0
+    counts = actions.column("num_records")
+    if counts.null_count:
+        return None
+    written: int = sum(counts.to_pylist())
+    vectors = pa.table(table.deletion_vectors())
+    masks = vectors.column("selection_vector").to_pylist()
+    return written - sum(len(mask) - sum(mask) for mask in masks)
+
+
+def _folder(name: str) -> str:
+    """Make a folder's name of a Postgres name: the name itself, or its odd characters as ~hex.
+
+    Slashes would nest, and engines disagree about percent signs, blanks and glob characters in
+    paths.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    head = "".join(
+        c if c.isascii() and (c.isalnum() or c in "_$-.") else f"~{ord(c):x}~" for c in name
+    )
+    return f"~2e~{head[1:]}" if head.startswith(".") else head

@@ -1,0 +1,238 @@
+"""Raw changes written by hand, and the fold of them that is obviously right.
+
+`History` holds committed transactions of one table and lands any cut of them as windows; `fold`
+says what the table then holds: a plain loop over a dictionary, one row after the other, as Postgres
+itself would.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.zone import RawZone
+
+Texts = Sequence[str | None]
+CLOCK = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One raw row: a change as the decoder lands it."""
+
+    op: str
+    new: Texts | None = None
+    old: Texts | None = None
+    old_kind: str | None = None
+    unchanged: tuple[int, ...] | None = None
+    version: int = 1
+    relation_id: int = 1000
+
+
+def insert(*texts: str | None, **more: Any) -> Change:
+    """An insert of a whole row."""
+    return Change("I", texts, **more)
+
+
+def update(
+    *texts: str | None, old: Texts | None = None, unchanged: tuple[int, ...] = (), **more: Any
+) -> Change:
+    """An update under DEFAULT identity; `old` is the key tuple where the key changes."""
+    kind = more.pop("old_kind", "K" if old is not None else None)
+    return Change("U", texts, old, kind, unchanged or None, **more)
+
+
+def delete(*old: str | None, old_kind: str = "K", **more: Any) -> Change:
+    """A delete; `old` has all columns, under kind K with NULL beside the key."""
+    return Change("D", None, old, old_kind, **more)
+
+
+def truncate(**more: Any) -> Change:
+    """A TRUNCATE of the table."""
+    return Change("T", **more)
+
+
+def column(name: str, base_type: str = "int4", typmod: int = -1, **more: Any) -> Column:
+    """A column that is described as the catalog would."""
+    more.setdefault("type", base_type)
+    return Column(
+        name=name,
+        type_oid=more.pop("type_oid", 23),
+        typmod=typmod,
+        base_type=base_type,
+        base_typmod=typmod,
+        **more,
+    )
+
+
+def relation(
+    *columns: Column,
+    key: Sequence[str] = ("id",),
+    identity: str = "d",
+    table: str = "items",
+    relation_id: int = 1000,
+) -> Relation:
+    """A table in schema `shop` with attnums in order."""
+    described = tuple(
+        Column(
+            **{
+                **{name: getattr(c, name) for name in Column.__slots__},
+                "attnum": c.attnum or number,
+                "is_key": c.is_key or identity == "f" or (identity == "d" and c.name in key),
+            }
+        )
+        for number, c in enumerate(columns, 1)
+    )
+    return Relation(relation_id, "shop", table, identity, described, tuple(key))
+
+
+@dataclass
+class Landing:
+    """Writes one table's raw zone, transaction by transaction."""
+
+    zone: RawZone
+    relations: Sequence[Relation]
+    epoch: int = 1
+    lsn: int = 0x1000
+    windows: list[LsnWindow] = field(default_factory=list)
+
+    @property
+    def relation(self) -> Relation:
+        """The first version."""
+        return self.relations[0]
+
+    def begin(self, copied: Iterable[Texts] = (), *, at: int | None = None) -> None:
+        """Record the epoch and land a copy of the table at the current LSN."""
+        if self.zone.epochs.latest() is None or self.zone.epochs.latest().epoch < self.epoch:
+            self.zone.epochs.append(
+                Epoch(
+                    epoch=self.epoch,
+                    start_lsn=Lsn(self.lsn),
+                    slot="pgcdc_test",
+                    publication="test",
+                    database="test",
+                    system_identifier="1",
+                    timeline=1,
+                    server_version=180004,
+                    created_at=CLOCK,
+                )
+            )
+        self.describe()
+        self.copy(copied, at=at)
+
+    def describe(self) -> None:
+        """Store the relation versions."""
+        for described in self.relations:
+            self.zone.relations.register(self.epoch, described, Lsn(self.lsn))
+        self.zone.relations.flush()
+
+    def copy(self, rows: Iterable[Texts], *, at: int | None = None, version: int = 1) -> None:
+        """Land a copy of the table."""
+        texts = pa.array([list(row) for row in rows], type=schema.CHANGES.field("new").type)
+        batch = pa.RecordBatch.from_arrays([texts], names=["new"])
+        self.zone.snapshots.land_copy(
+            self.epoch,
+            Lsn(self.lsn if at is None else at),
+            self.relations[version - 1],
+            version,
+            [batch],
+        )
+
+    def land(self, *transactions: Sequence[Change]) -> LsnWindow:
+        """Land the transactions as the next window."""
+        start = self.lsn
+        rows: list[dict[str, Any]] = []
+        for number, changes in enumerate(transactions):
+            commit_lsn = start + 0x10 * number
+            rows += [
+                self.raw_row(change, commit_lsn, ordinal) for ordinal, change in enumerate(changes)
+            ]
+        self.lsn = start + 0x10 * max(1, len(transactions))
+        window = LsnWindow.of(self.epoch, start, self.lsn)
+        self.zone.changes.land(window, raw_batches(rows))
+        self.windows.append(window)
+        return window
+
+    def raw_row(self, change: Change, commit_lsn: int, ordinal: int) -> dict[str, Any]:
+        """Describe one row of raw/changes."""
+        return {
+            "commit_lsn": commit_lsn,
+            "ordinal": ordinal,
+            "xid": commit_lsn,
+            "commit_ts": CLOCK + dt.timedelta(microseconds=commit_lsn),
+            "origin": None,
+            "op": change.op,
+            "relation_id": change.relation_id,
+            "relation_version": change.version,
+            "schema": self.relation.schema,
+            "table": self.relation.table,
+            "old_kind": change.old_kind,
+            "old": None if change.old is None else list(change.old),
+            "new": _without_unchanged(change),
+            "unchanged": None if change.unchanged is None else list(change.unchanged),
+        }
+
+
+def _without_unchanged(change: Change) -> list[str | None] | None:
+    if change.new is None:
+        return None
+    left_out = set(change.unchanged or ())
+    return [None if i in left_out else text for i, text in enumerate(change.new)]
+
+
+def raw_batches(rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
+    """Make Arrow batches of raw rows."""
+    columns = [f for f in schema.CHANGES if f.name not in ("epoch", "window")]
+    return pa.Table.from_pylist(rows, schema=pa.schema(columns)).to_batches()
+
+
+@dataclass
+class Fold:
+    """What a table holds: a dictionary from key texts to row texts."""
+
+    key: Sequence[int]
+    rows: dict[tuple[str | None, ...], list[str | None]] = field(default_factory=dict)
+
+    def copy(self, rows: Iterable[Texts]) -> None:
+        """Begin with a copy."""
+        self.rows = {self._key(row): list(row) for row in rows}
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply one transaction.
+
+        A key may have two rows inside a transaction (deferred constraints under FULL): the older
+        leaves first.
+        """
+        held: dict[tuple[str | None, ...], list[list[str | None]]] = {
+            key: [row] for key, row in self.rows.items()
+        }
+        for change in changes:
+            if change.op == "T":
+                held = {}
+            elif change.op == "D":
+                assert change.old is not None
+                held[self._key(change.old)].pop(0)
+            elif change.op == "I":
+                assert change.new is not None
+                held.setdefault(self._key(change.new), []).append(list(change.new))
+            else:
+                assert change.new is not None
+                before = self._key(change.old) if change.old is not None else self._key(change.new)
+                old = held[before].pop(0)
+                new = list(change.new)
+                for i in change.unchanged or ():
+                    new[i] = old[i]
+                held.setdefault(self._key(new), []).append(new)
+        assert all(len(rows) <= 1 for rows in held.values())
+        self.rows = {key: rows[0] for key, rows in held.items() if rows}
+
+    def _key(self, row: Texts) -> tuple[str | None, ...]:
+        return tuple(row[i] for i in self.key)
