@@ -1,0 +1,314 @@
+"""Capture one window: from the slot to a durable commit, and only then back to the slot.
+
+The order is the design. The lease keeps other runners out; the slot is looked at while our own
+walsender holds it, since START_REPLICATION skips silently to `confirmed_flush_lsn`; the window's
+rows become visible in one commit; after that, and nowhere else, the window's end is confirmed.
+Whatever dies in between, the next run either finds the window landed and confirms it, or finds
+nothing of it and reads it again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import select
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.errors import (
+    ConnectionLost,
+    RawZoneError,
+    SlotAdvanced,
+    SlotBusy,
+    SlotLost,
+    SlotMissing,
+    TransientError,
+)
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.catalog import CatalogResolver
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.lease import Lease, capture_lease, wait_or_terminate_stale_walsender
+from pgcdc_assets.postgres.slots import (
+    SlotStatus,
+    check_slot_usable,
+    read_server_identity,
+    read_slot_status,
+)
+from pgcdc_assets.postgres.stream import ReplicationStream, StreamSettings
+from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.summary import WindowSummary
+from pgcdc_assets.raw.zone import RawZone
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+
+@dataclass(frozen=True)
+class CaptureLimits:
+    """How long and how much.
+
+    Attributes:
+        total_seconds: a capture that takes longer is given up; None for no limit.
+        slot_wait_seconds: how long the walsender of a dead runner may keep the slot before it is
+            ended.
+        stream: clocks and sizes of the stream: batch bytes, status interval, silence.
+    """
+
+    total_seconds: float | None = None
+    slot_wait_seconds: float = 5.0
+    stream: StreamSettings = field(default_factory=StreamSettings)
+
+
+@dataclass(frozen=True)
+class CaptureReport:
+    """What capturing a window did.
+
+    Attributes:
+        already_captured: the window was landed before, and only confirmed now.
+        counts: rows by `schema.table` and operation.
+        seconds: from the first connection to the confirmed slot.
+        warnings: how often something was seen that was not landed, by its description.
+    """
+
+    window: LsnWindow
+    already_captured: bool
+    row_count: int
+    counts: Mapping[str, Mapping[str, int]]
+    transaction_count: int
+    first_commit_lsn: Lsn | None
+    last_commit_lsn: Lsn | None
+    first_commit_ts: dt.datetime | None
+    last_commit_ts: dt.datetime | None
+    bytes_received: int = 0
+    seconds: float = 0.0
+    warnings: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows landed per second of the whole capture."""
+        return self.row_count / self.seconds if self.seconds else 0.0
+
+
+def capture_window(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    slot: str,
+    publication: str,
+    window: LsnWindow,
+    limits: CaptureLimits | None = None,
+) -> CaptureReport:
+    """Land a window exactly once, and confirm it to the slot.
+
+    A window that was landed before is verified, confirmed and reported with the same figures.
+
+    Raises:
+        ConfigurationError: the settings do not lead to a usable connection and slot.
+        SlotBusy: another runner holds the lease, or another program the slot.
+        SlotMissing, SlotLost, SlotAdvanced: the slot cannot give what the raw zone needs next.
+        WindowUnavailable: the window was landed, and its rows are gone.
+        RawZoneError: the window does not follow what is landed, or the raw zone is another slot's.
+        ProtocolError: the stream broke its own rules.
+        TransientError: the connection or the lake failed; nothing was confirmed, run it again.
+    """
+    limits = limits or CaptureLimits()
+    began = time.monotonic()
+    with (
+        query_connection(settings, "lease") as conn,
+        capture_lease(conn, zone.name, slot) as lease,
+    ):
+        captured_through = _check_raw_zone(conn, zone, slot, window)
+        is_captured = window.end <= captured_through
+        summary = zone.changes.summary(window) if is_captured else None
+        ours = settings.application_name("capture")
+        wait_or_terminate_stale_walsender(conn, slot, limits.slot_wait_seconds, ours)
+        status = _check_slot(conn, zone, slot, captured_through)
+        if summary is not None and (status.confirmed_flush_lsn or 0) >= window.end:
+            return _report(summary, True, Counter(), 0, began)
+        stream = ReplicationStream(
+            settings,
+            slot,
+            publication,
+            captured_through,
+            limits.stream,
+            _watch(conn, limits, began),
+        )
+        warnings: Counter[str] = Counter()
+        with stream:
+            _check_slot(conn, zone, slot, captured_through, stream.backend_pid)
+            if summary is None:
+                decoder = _decoder(settings, zone, publication, window)
+                summary = _land(zone, window, stream, decoder, lease)
+                warnings += decoder.warnings
+                failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
+            stream.confirm(max(window.end, captured_through))
+            failpoints.reach(failpoints.AFTER_STATUS_PACKET)
+            is_heard = stream.finish()
+        if not is_heard:
+            warnings["the server has not acknowledged the confirmed position yet"] += 1
+        return _report(summary, is_captured, warnings, stream.bytes_received, began)
+
+
+def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindow) -> Lsn:
+    """Say what the epoch is captured through, if the window is next or came before."""
+    server = read_server_identity(conn)
+    latest = zone.epochs.check_source(
+        slot=slot, database=server.database, system_identifier=server.system_identifier
+    )
+    uri = zone.changes.table.uri
+    if latest is None or window.epoch > latest.epoch:
+        raise RawZoneError(
+            raw_zone=uri,
+            reason=f"it has no epoch {window.epoch}. Take the first snapshot: that makes the slot "
+            "and records the epoch.",
+        )
+    captured_through = zone.changes.captured_through(window.epoch)
+    if window.epoch < latest.epoch:
+        # The slot of an older epoch is gone: what is landed is all that will ever be.
+        return max(captured_through or window.end, window.end)
+    captured_through = captured_through or latest.start_lsn
+    if window.start != captured_through and window.end > captured_through:
+        raise RawZoneError(
+            raw_zone=uri,
+            reason=f"window {window.key} does not begin at {captured_through}, where the captured "
+            "changes end. Capture windows in order.",
+        )
+    return captured_through
+
+
+def _check_slot(
+    conn: Connection,
+    zone: RawZone,
+    slot: str,
+    captured_through: Lsn,
+    backend_pid: int | None = None,
+) -> SlotStatus:
+    """Refuse a slot that cannot go on where the raw zone ends.
+
+    Args:
+        backend_pid: our walsender, once it holds the slot. Only then can nobody move it any more.
+    """
+    status = read_slot_status(conn, slot)
+    uri = zone.changes.table.uri
+    if status is None:
+        raise SlotMissing(slot=slot, raw_zone=uri, captured_through=captured_through)
+    check_slot_usable(status, conn.info.dbname)
+    if status.is_lost:
+        raise SlotLost(slot=slot, wal_status=status.wal_status, restart_lsn=status.restart_lsn)
+    if status.current_lsn < captured_through:
+        raise RawZoneError(
+            raw_zone=uri,
+            reason=f"it is captured through {captured_through}, but the server's WAL ends at "
+            f"{status.current_lsn}: the server was restored from a backup, or replaced by a "
+            "standby that had not received all. Take a new snapshot in a new epoch.",
+        )
+    confirmed = status.confirmed_flush_lsn
+    if confirmed is not None and confirmed > captured_through:
+        raise SlotAdvanced(
+            slot=slot,
+            confirmed_flush_lsn=confirmed,
+            expected=captured_through,
+            gap_bytes=confirmed - captured_through,
+        )
+    if backend_pid is not None and status.active_pid != backend_pid:
+        raise SlotBusy(
+            slot=slot,
+            active_pid=status.active_pid or 0,
+            application_name=status.active_application_name or "none",
+        )
+    return status
+
+
+def _decoder(
+    settings: ConnectionSettings, zone: RawZone, publication: str, window: LsnWindow
+) -> Decoder:
+    catalog = CatalogResolver(settings, publication)
+
+    def resolve(announced: Relation, commit_lsn: Lsn) -> tuple[Relation, int]:
+        relation = catalog.complete(announced)
+        return relation, zone.relations.register(window.epoch, relation, commit_lsn)
+
+    return Decoder(resolve, window.end, window.start)
+
+
+def _land(
+    zone: RawZone, window: LsnWindow, stream: ReplicationStream, decoder: Decoder, lease: Lease
+) -> WindowSummary:
+    """Make the window's rows visible in one commit."""
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for batch in stream.batches():
+            decoded = decoder.decode(batch)
+            if decoder.is_finished:
+                stream.pause()
+            if decoded is not None:
+                yield decoded
+            failpoints.reach(failpoints.MID_STREAM)
+            if decoder.is_finished:
+                return
+
+    def before_commit() -> None:
+        failpoints.reach(failpoints.BEFORE_DELTA_COMMIT)
+        zone.relations.flush()
+        failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)
+        lease.verify()
+
+    try:
+        return zone.changes.land(window, rows(), before_commit).summary
+    except BaseException:
+        zone.relations.discard()
+        raise
+
+
+def _watch(conn: Connection, limits: CaptureLimits, began: float) -> Callable[[], None]:
+    """Make the check that the stream's reader calls every second.
+
+    A fast shutdown of the server ends the session that holds the lease first, and then waits for
+    walsenders whose clients have not confirmed everything. We never do, so we leave.
+    """
+    hang_up = select.poll()
+    hang_up.register(conn.fileno(), select.POLLRDHUP)
+    server = f"database {conn.info.dbname}"
+
+    def watch() -> None:
+        if hang_up.poll(0):
+            raise ConnectionLost(
+                server=server,
+                doing="capturing",
+                reason="the server ended the session that holds the lease",
+            )
+        if limits.total_seconds is not None and time.monotonic() - began > limits.total_seconds:
+            raise TransientError(
+                reason=f"The capture took longer than its limit of {limits.total_seconds:g} s. "
+                "Nothing was landed; raise the limit or open smaller windows, then run it again."
+            )
+
+    return watch
+
+
+def _report(
+    summary: WindowSummary,
+    already_captured: bool,
+    warnings: Counter[str],
+    bytes_received: int,
+    began: float,
+) -> CaptureReport:
+    return CaptureReport(
+        window=summary.window,
+        already_captured=already_captured,
+        row_count=summary.row_count,
+        counts=summary.counts,
+        transaction_count=summary.transaction_count,
+        first_commit_lsn=summary.first_commit_lsn,
+        last_commit_lsn=summary.last_commit_lsn,
+        first_commit_ts=summary.first_commit_ts,
+        last_commit_ts=summary.last_commit_ts,
+        bytes_received=bytes_received,
+        seconds=time.monotonic() - began,
+        warnings=dict(warnings),
+    )

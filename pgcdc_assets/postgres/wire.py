@@ -1,0 +1,310 @@
+"""The bytes of a replication connection after START_REPLICATION, both ways.
+
+libpq connects and authenticates; then there are two ways to read. `SocketWire` takes the socket
+from libpq and reads into its own buffers, which are cut into messages a buffer at a time: no object
+and no call per message. `LibpqWire` asks libpq for each message and is for connections that libpq
+encrypts. Measurements: docs/decisions/0001-stream-over-psycopg-3.md.
+
+How a walsender works decides the speed. It writes each message to its socket at once. If the reader
+has emptied the socket, every one of these writes travels the whole way to a process that wakes up
+for 200 bytes. If the socket is full, messages are appended to what waits there, at a third of the
+server's CPU. So the receive buffer has a fixed size, reads wait until much of it is filled
+(SO_RCVLOWAT) with a short limit for the trickle, and after a long read we pause.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import psycopg
+from psycopg import pq
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, MessageBatch, cut
+
+_COPY_BOTH, _COPY_DONE, _ERROR = b"W", b"c", b"E"
+# CommandComplete, NoticeResponse, ParameterStatus, ReadyForQuery: nothing to do.
+_IGNORED = frozenset((b"C", b"N", b"S", b"Z"))
+
+
+@dataclass(frozen=True)
+class WireSettings:
+    """How bytes are read.
+
+    Attributes:
+        batch_bytes: a batch is handed over when it has so many bytes.
+        receive_buffer_bytes: SO_RCVBUF; the kernel doubles it.
+        low_water_bytes: SO_RCVLOWAT: a read waits for so many bytes,
+        quiet_seconds: but no longer than this.
+        pause_seconds: the pause after a read that got all it waited for.
+        send_seconds: a packet that cannot be sent in this time is an error.
+    """
+
+    batch_bytes: int = 8 * 1024 * 1024
+    receive_buffer_bytes: int = 1024 * 1024
+    low_water_bytes: int = 256 * 1024
+    quiet_seconds: float = 0.02
+    pause_seconds: float = 0.002
+    send_seconds: float = 10.0
+
+
+class ServerError(Exception):
+    """What the server answered instead of going on."""
+
+    def __init__(self, sqlstate: str, message: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.message = message
+
+
+class StreamEnded(Exception):
+    """The server ended the stream in order."""
+
+
+class Wire(Protocol):
+    """A started stream. `send` may be called by several threads, `read` by one."""
+
+    bytes_received: int
+
+    def read(self) -> MessageBatch | None:
+        """Wait for messages: a full batch, or what came until the stream fell quiet.
+
+        Raises:
+            ServerError: the server sent an error.
+            StreamEnded: the server ended the stream.
+            OSError: the connection broke.
+        """
+
+    def send(self, payload: bytes) -> None:
+        """Send one CopyData message.
+
+        Raises:
+            OSError: the connection broke.
+        """
+
+    def send_end(self) -> None:
+        """Send CopyDone: the server answers with its own and reads nothing more of us."""
+
+    def close(self) -> None:
+        """Close the connection, whatever state it is in."""
+
+
+class SocketWire:
+    """Reads the socket of an unencrypted connection directly."""
+
+    def __init__(self, conn: pq.abc.PGconn, command: bytes, settings: WireSettings) -> None:
+        self._conn = conn
+        self._settings = settings
+        self._socket = socket.socket(fileno=os.dup(conn.socket))
+        self._socket.setblocking(True)
+        self._set(socket.SO_RCVTIMEO, _timeval(settings.quiet_seconds))
+        self._set(socket.SO_SNDTIMEO, _timeval(settings.send_seconds))
+        if self._socket.family != socket.AF_UNIX:
+            self._set(socket.SO_RCVBUF, settings.receive_buffer_bytes)
+        self._set(socket.SO_RCVLOWAT, settings.low_water_bytes)
+        self._send_lock = threading.Lock()
+        self._buffer = np.empty(settings.batch_bytes + SLACK_BYTES, np.uint8)
+        self._filled = 0
+        self._is_at_end = False
+        self._is_started = False
+        self.bytes_received = 0
+        self._send_frame(b"Q", command + b"\0")
+        while not self._is_started:
+            self.read()
+
+    def read(self) -> MessageBatch | None:
+        self._receive()
+        if self._filled == 0 and not self._is_at_end:
+            return None
+        frames = cut(self._buffer, 0, self._filled)
+        taken = frames.consumed
+        if len(frames.batch.starts) == 0 and frames.other is not None:
+            end = frames.consumed + frames.needed
+            payload = self._buffer[frames.consumed + HEAD_BYTES : end].tobytes()
+            taken = end
+            self._is_started = self._is_started or frames.other == _COPY_BOTH
+            self._take_other(frames.other, payload)
+        elif taken == 0 and self._is_at_end:
+            raise ConnectionResetError("the server closed the connection")
+        self._keep_rest(taken, frames.needed)
+        return frames.batch if len(frames.batch.starts) else None
+
+    def send(self, payload: bytes) -> None:
+        self._send_frame(b"d", payload)
+
+    def send_end(self) -> None:
+        self._send_frame(b"c", b"")
+
+    def close(self) -> None:
+        self._socket.close()
+        self._conn.finish()
+
+    def _receive(self) -> None:
+        """Read until the buffer is full or the stream falls quiet."""
+        room = len(self._buffer) - SLACK_BYTES
+        view = memoryview(self._buffer.data)
+        while self._filled < room and not self._is_at_end:
+            wanted = min(self._settings.low_water_bytes, room - self._filled)
+            try:
+                count = self._socket.recv_into(view[self._filled : room])
+            except BlockingIOError:
+                return
+            self._is_at_end = count == 0
+            self._filled += count
+            self.bytes_received += count
+            if count < wanted:
+                return
+            if self._settings.pause_seconds:
+                time.sleep(self._settings.pause_seconds)
+
+    def _keep_rest(self, taken: int, needed: int) -> None:
+        """Begin a new buffer with the bytes behind `taken`; the old one belongs to its batch."""
+        if taken == 0 and needed + SLACK_BYTES <= len(self._buffer):
+            return
+        rest = self._buffer[taken : self._filled]
+        size = max(self._settings.batch_bytes, needed)
+        buffer = np.empty(size + SLACK_BYTES, np.uint8)
+        buffer[: len(rest)] = rest
+        self._buffer, self._filled = buffer, len(rest)
+
+    def _take_other(self, kind: bytes, payload: bytes) -> None:
+        if kind == _ERROR:
+            raise _server_error(payload)
+        if kind == _COPY_DONE:
+            raise StreamEnded
+        if kind != _COPY_BOTH and kind not in _IGNORED:
+            raise ProtocolError(
+                message_type=f"{kind!r}"[2:-1], offset=0, reason="it does not belong to a stream"
+            )
+
+    def _send_frame(self, kind: bytes, payload: bytes) -> None:
+        with self._send_lock:
+            self._socket.sendall(kind + struct.pack("!I", len(payload) + 4) + payload)
+
+    def _set(self, option: int, value: int | bytes) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+class LibpqWire:
+    """Reads message by message through libpq, which decrypts them."""
+
+    def __init__(self, conn: pq.abc.PGconn, command: bytes, settings: WireSettings) -> None:
+        self._conn = conn
+        self._settings = settings
+        self._lock = threading.Lock()
+        self.bytes_received = 0
+        result = conn.exec_(command)
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise _result_error(result)
+        conn.nonblocking = 1
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(conn.socket, select.POLLIN)
+        self._writable.register(conn.socket, select.POLLOUT)
+        with socket.socket(fileno=os.dup(conn.socket)) as plain:
+            if plain.family != socket.AF_UNIX:
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, settings.receive_buffer_bytes)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, settings.low_water_bytes)
+
+    def read(self) -> MessageBatch | None:
+        payloads: list[memoryview] = []
+        limit = self._settings.batch_bytes
+        with self._lock:
+            size = self._take(payloads, limit)
+        is_quiet = False
+        while size < limit and not is_quiet:
+            # At the time limit there may be bytes below the low water mark.
+            is_quiet = not self._readable.poll(self._settings.quiet_seconds * 1000)
+            with self._lock:
+                self._consume()
+                size += self._take(payloads, limit - size)
+            if not is_quiet and self._settings.pause_seconds:
+                time.sleep(self._settings.pause_seconds)
+        self.bytes_received += size
+        return MessageBatch.of(payloads) if payloads else None
+
+    def send(self, payload: bytes) -> None:
+        with self._lock:
+            try:
+                while self._conn.put_copy_data(payload) == 0:
+                    self._flush()
+                self._flush()
+            except psycopg.OperationalError as error:
+                raise OSError(_first_line(error)) from error
+
+    def send_end(self) -> None:
+        with self._lock:
+            try:
+                while self._conn.put_copy_end() == 0:
+                    self._flush()
+                self._flush()
+            except psycopg.OperationalError as error:
+                raise OSError(_first_line(error)) from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._conn.finish()
+
+    def _take(self, payloads: list[memoryview], limit: int) -> int:
+        """Take the messages that libpq holds, up to a limit of bytes."""
+        size = 0
+        while size < limit:
+            count, payload = self._conn.get_copy_data(1)
+            if count == 0:
+                break
+            if count < 0:
+                self._raise_end(payloads)
+                break
+            payloads.append(payload)
+            size += count
+        return size
+
+    def _raise_end(self, payloads: list[memoryview]) -> None:
+        # What came before the end is handed over first; the next read ends here again.
+        if payloads:
+            return
+        result = self._conn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            raise _result_error(result)
+        raise StreamEnded
+
+    def _consume(self) -> None:
+        try:
+            self._conn.consume_input()
+        except psycopg.OperationalError as error:
+            raise OSError(_first_line(error)) from error
+
+    def _flush(self) -> None:
+        deadline = time.monotonic() + self._settings.send_seconds
+        while self._conn.flush() != 0:
+            if not self._writable.poll(1000) and time.monotonic() > deadline:
+                raise TimeoutError("a status packet could not be sent")
+
+
+def _server_error(payload: bytes) -> ServerError:
+    """Read an ErrorResponse: fields of one letter and a text, each ended by a zero byte."""
+    fields = {
+        field[:1]: field[1:].decode(errors="replace") for field in payload.split(b"\0") if field
+    }
+    return ServerError(fields.get(b"C", ""), fields.get(b"M", "no reason given"))
+
+
+def _result_error(result: pq.abc.PGresult) -> ServerError:
+    sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+    message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+    return ServerError(sqlstate.decode(), message.decode(errors="replace").strip())
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
