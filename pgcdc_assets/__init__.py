@@ -1,7 +1,7 @@
 """Postgres change data capture as Dagster assets, merged by Spark into Delta Lake tables.
 
-The names below are imported when they are first used: reading the protocol or the raw zone does not need
-Dagster.
+The names below are imported when they are first used: reading the protocol or the raw zone does not
+need Dagster.
 """
 
 from __future__ import annotations

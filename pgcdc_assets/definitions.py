@@ -1,7 +1,7 @@
 """The code location: every capture declared in the defs folder.
 
-In a clone that folder is `pgcdc_assets/defs`; for an installed package it is `./defs`, where `pgcdc init`
-writes.
+In a clone that folder is `pgcdc_assets/defs`; for an installed package it is `./defs`, where `pgcdc
+init` writes.
 """
 
 import dagster as dg

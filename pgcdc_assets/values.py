@@ -1,7 +1,8 @@
 """Postgres's texts as the values that a typed column should hold, for comparing.
 
-Written apart from the merge on purpose: what one of the two gets wrong, the comparison shows. Dates and
-timestamps become numbers of days and microseconds, since Python's own types end at the year 9999.
+Written apart from the merge on purpose: what one of the two gets wrong, the comparison shows. Dates
+and timestamps become numbers of days and microseconds, since Python's own types end at the year
+9999.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Reader = Callable[[str], Any]
 
 _DATE = re.compile(r"(\d{4,7})-(\d\d)-(\d\d)")
 _TIMESTAMP = re.compile(
-    r"(\d{4,7})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?(?:([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?)?"
+    r"(\d{4,7})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
+    r"(?:([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?)?"
 )
 _MICROSECONDS_PER_DAY = 86_400_000_000
 

@@ -1,9 +1,9 @@
 """Source against SCD1, value by value, by a way of its own.
 
-The source's rows come as Postgres's own texts in one snapshot; the target's rows come through delta-rs,
-without a JVM. The texts are read by `values.py` and not by the expressions that merged them, so a wrong
-conversion shows as well as a wrong row. Only digests of rows are held in memory, and nothing of a row is
-ever told: which tables differ, in how many rows and in which columns.
+The source's rows come as Postgres's own texts in one snapshot; the target's rows come through
+delta-rs, without a JVM. The texts are read by `values.py` and not by the expressions that merged
+them, so a wrong conversion shows as well as a wrong row. Only digests of rows are held in memory,
+and nothing of a row is ever told: which tables differ, in how many rows and in which columns.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def count_duplicate_keys(
     target = DeltaTable(path, storage_options=dict(zone.lake.storage_options) or None)
     columns = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
     query = (
-        f"select count(*) as found from (select {columns} from target group by {columns} "
-        "having count(*) > 1)"
+        f"select count(*) as found from (select {columns} from target group by {columns} having "
+        "count(*) > 1)"
     )
     found = pa.table(QueryBuilder().register("target", target).execute(query))
     count: int = found.column("found")[0].as_py()

@@ -1,8 +1,8 @@
 """The command line: `pgcdc check | init | sync | status | verify`.
 
-Each command ends with one clear sentence when something is wrong, and with a status that says what to do:
-2 fix the settings, 3 try again, 4 a person has to decide, 1 anything else, a found difference included. A
-stack trace is shown with `--debug` only.
+Each command ends with one clear sentence when something is wrong, and with a status that says what
+to do: 2 fix the settings, 3 try again, 4 a person has to decide, 1 anything else, a found
+difference included. A stack trace is shown with `--debug` only.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def _print_slot(loaded: LoadedCapture, slot: SlotStatus | None, state: CaptureSt
         print("  nothing is captured yet")
     else:
         print(
-            f"  captured through {state.captured_through.lsn} of epoch {state.captured_through.epoch}"
+            f"  captured through {state.captured_through.lsn} of epoch "
+            f"{state.captured_through.epoch}"
         )
 
 

@@ -59,8 +59,8 @@ def _summary(report: object) -> str:
     assert isinstance(report, SyncReport)
     parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())
     return (
-        f"{report.name}: captured and merged through {report.barrier}: {report.change_count} changes in "
-        f"{report.window_count} windows, {report.merge_count} merges ({parts})"
+        f"{report.name}: captured and merged through {report.barrier}: {report.change_count} "
+        f"changes in {report.window_count} windows, {report.merge_count} merges ({parts})"
     )
 
 

@@ -26,8 +26,9 @@ def run(options: argparse.Namespace) -> int:
         different += [f"{r.schema}.{r.table}" for r in results if not r.is_equal]
     if different:
         raise DifferenceFound(
-            reason=f"{', '.join(different)} differ from the source. While writers are active, changes "
-            "that are not merged yet show as differences: run `pgcdc sync` and verify at rest."
+            reason=f"{', '.join(different)} differ from the source. While writers are active, "
+            "changes that are not merged yet show as differences: run `pgcdc sync` and verify at "
+            "rest."
         )
     return 0
 

@@ -6,6 +6,9 @@ import warnings
 from pathlib import Path
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import (
+    UnresolvedAssetJobDefinition,
+)
 from dagster._utils.warnings import BetaWarning
 
 from pgcdc_assets.orchestration.capture_assets import build_raw_asset
@@ -108,7 +111,7 @@ class _Builder:
 
     def _jobs(
         self, raw: dg.AssetKey, snapshot: dg.AssetKey, scds: list[dg.AssetKey]
-    ) -> tuple[dg.Definitions, ...]:
+    ) -> tuple[UnresolvedAssetJobDefinition, ...]:
         with_window = dg.AssetSelection.checks(
             dg.AssetCheckKey(raw, WITHOUT_GAPS), dg.AssetCheckKey(raw, COUNTED_AS_DECODED)
         )
@@ -148,8 +151,9 @@ class _Builder:
     def _scd_spec(
         self, table: CdcTable, scd: int, raw: dg.AssetKey, snapshot: dg.AssetKey
     ) -> dg.AssetSpec:
-        # Each window depends on the same window of raw. On the copies too, whose partitions are tables:
-        # one step has one mapping for all its assets, so it cannot name the asset's own table.
+        # Each window depends on the same window of raw. On the copies too, whose partitions are
+        # tables: one step has one mapping for all its assets, so it cannot name the asset's own
+        # table.
         copies = dg.AllPartitionMapping()
         return self._spec(Layer(f"scd{scd}"), table).replace_attributes(
             deps=[

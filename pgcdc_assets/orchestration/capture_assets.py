@@ -1,7 +1,8 @@
 """The raw asset: one window of WAL is one partition, landed once.
 
-A run lands one window, or several that follow each other. A window that is there already is verified and
-reported again with the same figures, and nothing else happens: so materialising a partition twice is safe.
+A run lands one window, or several that follow each other. A window that is there already is
+verified and reported again with the same figures, and nothing else happens: so materialising a
+partition twice is safe.
 """
 
 from typing import Any
@@ -39,8 +40,8 @@ def build_raw_asset(
             dg.AssetCheckSpec(
                 COUNTED_AS_DECODED,
                 asset=spec.key,
-                description="The raw zone holds as many rows of the window as were decoded, counted "
-                "again from its files.",
+                description="The raw zone holds as many rows of the window as were decoded, "
+                "counted again from its files.",
             ),
         ],
         pool=names.slot_pool,

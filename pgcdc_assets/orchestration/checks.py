@@ -1,7 +1,8 @@
 """Asset checks of the raw zone and the slot.
 
 Two come with each captured window: they read the log and the window's own files. The others ask the
-source, run by `<name>_checks`, by a click in the UI, and the slot's health by the lag sensor as well.
+source, run by `<name>_checks`, by a click in the UI, and the slot's health by the lag sensor as
+well.
 """
 
 from collections.abc import Sequence

@@ -58,9 +58,10 @@ class WindowModel(dg.Model, Resolvable):
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     """Captures a Postgres publication, and keeps tables of it in the lake.
 
-    For a capture named `shop`: one external asset for each source table, `shop/raw` with one partition for
-    each window of WAL, `shop/snapshot` with one partition for each table, and for each table an SCD
-    asset that is merged window by window; with jobs, checks and two sensors that run the whole.
+    For a capture named `shop`: one external asset for each source table, `shop/raw` with one
+    partition for each window of WAL, `shop/snapshot` with one partition for each table, and for
+    each table an SCD asset that is merged window by window; with jobs, checks and two sensors that
+    run the whole.
     """
 
     name: str = Field(description="Names assets, jobs, lake folder and, by default, the slot.")

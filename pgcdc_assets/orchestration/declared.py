@@ -1,4 +1,4 @@
-"""A capture's settings as metadata of its raw asset, so that any code location can be asked for them."""
+"""A capture's settings as metadata of its raw asset, where every code location can be asked."""
 
 from __future__ import annotations
 

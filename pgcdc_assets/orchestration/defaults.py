@@ -1,4 +1,4 @@
-"""Where things are when nothing is set: the project's folder, the lake, the embedded server, Dagster's home."""
+"""Where things are when nothing is set: project folder, lake, embedded server."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ def conninfo(variable: str = DSN_VARIABLE) -> str:
     """Return the connection string of an environment variable, or of the embedded server.
 
     Raises:
-        ConfigurationError: another variable than PGCDC_DSN was named and is not set, or the embedded
-            server does not run.
+        ConfigurationError: another variable than PGCDC_DSN was named and is not set, or the
+            embedded server does not run.
     """
     given = os.environ.get(variable, "").strip()
     if given:
         return given
     if variable != DSN_VARIABLE:
         raise ConfigurationError(
-            reason=f"Environment variable {variable} is not set: it must hold the source's libpq URI"
+            reason=f"Environment variable {variable} is not set: it must hold the source's libpq "
+            "URI"
         )
     return embedded_conninfo(state_folder() / "postgres")
 
@@ -70,7 +71,8 @@ def embedded_conninfo(data_dir: Path) -> str:
         port = int(lines[3])
     except (FileNotFoundError, IndexError, ValueError):
         raise ConfigurationError(
-            reason=f"{DSN_VARIABLE} is not set, and the embedded Postgres in {data_dir} does not run: "
-            f"set {DSN_VARIABLE} to your database's libpq URI, or start the sample shop with `make dev`"
+            reason=f"{DSN_VARIABLE} is not set, and the embedded Postgres in {data_dir} does not "
+            f"run: set {DSN_VARIABLE} to your database's libpq URI, or start the sample shop with "
+            "`make dev`"
         ) from None
     return f"host=127.0.0.1 port={port} dbname={EMBEDDED_DATABASE} user=postgres"

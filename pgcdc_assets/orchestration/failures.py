@@ -1,8 +1,8 @@
 """The package's errors as Dagster knows them: try again, or stop and show the sentence.
 
-A transient error is retried inside the run a few times; settings that are wrong and states that need a
-person end the step at once. The original error stays in the chain, so that its kind can be read from the
-run's events.
+A transient error is retried inside the run a few times; settings that are wrong and states that
+need a person end the step at once. The original error stays in the chain, so that its kind can be
+read from the run's events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Dagster instance of the command line: DAGSTER_HOME's, or one of our own below `.pgcdc/dagster`."""
+"""The command line's Dagster instance: DAGSTER_HOME's, or one below `.pgcdc/dagster`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def prepare_home() -> Path:
         home = Path(given).expanduser()
         if not home.is_absolute() or not home.is_dir():
             raise ConfigurationError(
-                reason=f"DAGSTER_HOME is {given}, which is not an existing folder given by its absolute "
-                "path: make it, or unset the variable to use .pgcdc/dagster"
+                reason=f"DAGSTER_HOME is {given}, which is not an existing folder given by its "
+                "absolute path: make it, or unset the variable to use .pgcdc/dagster"
             )
         return home
     home = defaults.state_folder() / "dagster"

@@ -1,7 +1,8 @@
 """The lag sensor: one look at the slot, one at the lake, and at most one window to capture.
 
-It keeps no cursor. The slot is read before the lake, and the lake before the instance: each later reading
-can only be ahead of the earlier ones, so a capture that lands in between is never taken for a gap.
+It keeps no cursor. The slot is read before the lake, and the lake before the instance: each later
+reading can only be ahead of the earlier ones, so a capture that lands in between is never taken for
+a gap.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
 
     @dg.sensor(
         name=names.lag_sensor,
-        description=f"Watches slot {capture.slot}: records its lag, opens windows by bytes or age, asks "
-        "for missing copies.",
+        description=f"Watches slot {capture.slot}: records its lag, opens windows by bytes or "
+        "age, asks for missing copies.",
         jobs=list(targets.jobs),
         minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -173,8 +174,8 @@ class _Tick:
             )
         if status.wal_status == "unreserved":
             self.context.log.warning(
-                f"Slot {self.capture.slot} is unreserved: the server may remove WAL that it needs at "
-                "its next checkpoint. Capture now, or raise max_slot_wal_keep_size."
+                f"Slot {self.capture.slot} is unreserved: the server may remove WAL that it needs "
+                "at its next checkpoint. Capture now, or raise max_slot_wal_keep_size."
             )
         return status
 
@@ -264,7 +265,8 @@ class _Tick:
     def _adopt(self, epoch: Epoch, windows: list[LsnWindow], through: Position) -> None:
         """Add keys for landed windows that this Dagster instance does not know.
 
-        A lake outlives an instance: after a new DAGSTER_HOME the windows are there and their keys are not.
+        A lake outlives an instance: after a new DAGSTER_HOME the windows are there and their keys
+        are not.
         """
         newest = max((window_end(w) for w in windows), default=Position(0, Lsn(0)))
         if newest >= through:

@@ -82,8 +82,8 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            reason=f"Module {module_name} cannot be imported: {error}. Name a Dagster code location "
-            "with -m, and run where Python finds it"
+            reason=f"Module {module_name} cannot be imported: {error}. Name a Dagster code "
+            "location with -m, and run where Python finds it"
         ) from error
     definitions = _definitions_of(module)
     return CodeLocation(definitions, find_captures(definitions))
@@ -119,11 +119,13 @@ def _definitions_of(module: ModuleType) -> dg.Definitions:
     ]
     if len(found) != 1:
         raise ConfigurationError(
-            reason=f"Module {module.__name__} holds {len(found)} Dagster definitions; it must hold one"
+            reason=f"Module {module.__name__} holds {len(found)} Dagster definitions; it must hold "
+            "one"
         )
     if isinstance(found[0], dg.Definitions):
         return found[0]
-    return found[0]()
+    loaded: dg.Definitions = found[0]()
+    return loaded
 
 
 def _module_of(folder: Path) -> ModuleType:

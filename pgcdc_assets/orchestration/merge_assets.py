@@ -1,8 +1,8 @@
 """The SCD assets: one step merges all selected tables in one Spark session.
 
-Merging window N folds everything from each table's own watermark through N, so a range run merges through
-its newest partition once. A table that cannot be merged fails alone: the others are reported first, and
-the failure at the end names the broken ones.
+Merging window N folds everything from each table's own watermark through N, so a range run merges
+through its newest partition once. A table that cannot be merged fails alone: the others are
+reported first, and the failure at the end names the broken ones.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """The merge sensor: asks for a merge when landed windows wait, and never holds up the capture.
 
-A run merges every table that has something to do, from the oldest window that one of them lacks through the
-newest landed one. A table whose merges failed waits longer each time, and the others go on without it.
+A run merges every table that has something to do, from the oldest window that one of them lacks
+through the newest landed one. A table whose merges failed waits longer each time, and the others go
+on without it.
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ class _Tick:
         first = self._first_unmerged(landed, ready)
         between = [w for w in windows if first <= w <= last]
         if between != landed[landed.index(first) :]:
-            # A range of dynamic partitions goes by the order in which the keys were added. Where that is
-            # not the stream's order, the newest alone: merging it folds the earlier ones too.
+            # A range of dynamic partitions goes by the order in which the keys were added. Where
+            # that is not the stream's order, the newest alone: merging it folds the earlier ones
+            # too.
             first = last
         # Idle tables come along: they cost nearly nothing, and their partitions show as merged.
         failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
@@ -129,21 +131,20 @@ class _Tick:
 
     def _first_unmerged(self, landed: list[LsnWindow], ready: list[TableState]) -> LsnWindow:
         """The oldest landed window that this instance does not show as merged everywhere."""
-        oldest = landed[0]
-        for table in ready:
-            key = self._key(table)
-            event = self.instance.get_latest_materialization_event(key)
-            partition = event.partition if event is not None else None
-            if partition is None or table.watermark is None:
-                return oldest
-        marks = []
-        for table in ready:
-            event = self.instance.get_latest_materialization_event(self._key(table))
-            if event is not None and event.partition is not None:
-                marks.append(LsnWindow.parse(event.partition))
-        shown = min(marks)
-        later = [w for w in landed if w > shown]
+        shown = [self._shown_through(table) for table in ready]
+        marks = [window for window in shown if window is not None]
+        if len(marks) < len(ready):
+            return landed[0]
+        later = [window for window in landed if window > min(marks)]
         return later[0] if later else landed[-1]
+
+    def _shown_through(self, table: TableState) -> LsnWindow | None:
+        """The partition that the table's newest materialisation was for."""
+        if table.watermark is None:
+            return None
+        entry = self.instance.get_latest_materialization_event(self._key(table))
+        event = entry.asset_materialization if entry is not None else None
+        return LsnWindow.parse(event.partition) if event is not None and event.partition else None
 
     def _without_backoff(self, behind: list[TableState]) -> list[TableState]:
         recent = recent_runs(self.instance, self.capture.name, "merge")

@@ -1,7 +1,8 @@
-"""What runs and observations show about themselves: figures, names and LSNs, never a value of a row.
+"""What runs and observations show about themselves: figures, names and LSNs, never a value of a
+row.
 
-LSNs are text, as Postgres prints them. Integers that may pass 2^31-1 are floats: the UI's integer entries
-are 32 bits wide, and a plot needs one type for the whole series.
+LSNs are text, as Postgres prints them. Integers that may pass 2^31-1 are floats: the UI's integer
+entries are 32 bits wide, and a plot needs one type for the whole series.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Which window to capture next: decided from plain values, without a clock or a connection.
 
-The rules, in order: one capture at a time; a window that was opened and is not landed comes before any
-new one; a hole before an opened window is filled first; a new window starts exactly where the last one
-ended, and is opened when enough bytes wait or the last landing is old enough. Lag above zero alone opens
-nothing: with Dagster's own storage in the source cluster, each run writes WAL, and the next run would be
+The rules, in order: one capture at a time; a window that was opened and is not landed comes before
+any new one; a hole before an opened window is filled first; a new window starts exactly where the
+last one ended, and is opened when enough bytes wait or the last landing is old enough. Lag above
+zero alone opens
+nothing: with Dagster's own storage in the source cluster, each run writes WAL, and the next run
+    would be
 its consequence.
 """
 
@@ -66,8 +68,8 @@ def plan_window(
     """Decide what to capture next.
 
     Args:
-        barrier: of a one-shot run: everything before it is captured without waiting for bytes or age,
-            and nothing is opened once it is reached.
+        barrier: of a one-shot run: everything before it is captured without waiting for bytes or
+            age, and nothing is opened once it is reached.
     """
     if progress.is_capturing:
         return Wait("a capture is under way")

@@ -1,8 +1,11 @@
 """The link between `pgcdc sync` and the sensors that it ticks.
 
-The sensors decide in both cases, under the daemon and under `pgcdc sync`. A one-shot run only adds a
-barrier: the WAL position at its start, up to which everything has to be captured and merged. It travels
-in a ContextVar, so that sensors called by the daemon see none; on the way back they note how far they are.
+The sensors decide in both cases, under the daemon and under `pgcdc sync`. A one-shot run only adds
+a
+barrier: the WAL position at its start, up to which everything has to be captured and merged. It
+    travels
+in a ContextVar, so that sensors called by the daemon see none; on the way back they note how far
+they are.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ class SyncProgress:
     Attributes:
         barrier: everything committed before the start lies before it; set by the first lag tick.
         captured_through: end of the newest landed window.
-        merged_through: the lowest position through which a table is merged; None while a table is not
-            merged at all.
+        merged_through: the lowest position through which a table is merged; None while a table is
+            not merged at all.
         waiting: why the sensor asked for nothing.
     """
 

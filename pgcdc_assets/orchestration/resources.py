@@ -1,6 +1,7 @@
 """The capture's surroundings as Dagster resources: source database, lake, Spark.
 
-All are lazy: nothing connects when definitions load or a run starts, only when an asset or a sensor asks.
+All are lazy: nothing connects when definitions load or a run starts, only when an asset or a sensor
+asks.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class PostgresResource(dg.ConfigurableResource[None]):
     capture: str = Field(description="The capture's name, shown in application_name.")
     conninfo: str | None = Field(
         default=None,
-        description="libpq URI or key=value string; give it as an EnvVar, since it holds a secret. "
-        "Unset: taken from the variable below when it is needed.",
+        description="libpq URI or key=value string; give it as an EnvVar, since it holds a "
+        "secret. Unset: taken from the variable below when it is needed.",
     )
     dsn_env: str = Field(
         default=defaults.DSN_VARIABLE,

@@ -1,8 +1,8 @@
 """What the Dagster instance knows about runs: which are under way, which attempts there were.
 
-A run that was killed stays "started" in the instance's books, because the default launcher cannot ask
-whether its process lives. So each of our steps writes its process into the run's tags, and a run whose
-process is gone on this machine is closed here, together with the pool slots it holds.
+A run that was killed stays "started" in the instance's books, because the default launcher cannot
+ask whether its process lives. So each of our steps writes its process into the run's tags, and a
+run whose process is gone on this machine is closed here, together with the pool slots it holds.
 """
 
 from __future__ import annotations
@@ -56,15 +56,12 @@ def find_unfinished(
 ) -> DagsterRun | None:
     """Find a queued or running run that touches the assets, however it was launched.
 
-    Runs started by "Materialize" in the UI belong to Dagster's implicit job and carry none of our tags,
-    so the selection is looked at too.
+    Runs started by "Materialize" in the UI belong to Dagster's implicit job and carry none of our
+    tags, so the selection is looked at too.
     """
+    wanted = frozenset(keys)
     for run in instance.get_runs(RunsFilter(statuses=UNFINISHED)):
-        is_ours = (
-            run.job_name == job_name or not keys.isdisjoint(run.asset_selection or ())
-            if isinstance(keys, (set, frozenset))
-            else run.job_name == job_name
-        )
+        is_ours = run.job_name == job_name or not wanted.isdisjoint(run.asset_selection or ())
         if is_ours and not _close_if_dead(instance, run):
             return run
     return None
@@ -103,14 +100,15 @@ def _close_if_dead(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
         return False
     instance.report_run_failed(
         run,
-        message=f"Process {pid} of this run is gone: it was killed. The next run goes on from here.",
+        message=f"Process {pid} of this run is gone: it was killed. The next run goes on from "
+        "here.",
     )
     instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return True
 
 
 def _start_ticks(pid: int) -> str:
-    """When a process started, in clock ticks since boot (field 22 of /proc/PID/stat, see proc(5))."""
+    """When a process started, in clock ticks since boot: field 22 of /proc/PID/stat, proc(5)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

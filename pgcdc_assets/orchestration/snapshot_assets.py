@@ -1,7 +1,7 @@
 """The snapshot asset: one table is one partition; materialising it copies that table anew.
 
-The first run also makes the slot, and copies all tables in the slot's own snapshot, so that copies and
-stream meet exactly at its consistent point.
+The first run also makes the slot, and copies all tables in the slot's own snapshot, so that copies
+and stream meet exactly at its consistent point.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
 """How far a capture is, read from the lake: no cursor and no record of our own.
 
-A table is merged through the raw zone's end when no landed window above its watermark holds a change of
-it. The merge does not move the watermarks of idle tables each time, so the watermark alone does not say.
+A table is merged through the raw zone's end when no landed window above its watermark holds a
+change of it. The merge does not move the watermarks of idle tables each time, so the watermark
+alone does not say.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One shot: everything committed before the start is captured and merged, through Dagster.
 
-The same sensors that the daemon ticks are ticked here, and what they ask for is executed in this process on
-the persistent instance, so that runs, partitions and lag show in the UI as usual. The WAL position at the
-first tick is the barrier: a run ends when it is reached, however busy the writers are.
+The same sensors that the daemon ticks are ticked here, and what they ask for is executed in this
+process on the persistent instance, so that runs, partitions and lag show in the UI as usual. The
+WAL position at the first tick is the barrier: a run ends when it is reached, however busy the
+writers are.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class _Sync:
             self.instance.delete_dynamic_partition(request.partitions_def_name, key)
 
     def _execute(self, sensor: dg.SensorDefinition, request: dg.RunRequest) -> None:
-        job_name = request.job_name or sensor.job_name
+        job_name = request.job_name or sensor.job_name or ""
         self._announce(job_name, request)
         if job_name == self.names.merge_job:
             with self._timed("session"):
@@ -182,8 +183,8 @@ class _Sync:
             metadata = event.materialization.metadata
             self.report.window_count += 1
             count = metadata.get("row_count")
-            if count is not None:
-                self.report.change_count += int(count.value)  # type: ignore[call-overload]
+            if isinstance(count, dg.FloatMetadataValue) and count.value is not None:
+                self.report.change_count += int(count.value)
 
     def _wait(self, since: float, reason: str) -> None:
         """Wait for what is in the way, a run of the daemon as a rule.
@@ -193,8 +194,9 @@ class _Sync:
         """
         if time.monotonic() - since > self.limits.wait_seconds:
             raise TransientError(
-                reason=f"Capture {self.name} did not get through WAL position {self.progress.barrier} "
-                f"within {self.limits.wait_seconds:g} s: {reason or self.progress.waiting}. Run it again."
+                reason=f"Capture {self.name} did not get through WAL position "
+                f"{self.progress.barrier} within {self.limits.wait_seconds:g} s: "
+                f"{reason or self.progress.waiting}. Run it again."
             )
         time.sleep(self.limits.poll_seconds)
 
@@ -225,7 +227,8 @@ def _error_of(result: dg.ExecuteInProcessResult) -> PgcdcError:
             while last.cause is not None:
                 last = last.cause
             return PgcdcError(
-                reason=f"Run {result.run_id} failed with an unexpected error: {last.message.strip()}"
+                reason=f"Run {result.run_id} failed with an unexpected error: "
+                f"{last.message.strip()}"
             )
     return PgcdcError(reason=f"Run {result.run_id} failed without saying why")
 

@@ -28,8 +28,8 @@ def build_table_checks(
     current = {key: place for place, key in keys.items() if place[2] == 1}
     described = {
         UNIQUE_KEY: "No two rows have the same key, and no key is NULL.",
-        EQUALS_SOURCE: "The table equals the source, value by value, at one moment. Wants all changes "
-        "merged: rows that are changed meanwhile show as differences.",
+        EQUALS_SOURCE: "The table equals the source, value by value, at one moment. Changes that "
+        "are not merged yet show as differences.",
     }
 
     @dg.multi_asset_check(

@@ -1,7 +1,7 @@
 """What each asset is called and how it is described: one method to override.
 
-The asset's key and its place in the lake are the same words, so that a person who sees one finds the
-other.
+The asset's key and its place in the lake are the same words, so that a person who sees one finds
+the other.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def _source(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
 
 def _raw(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
     return (
-        f"Every committed change of publication `{data.capture.publication}`, exactly once, in commit "
-        f"order. One partition is one window of WAL: `epoch-start-end`, the LSNs in hexadecimal. Read "
-        f"by replication slot `{data.capture.slot}`.",
+        f"Every committed change of publication `{data.capture.publication}`, exactly once, in "
+        "commit order. One partition is one window of WAL: `epoch-start-end`, the LSNs in "
+        f"hexadecimal. Read by replication slot `{data.capture.slot}`.",
         {"postgres", "delta"},
         {
             "publication": data.capture.publication,
@@ -105,8 +105,8 @@ def _raw(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
 
 def _snapshot(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
     return (
-        "Copies of the tables' contents, each at one LSN. One partition is one table; materialise a "
-        "partition to copy that table anew, and the next merge takes the copy over.",
+        "Copies of the tables' contents, each at one LSN. One partition is one table; "
+        "materialise a partition to copy that table anew, and the next merge takes the copy over.",
         {"postgres", "delta"},
         {"dagster/table_name": f"{data.capture.name}.raw.snapshots"},
     )
@@ -120,8 +120,8 @@ def _scd1(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
     if table.key is not None:
         metadata["key_columns"] = ", ".join(table.key)
     return (
-        f"`{table.qualified_name}` as it is now: one row for each key. Merging a window folds every "
-        "captured window from the table's own watermark through it.",
+        f"`{table.qualified_name}` as it is now: one row for each key. Merging a window folds "
+        "every captured window from the table's own watermark through it.",
         {"pyspark", "delta"},
         metadata,
     )

@@ -1,0 +1,69 @@
+"""`pgcdc check`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration import defaults
+from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.preflight import Finding, run_preflight
+
+_MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check the named publication, or every declared capture's.
+
+    Raises:
+        ConfigurationError: something is missing.
+    """
+    if options.publication is not None:
+        name = options.name or ""
+        settings = ConnectionSettings(defaults.conninfo(), name=name)
+        slot = options.slot or f"pgcdc_{name or options.publication}"
+        report(settings, options.publication, run_preflight(settings, options.publication, slot))
+        return 0
+    from pgcdc_assets.orchestration.loading import load_location
+
+    for loaded in load_location(options.module).select(options.name):
+        settings = loaded.postgres.settings()
+        findings = check_capture(settings, loaded.capture)
+        report(settings, loaded.capture.publication, findings)
+        loaded.lake.lake().check_writable()
+    return 0
+
+
+def check_capture(settings: ConnectionSettings, capture: CdcCapture) -> list[Finding]:
+    """Check what a declared capture needs."""
+    keyed = [(table.schema, table.table) for table in capture.tables if table.key is not None]
+    return run_preflight(
+        settings, capture.publication, capture.slot, capture.table_names, keyed=keyed
+    )
+
+
+def report(settings: ConnectionSettings, publication: str, findings: Sequence[Finding]) -> None:
+    """Print findings with what mends them.
+
+    Raises:
+        ConfigurationError: there are errors among them.
+    """
+    print(f"Publication {publication}, {settings.describe()}")
+    for finding in findings:
+        print(f"  {_MARKS[finding.severity]}  {finding.message}")
+        if finding.remedy:
+            print(f"           mend it: {finding.remedy}")
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        what = "thing is" if len(errors) == 1 else "things are"
+        raise ConfigurationError(
+            reason=f"{len(errors)} {what} wrong or missing for publication {publication}: "
+            f"{', '.join(dict.fromkeys(_place(finding) for finding in errors))}. See above for "
+            "what mends it."
+        )
+
+
+def _place(finding: Finding) -> str:
+    return finding.code if finding.table is None else f"{finding.code} of {finding.table}"
