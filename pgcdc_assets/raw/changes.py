@@ -18,10 +18,12 @@ from deltalake import DeltaTable
 from pgcdc_assets.errors import RawZoneError, TransientError, WindowUnavailable
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.compaction import MINIMUM_FILES, CompactionReport, compact
+from pgcdc_assets.raw.journal import WindowJournal
 from pgcdc_assets.raw.layout import RelationGroups
 from pgcdc_assets.raw.reading import data_files, files_between, scan
 from pgcdc_assets.raw.summary import COUNTED, SummaryBuilder, WindowSummary
-from pgcdc_assets.raw.table import RECORD, CommitRefused, RawTable
+from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 STATISTICS = ("epoch", "window", "commit_lsn", "relation_id", "schema", "table")
 
@@ -50,6 +52,7 @@ class ChangeLog:
     """The table of changes of one capture."""
 
     table: RawTable
+    journal: WindowJournal
     capture: str
 
     def app_id(self, epoch: int) -> str:
@@ -135,8 +138,9 @@ class ChangeLog:
         except FileNotFoundError as error:
             raise self._unavailable(window, end, "a file of its rows is gone") from error
         counted = builder.build()
-        recorded = next((w for w in self._records(table, window.epoch) if w.window == window), None)
-        if recorded is None:
+        near = self.journal.windows(table, window.epoch, window.start, window.end)
+        recorded = near[0] if near else None
+        if recorded is None or recorded.window != window:
             raise self._unavailable(window, end, "the raw zone has no window with these borders")
         if counted != recorded:
             raise self._unavailable(
@@ -153,23 +157,11 @@ class ChangeLog:
             since: leave out windows that end at or before this LSN.
         """
         table = self.table.load()
-        if table is None:
-            return []
-        found = []
-        for summary in self._records(table, epoch):
-            if since is not None and summary.window.end <= since:
-                break
-            found.append(summary)
-        return found[::-1]
+        return [] if table is None else self.journal.windows(table, epoch, since or 0)
 
-    def _records(self, table: DeltaTable, epoch: int) -> Iterator[WindowSummary]:
-        """Read the commits' records of an epoch, newest first."""
-        for commit in table.history():
-            record = commit.get(RECORD)
-            if record is not None and "window" in record:
-                summary = WindowSummary.from_record(record)
-                if summary.window.epoch == epoch:
-                    yield summary
+    def compact(self, minimum_files: int = MINIMUM_FILES) -> list[CompactionReport]:
+        """Merge neighbouring small files, if there are at least so many; safe beside landings."""
+        return compact(self.table, f"pgcdc:{self.capture}:compaction", minimum_files=minimum_files)
 
     def _unavailable(
         self, window: LsnWindow, captured_through: Lsn | None, reason: str

@@ -26,6 +26,9 @@ from pgcdc_assets.raw.lake import Lake
 
 TARGET_FILE_BYTES = 256 * 1024 * 1024
 
+COMPRESSION = "zstd"
+COMPRESSION_LEVEL = 1
+
 # Few distinct values per row group: worth a dictionary. The tuples' texts are not.
 _DICTIONARY_COLUMNS = frozenset(
     "epoch window commit_lsn xid commit_ts origin op relation_id relation_version schema table "
@@ -154,8 +157,8 @@ class FileWriter:
         self._writer = pq.ParquetWriter(
             self._sink,
             self._schema,
-            compression="zstd",
-            compression_level=1,
+            compression=COMPRESSION,
+            compression_level=COMPRESSION_LEVEL,
             use_dictionary=[n for n in names if n in _DICTIONARY_COLUMNS],
             write_statistics=[n for n in names if not n.endswith(".element")],
             store_schema=False,

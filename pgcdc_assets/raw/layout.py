@@ -9,12 +9,14 @@ publication of a thousand quiet tables does not make a thousand groups.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 BUDGET_BYTES = 48 * 1024 * 1024
 SMALL_GROUP_BYTES = 512 * 1024
+LONG_RUN_ROWS = 256
 
 # Rows without a relation (logical messages) sort before all tables.
 _NO_RELATION = -1
@@ -33,6 +35,8 @@ class RelationGroups:
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.Table]:
         """Take a batch; yield row groups when the budget is full."""
+        if batch.num_rows == 0:
+            return
         for relation_id, rows in _split(batch):
             self._slices.setdefault(relation_id, []).append(rows)
         self._held_bytes += batch.nbytes
@@ -60,16 +64,18 @@ class RelationGroups:
 
 
 def _split(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch into one slice per relation, rows of a relation staying in stream order."""
+    """Cut a batch into slices of one relation each, a relation's rows staying in stream order."""
     ids = batch.column("relation_id").fill_null(_NO_RELATION).to_numpy(zero_copy_only=False)
-    if len(ids) == 0:
-        return
-    if (ids == ids[0]).all():
-        yield int(ids[0]), batch
-        return
-    order = np.argsort(ids, kind="stable")
-    batch = batch.take(pa.array(order))
-    ids = ids[order]
-    starts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
+    starts = _run_starts(ids)
+    if len(ids) < len(starts) * LONG_RUN_ROWS:
+        order = np.argsort(ids, kind="stable")
+        batch = batch.take(pa.array(order))
+        ids = ids[order]
+        starts = _run_starts(ids)
     for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
         yield int(ids[start]), batch.slice(start, end - start)
+
+
+def _run_starts(ids: np.ndarray[Any, Any]) -> list[int]:
+    changed: list[int] = (np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()
+    return [0, *changed]

@@ -107,8 +107,8 @@ class RelationRegistry:
     def _clash(self, version: RelationVersion) -> TransientError:
         self.discard()
         return TransientError(
-            reason=f"Another process described {version.relation.qualified_name} in {self.table.uri} "
-            "at the same moment. Nothing was landed; run it again."
+            reason=f"Another process described {version.relation.qualified_name} in "
+            f"{self.table.uri} at the same moment. Nothing was landed; run it again."
         )
 
     def _read(self) -> dict[tuple[int, int, int], RelationVersion]:

@@ -87,3 +87,19 @@ EPOCHS = pa.schema(
         pa.field("created_at", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
+
+WINDOWS = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("window", pa.string(), nullable=False),
+        pa.field("start_lsn", pa.int64(), nullable=False),
+        pa.field("end_lsn", pa.int64(), nullable=False),
+        pa.field("row_count", pa.int64(), nullable=False),
+        pa.field("transaction_count", pa.int64(), nullable=False),
+        pa.field("counts", pa.string(), nullable=False),
+        pa.field("first_commit_lsn", pa.int64()),
+        pa.field("last_commit_lsn", pa.int64()),
+        pa.field("first_commit_ts", pa.timestamp("us", tz="UTC")),
+        pa.field("last_commit_ts", pa.timestamp("us", tz="UTC")),
+    ]
+)

@@ -84,8 +84,8 @@ class SnapshotStore:
             if landed is not None:
                 return landed.row_count
             raise TransientError(
-                reason=f"Another process copied {relation.qualified_name} to {self.table.uri} at the "
-                "same moment; nothing of this copy was committed. Run it again."
+                reason=f"Another process copied {relation.qualified_name} to {self.table.uri} at "
+                "the same moment; nothing of this copy was committed. Run it again."
             ) from refusal
         return sum(file.row_count for file in files)
 

@@ -9,7 +9,6 @@ commit in between carries the same application id, and the loser learns it (`Com
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +35,9 @@ _PROPERTIES = {
     # Commit records are read by `changes.windows`; only our own upkeep, which saves them first, may
     # remove old log entries.
     "delta.enableExpiredLogCleanup": "false",
+    # An append-only table of changes is not read in old versions: a day is for readers at work.
+    "delta.logRetentionDuration": "interval 1 day",
+    "delta.deletedFileRetentionDuration": "interval 1 day",
 }
 
 
@@ -177,18 +179,15 @@ class RawTable:
             raise CommitRefused(str(error)) from error
         except (DeltaError, OSError) as error:
             raise self._unwritable(error) from error
-        before = table.version()
-        table.update_incremental()
         if self.lake.is_local:
-            self._push_log_to_disk(before + 1, table.version())
+            self._push_log_to_disk(table.version() + 1)
 
-    def _push_log_to_disk(self, first: int, last: int) -> None:
-        """Push log entries of a local table to the disk; delta-rs leaves them to the kernel."""
+    def _push_log_to_disk(self, version: int) -> None:
+        """Push a local table's log from a version on to the disk; delta-rs leaves that undone."""
         log = Path(self.uri) / "_delta_log"
-        for version in range(first, last + 1):
-            # A checkpoint by another process may have replaced an entry that is not ours.
-            with contextlib.suppress(FileNotFoundError):
-                push_to_disk(log / f"{version:020d}.json")
+        while (entry := log / f"{version:020d}.json").exists():
+            push_to_disk(entry)
+            version += 1
 
     def _unreadable(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(

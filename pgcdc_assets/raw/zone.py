@@ -1,4 +1,4 @@
-"""The raw zone of one capture: its four tables under `<lake>/<name>/raw`."""
+"""The raw zone of one capture: its tables under `<lake>/<name>/raw`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from pgcdc_assets.raw import changes, schema, snapshots
+from pgcdc_assets.raw import changes, journal, schema, snapshots
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.epochs import EpochLog
+from pgcdc_assets.raw.journal import WindowJournal
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationRegistry
 from pgcdc_assets.raw.snapshots import SnapshotStore
@@ -34,7 +35,9 @@ class RawZone:
     @cached_property
     def changes(self) -> ChangeLog:
         """Every captured change."""
-        return ChangeLog(self._table("changes", schema.CHANGES, (), changes.STATISTICS), self.name)
+        table = self._table("changes", schema.CHANGES, (), changes.STATISTICS)
+        windows = self._table("windows", schema.WINDOWS, (), journal.STATISTICS)
+        return ChangeLog(table, WindowJournal(windows, f"pgcdc:{self.name}:windows"), self.name)
 
     @cached_property
     def relations(self) -> RelationRegistry:

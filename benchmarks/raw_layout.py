@@ -1,0 +1,259 @@
+"""Measure how the raw zone lays its files out, beside the plain choices it was preferred to.
+
+    .venv/bin/python benchmarks/raw_layout.py [write] [tables] [windows] [--rows N] [--windows N]
+
+`write`: 800,000 decoded changes of two tables to the durable commit: CPU, peak memory, size.
+`tables`: 100 tables mixed in one window: CPU, peak memory and files to write them, bytes and CPU to
+read one of them.
+`windows`: 10,000 windows of 20 changes: time to land one, log and files, before and after compaction.
+
+Every case runs in a process of its own. The figures stand in docs/decisions (raw zone by delta-rs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.raw import files, schema
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+BATCH_ROWS = 32_768
+START = 0x1_0000_0000
+WINDOW = LsnWindow.of(1, START, START + (1 << 40))
+# Ten columns of about 220 bytes together.
+TUPLE = (
+    "{row}",
+    "{customer}",
+    "shipped",
+    "{cents}.25",
+    "2026-03-01 12:00:00.123456+00",
+    "2026-03-01 12:00:00.654321",
+    '{{red,"dark blue",green}}',
+    '{{"channel": "web", "number": {row}}}',
+    "{noise}",
+    "t",
+)
+
+
+def make_changes(path: Path, rows: int, tables: int) -> None:
+    """Write decoded batches to an Arrow file: two tables in turns, or many tables mixed evenly."""
+    random = np.random.default_rng(1)
+    noise = random.bytes(1 << 18).hex()
+    with pa.ipc.new_stream(str(path), schema.CHANGES) as sink:
+        for first in range(0, rows, BATCH_ROWS):
+            row = np.arange(first, min(rows, first + BATCH_ROWS))
+            if tables == 2:
+                relation = (row // 1000 % 16 == 15).astype(np.int64)
+            else:
+                relation = random.integers(0, tables, len(row))
+            sink.write_batch(_batch(row, relation, noise))
+
+
+def _batch(row: np.ndarray, relation: np.ndarray, noise: str) -> pa.RecordBatch:
+    count = len(row)
+    texts = [
+        text.format(row=r, customer=r % 5000, cents=r * 37 % 99991, noise=noise[r * 7919 % 500_000 :][:90])
+        for r in row.tolist()
+        for text in TUPLE
+    ]
+    offsets = pa.array(np.arange(count + 1) * len(TUPLE), pa.int32())
+    lists = schema.CHANGES.field("new").type
+    transaction = row // 1000
+    known = {
+        "epoch": pa.repeat(pa.scalar(1, pa.int32()), count),
+        "window": pa.repeat(WINDOW.key, count),
+        "commit_lsn": pa.array(START + transaction * 250_000),
+        "ordinal": pa.array(row % 1000),
+        "xid": pa.array(700 + transaction),
+        "commit_ts": pa.array(1_770_000_000_000_000 + transaction * 3_000),
+        "op": pa.array(np.array(list("IIIIIIIIIIIUUUUD"), dtype=object)[row % 16]),
+        "relation_id": pa.array(16_400 + relation),
+        "relation_version": pa.repeat(pa.scalar(1, pa.int32()), count),
+        "schema": pa.repeat("public", count),
+        "table": pa.array([f"table_{number:03d}" for number in relation]),
+        "new": pa.ListArray.from_arrays(offsets, pa.array(texts, pa.large_string()), type=lists),
+    }
+    arrays = [known.get(f.name, pa.nulls(count)).cast(f.type) for f in schema.CHANGES]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.CHANGES)
+
+
+def read_changes(path: Path) -> Iterator[pa.RecordBatch]:
+    """Read the batches one by one into memory of their own, as a decoder makes them."""
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        yield from stream
+
+
+# Cases: each is called in a process of its own with the changes' file and an empty folder.
+
+
+def read_only(changes: Path, lake: Path) -> None:
+    """Only read the batches: what the other cases have on top of their own work."""
+    for _ in read_changes(changes):
+        pass
+
+
+def ours(changes: Path, lake: Path) -> None:
+    """Land the window as the package does."""
+    RawZone(Lake(str(lake)), "bench").changes.land(WINDOW, read_changes(changes))
+
+
+def ours_lz4(changes: Path, lake: Path) -> None:
+    """The same with LZ4."""
+    files.COMPRESSION, files.COMPRESSION_LEVEL = "lz4", None
+    ours(changes, lake)
+
+
+def ours_snappy(changes: Path, lake: Path) -> None:
+    """The same with Snappy."""
+    files.COMPRESSION, files.COMPRESSION_LEVEL = "snappy", None
+    ours(changes, lake)
+
+
+def _delta_rs(changes: Path, lake: Path, compression: str, **options: object) -> None:
+    reader = pa.RecordBatchReader.from_batches(schema.CHANGES, read_changes(changes))
+    write_deltalake(
+        str(lake / "bench" / "raw" / "changes"),
+        reader,
+        mode="append",
+        writer_properties=WriterProperties(compression=compression, **options.pop("writer", {})),
+        commit_properties=CommitProperties(app_transactions=[Transaction("bench", 1)]),
+        **options,
+    )
+
+
+def delta_rs_snappy(changes: Path, lake: Path) -> None:
+    """write_deltalake of the stream, default settings."""
+    _delta_rs(changes, lake, "SNAPPY")
+
+
+def delta_rs_small_groups(changes: Path, lake: Path) -> None:
+    """The same with row groups of 64 k rows."""
+    _delta_rs(changes, lake, "SNAPPY", writer={"max_row_group_size": 65_536})
+
+
+def delta_rs_partitioned(changes: Path, lake: Path) -> None:
+    """The same, partitioned by source table."""
+    _delta_rs(changes, lake, "SNAPPY", partition_by=["table"])
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        read_only,
+        ours,
+        ours_lz4,
+        ours_snappy,
+        delta_rs_snappy,
+        delta_rs_small_groups,
+        delta_rs_partitioned,
+    )
+}
+
+
+def run_case(name: str, changes: Path) -> dict[str, float]:
+    """Run one case in a child and measure it from inside."""
+    with tempfile.TemporaryDirectory() as lake:
+        command = [sys.executable, __file__, "--case", name, str(changes), lake]
+        figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        table = Path(lake) / "bench" / "raw" / "changes"
+        if table.exists():
+            figures |= measure_table(str(table))
+    return figures
+
+
+def child(name: str, changes: str, lake: str) -> None:
+    """Print what a case costs this process."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    started = time.perf_counter()
+    CASES[name](Path(changes), Path(lake))
+    seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    # Not ru_maxrss, which a child inherits from its parent.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    rss_mb = int(status["VmHWM"].split()[0]) / 1024
+    json.dump({"cpu": cpu, "seconds": seconds, "rss_mb": rss_mb}, sys.stdout)
+
+
+def measure_table(uri: str) -> dict[str, float]:
+    """Measure size, files, and what reading the rows of one source table takes."""
+    files = DeltaTable(uri).file_uris()
+    wanted, total, touched = "table_001", 0, 0
+    for file in files:
+        footer = pq.ParquetFile(file).metadata
+        names = [footer.schema.column(i).path for i in range(footer.num_columns)]
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            size = sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+            total += size
+            if "table" in names:
+                found = group.column(names.index("table")).statistics
+                touched += size if found.min <= wanted <= found.max else 0
+            else:
+                touched += size if f"table={wanted}" in file else 0
+    started = time.process_time()
+    dataset = DeltaTable(uri).to_pyarrow_dataset()
+    rows = dataset.to_table(columns=["new"], filter=pc.field("table") == wanted).num_rows
+    cpu = time.process_time() - started
+    return {
+        "files": len(files),
+        "size_mb": total / 2**20,
+        "one_table_mb": touched / 2**20,
+        "one_table_cpu": cpu,
+        "one_table_rows": rows,
+    }
+
+
+def bench_cases(rows: int, tables: int, names: list[str]) -> None:
+    """Run the cases on one workload and print a table."""
+    with tempfile.TemporaryDirectory() as folder:
+        changes = Path(folder) / "changes.arrow"
+        make_changes(changes, rows, tables)
+        print(f"\n{rows:,} changes of {tables} tables, {changes.stat().st_size / 2**20:.0f} MB in memory")
+        print(
+            "| case | CPU s per million | seconds | peak RSS MB | size MB | files "
+            "| read of one table: MB | CPU s |\n|---|--:|--:|--:|--:|--:|--:|--:|"
+        )
+        for name in names:
+            f = run_case(name, changes)
+            cells = [f["cpu"] * 1e6 / rows, f["seconds"], f["rss_mb"]]
+            cells += [f.get(n, 0) for n in ("size_mb", "files", "one_table_mb", "one_table_cpu")]
+            print("| " + " | ".join([name.replace("_", " "), *(f"{c:.2f}" for c in cells)]) + " |")
+
+
+def main() -> None:
+    """Run what the command line names; everything by default."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=["write", "tables", "windows"])
+    parser.add_argument("--rows", type=int, default=800_000)
+    parser.add_argument("--windows", type=int, default=10_000)
+    parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        return child(*options.case)
+    plain = [name for name in CASES if name != "delta_rs_partitioned"]
+    if "write" in options.parts:
+        bench_cases(options.rows, 2, plain)
+    if "tables" in options.parts:
+        bench_cases(options.rows, 100, list(CASES))
+
+
+if __name__ == "__main__":
+    main()

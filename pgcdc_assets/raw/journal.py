@@ -1,0 +1,116 @@
+"""`raw/windows`: the landed windows, kept when the log entries that say so are cleaned away.
+
+Each landing records its window in the commit itself, which is atomic with its rows. Log entries
+must go one day, since opening a table lists them all; so upkeep copies the records here first. A
+window is found here or in a log entry younger than the last copy, and which entries are copied is
+this table's own application transaction: a crash between the two leaves nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.raw.reading import data_files, scan
+from pgcdc_assets.raw.summary import WindowSummary
+from pgcdc_assets.raw.table import RECORD, CommitRefused, RawTable
+
+STATISTICS = ("epoch", "start_lsn", "end_lsn")
+
+
+@dataclass(frozen=True)
+class WindowJournal:
+    """The records of landed windows, from the journal's table and from the log of `raw/changes`."""
+
+    table: RawTable
+    app_id: str
+
+    def windows(
+        self, changes: DeltaTable, epoch: int, since: int, until: int | None = None
+    ) -> list[WindowSummary]:
+        """List the windows of an epoch that end above `since` and start below `until`, in order."""
+        journal = self.table.load()
+        found = [] if journal is None else self._stored(journal, epoch, since, until)
+        for window in self._logged(changes, self._saved_version(journal)):
+            if window.window.epoch == epoch and window.window.end > since:
+                if until is None or window.window.start < until:
+                    found.append(window)
+        return sorted(found, key=lambda summary: summary.window)
+
+    def unsaved_entries(self, changes: DeltaTable) -> int:
+        """Count the log entries of `raw/changes` that were not copied yet."""
+        return int(changes.version()) - self._saved_version(self.table.load())
+
+    def save(self, changes: DeltaTable) -> None:
+        """Copy the records of all log entries that were not copied yet."""
+        journal = self.table.load_or_create()
+        windows = self._logged(changes, self._saved_version(journal))
+        with self.table.writer() as writer:
+            writer.write(pa.Table.from_pylist([_row(w) for w in windows], schema=self.table.schema))
+            files = writer.finish()
+        try:
+            self.table.commit(
+                journal, files, app_id=self.app_id, app_version=int(changes.version())
+            )
+        except CommitRefused:
+            # Another process copied them; should it have copied fewer, the next upkeep copies the
+            # rest.
+            writer.discard()
+
+    def _saved_version(self, journal: DeltaTable | None) -> int:
+        version = None if journal is None else journal.transaction_version(self.app_id)
+        return 0 if version is None else version
+
+    def _logged(self, changes: DeltaTable, after_version: int) -> list[WindowSummary]:
+        count = changes.version() - after_version
+        if count <= 0:
+            return []
+        records = [commit.get(RECORD) for commit in changes.history(count)]
+        return [WindowSummary.from_record(r) for r in records if r is not None and "window" in r]
+
+    def _stored(
+        self, journal: DeltaTable, epoch: int, since: int, until: int | None
+    ) -> list[WindowSummary]:
+        condition = (pc.field("epoch") == epoch) & (pc.field("end_lsn") > since)
+        if until is not None:
+            condition &= pc.field("start_lsn") < until
+        return [
+            _summary(row)
+            for batch in scan(self.table, data_files(journal), self.table.schema.names, condition)
+            for row in batch.to_pylist()
+        ]
+
+
+def _row(summary: WindowSummary) -> dict[str, Any]:
+    return {
+        "epoch": summary.window.epoch,
+        "window": summary.window.key,
+        "start_lsn": int(summary.window.start),
+        "end_lsn": int(summary.window.end),
+        "row_count": summary.row_count,
+        "transaction_count": summary.transaction_count,
+        "counts": json.dumps(summary.counts),
+        "first_commit_lsn": summary.first_commit_lsn,
+        "last_commit_lsn": summary.last_commit_lsn,
+        "first_commit_ts": summary.first_commit_ts,
+        "last_commit_ts": summary.last_commit_ts,
+    }
+
+
+def _summary(row: dict[str, Any]) -> WindowSummary:
+    facts: dict[str, Any] = {
+        **row,
+        "window": LsnWindow.parse(row["window"]),
+        "counts": json.loads(row["counts"]),
+    }
+    for name in ("epoch", "start_lsn", "end_lsn"):
+        del facts[name]
+    for name in ("first_commit_lsn", "last_commit_lsn"):
+        facts[name] = None if facts[name] is None else Lsn(facts[name])
+    return WindowSummary(**facts)
