@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture import CaptureLimits, capture_window
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, check_windows
 from pgcdc_assets.orchestration.failures import dagster_failures
@@ -17,7 +17,9 @@ from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs import claim_run
-from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.settings import CdcCapture, StreamPolicy
+from pgcdc_assets.postgres.stream import StreamSettings
+from pgcdc_assets.postgres.wire import WireSettings
 
 
 def build_raw_asset(
@@ -57,7 +59,12 @@ def build_raw_asset(
             summaries = []
             for window in windows:
                 report = capture_window(
-                    postgres.settings(), zone, capture.slot, capture.publication, window
+                    postgres.settings(),
+                    zone,
+                    capture.slot,
+                    capture.publication,
+                    window,
+                    capture_limits(capture.stream),
                 )
                 context.log.info(
                     f"Window {window.key}: {report.row_count} changes in "
@@ -73,3 +80,16 @@ def build_raw_asset(
         yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
 
     return raw
+
+
+def capture_limits(policy: StreamPolicy) -> CaptureLimits:
+    """Turn declared settings into the capture's own."""
+    return CaptureLimits(
+        total_seconds=policy.total_seconds,
+        slot_wait_seconds=policy.slot_wait_seconds,
+        stream=StreamSettings(
+            status_seconds=policy.status_seconds,
+            silence_seconds=policy.silence_seconds,
+            wire=WireSettings(batch_bytes=policy.batch_bytes),
+        ),
+    )

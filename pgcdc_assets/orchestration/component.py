@@ -10,6 +10,7 @@ attributes:
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pydantic import Field
 from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, StreamPolicy, WindowPolicy
 from pgcdc_assets.orchestration.translator import PgcdcTranslator
 
 
@@ -55,6 +56,28 @@ class WindowModel(dg.Model, Resolvable):
     keep: int = Field(default=WindowPolicy.keep, description="Partition keys to hold.")
 
 
+class StreamModel(dg.Model, Resolvable):
+    """The clocks and sizes of the replication stream."""
+
+    batch_bytes: int = Field(
+        default=StreamPolicy.batch_bytes, description="Bytes decoded together."
+    )
+    status_seconds: float = Field(
+        default=StreamPolicy.status_seconds, description="Between two status packets at most."
+    )
+    silence_seconds: float = Field(
+        default=StreamPolicy.silence_seconds,
+        description="A connection that is silent for so long is given up.",
+    )
+    total_seconds: float | None = Field(
+        default=None, description="A capture that takes longer is given up and tried again."
+    )
+    slot_wait_seconds: float = Field(
+        default=StreamPolicy.slot_wait_seconds,
+        description="How long the walsender of a dead run may keep the slot.",
+    )
+
+
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     """Captures a Postgres publication, and keeps tables of it in the lake.
 
@@ -83,6 +106,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     spark_config: dict[str, str] = Field(default={}, description="Spark settings.")
     windows: WindowModel = Field(default=WindowModel(), description="Opening of windows.")
+    stream: StreamModel = Field(default=StreamModel(), description="The replication stream.")
     merge_parallelism: int = Field(default=2, description="Tables merged side by side.")
     is_sample: bool = Field(
         default=False,
@@ -102,6 +126,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             slot=self.slot,
             tables=tuple(CdcTable.parse(t.name, t.scd, t.key) for t in self.tables),
             windows=WindowPolicy(**self.windows.model_dump()),
+            stream=StreamPolicy(**self.stream.model_dump()),
             merge_parallelism=self.merge_parallelism,
         )
 
@@ -125,8 +150,6 @@ def _declared_in(context: dg.ComponentLoadContext) -> Path:
 
 
 def _is_replaced(context: Any) -> bool:
-    import os
-
     if not os.environ.get(defaults.DSN_VARIABLE, "").strip():
         return False
     own = _declared_in(context)

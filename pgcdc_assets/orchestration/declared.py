@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, StreamPolicy, WindowPolicy
 
 CAPTURE_METADATA = "pgcdc/capture"
 
@@ -29,7 +29,14 @@ def capture_of(metadata: Any) -> CdcCapture:
         )
         for table in data["tables"]
     )
-    return CdcCapture(**{**data, "tables": tables, "windows": WindowPolicy(**data["windows"])})
+    return CdcCapture(
+        **{
+            **data,
+            "tables": tables,
+            "windows": WindowPolicy(**data["windows"]),
+            "stream": StreamPolicy(**data["stream"]),
+        }
+    )
 
 
 def _lists(value: Any) -> Any:

@@ -100,6 +100,30 @@ class WindowPolicy:
 
 
 @dataclass(frozen=True)
+class StreamPolicy:
+    """The clocks and sizes of a capture's replication stream.
+
+    Attributes:
+        batch_bytes: bytes decoded together.
+        status_seconds: between two status packets to the server, at the most.
+        silence_seconds: a connection that says nothing for so long, though asked, is given up.
+        total_seconds: a capture that takes longer is given up and tried again; None: no limit.
+        slot_wait_seconds: how long the walsender of a dead run may keep the slot.
+    """
+
+    batch_bytes: int = 8 * MEGABYTE
+    status_seconds: float = 10.0
+    silence_seconds: float = 60.0
+    total_seconds: float | None = None
+    slot_wait_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_bytes", "status_seconds", "silence_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(reason=f"stream.{name} must be above zero")
+
+
+@dataclass(frozen=True)
 class CdcCapture:
     """One capture: a publication, the slot that reads it, and the tables kept from it.
 
@@ -114,6 +138,7 @@ class CdcCapture:
     tables: tuple[CdcTable, ...]
     slot: str = ""
     windows: WindowPolicy = field(default_factory=WindowPolicy)
+    stream: StreamPolicy = field(default_factory=StreamPolicy)
     merge_parallelism: int = 2
 
     def __post_init__(self) -> None:
