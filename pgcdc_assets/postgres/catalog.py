@@ -31,8 +31,9 @@ __all__ = [
 _RELATIONS = """
 select c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
        coalesce((select array_agg(k.attnum::int)
-                   from pg_index i cross join unnest(i.indkey) k(attnum)
+                   from pg_index i cross join unnest(i.indkey) with ordinality k(attnum, position)
                   where i.indrelid = c.oid and i.indisvalid and i.indimmediate
+                    and k.position <= i.indnkeyatts
                     and case c.relreplident when 'd' then i.indisprimary
                                             when 'i' then i.indisreplident
                                             else false end), '{}'),

@@ -1,0 +1,208 @@
+"""Connections: limits, pinned settings, and what a person reads when one cannot be made."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import closing
+
+import psycopg2
+import pytest
+from psycopg2.extras import LogicalReplicationConnection
+
+from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.failures import connection_failure
+from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.fixtures.proxy import TcpProxy
+
+SECRET = "s3cr3t-p4ss"
+
+
+@pytest.mark.parametrize(
+    "conninfo",
+    [
+        f"postgresql//user:{SECRET}@host/db",
+        f"postgresql://user:{SECRET}@host/db?no_such_parameter=1",
+        f"host=db password='{SECRET}",
+        f"{SECRET}",
+    ],
+)
+def test_a_malformed_connection_string_is_not_repeated(conninfo: str) -> None:
+    """B18: it may hold a password."""
+    settings = ConnectionSettings(conninfo, "shop")
+    with pytest.raises(ConfigurationError, match="is malformed: write it as") as caught:
+        settings.conninfo_for("capture")
+    assert SECRET not in f"{caught.value!r} {settings!r}"
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("conninfo", "description"),
+    [
+        ("postgresql://bob:pw@db.example.com:5433/shop", "shop on db.example.com:5433 as bob"),
+        ("host=db user=bob password=pw", "bob on db:5432 as bob"),
+        ("host=a,b port=1,2 dbname=shop user=bob", "shop on a,b:1,2 as bob"),
+    ],
+)
+def test_a_server_is_described_without_the_password(
+    monkeypatch: pytest.MonkeyPatch, conninfo: str, description: str
+) -> None:
+    """B18."""
+    for name in ("PGHOST", "PGPORT", "PGDATABASE", "PGUSER"):
+        monkeypatch.delenv(name, raising=False)
+    assert ConnectionSettings(conninfo).describe() == description
+
+
+def test_the_users_own_options_stay_and_ours_win() -> None:
+    settings = ConnectionSettings("host=db options='-c work_mem=1MB -c datestyle=German'", "shop")
+    conninfo = settings.conninfo_for("capture", replication=True)
+    assert conninfo.index("work_mem=1MB") < conninfo.index("datestyle=ISO")
+    assert "replication=database" in conninfo
+    assert "'pgcdc capture shop'" in conninfo
+
+
+def test_an_application_name_fits_postgres_even_when_cut_in_a_letter() -> None:
+    name = ConnectionSettings("", "ä" * 40).application_name("capture")
+    assert name.startswith("pgcdc capture ä")
+    assert len(name.encode()) <= 63
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "remedy"),
+    [
+        (
+            'FATAL:  password authentication failed for user "u"',
+            ConfigurationError,
+            "Check user and",
+        ),
+        ("fe_sendauth: no password supplied", ConfigurationError, "Check user and password"),
+        ('FATAL:  role "u" is not permitted to log in', ConfigurationError, 'alter role "u" login'),
+        (
+            "FATAL:  permission denied to start WAL sender\nDETAIL:  Only roles with the "
+            "REPLICATION "
+            "attribute may start a WAL sender process.",
+            ConfigurationError,
+            'alter role "u" replication',
+        ),
+        (
+            "FATAL:  must be superuser or replication role to start walsender",
+            ConfigurationError,
+            'alter role "u" replication',
+        ),
+        (
+            "FATAL:  number of requested standby connections exceeds max_wal_senders (currently 1)",
+            ConfigurationError,
+            "raise max_wal_senders",
+        ),
+        (
+            'FATAL:  no pg_hba.conf entry for host "::1"',
+            ConfigurationError,
+            "pg_hba.conf and reload",
+        ),
+        ("FATAL:  the database system is starting up", ConnectionLost, "run it again"),
+        ("FATAL:  sorry, too many clients already", ConnectionLost, "run it again"),
+        ("timeout expired", ConnectionLost, "is the server running there"),
+        (
+            "FATAL:  la base de données n'accepte plus de connexions",
+            ConnectionLost,
+            "n'accepte plus",
+        ),
+    ],
+)
+def test_each_refusal_names_its_remedy(text: str, kind: type[Exception], remedy: str) -> None:
+    full = f'connection to server at "h" (::1), port 5432 failed: {text}\n'
+    failure = connection_failure("d on h:5432 as u", full)
+    assert type(failure) is kind
+    assert remedy in str(failure)
+    assert "\n" not in str(failure)
+
+
+@pytest.mark.postgres
+@pytest.mark.every_pg
+def test_defaults_of_the_database_do_not_reach_our_sessions(database: Database) -> None:
+    """B15, on SQL and on replication connections."""
+    hostile = {
+        "datestyle": ("German", "ISO, MDY"),
+        "intervalstyle": ("iso_8601", "postgres"),
+        "timezone": ("'Asia/Kathmandu'", "UTC"),
+        "extra_float_digits": ("-5", "3"),
+        "bytea_output": ("escape", "hex"),
+        "lc_monetary": ("'C'", "C"),
+        "search_path": ("public", "pg_catalog"),
+        "quote_all_identifiers": ("on", "off"),
+        "row_security": ("on", "off"),
+        "client_encoding": ("latin1", "UTF8"),
+        "statement_timeout": ("'1h'", None),
+        "idle_session_timeout": ("'1h'", "0"),
+        "idle_in_transaction_session_timeout": ("'1h'", "0"),
+    }
+    for name, (value, _) in hostile.items():
+        database.execute(f'alter database "{database.name}" set {name} = {value}')
+    settings = database.settings(statement_timeout_ms=30_000)
+
+    def shown(conn: psycopg2.extensions.connection) -> dict[str, str]:
+        values = {}
+        with conn.cursor() as cursor:
+            for name in hostile:
+                cursor.execute(f"show {name}")
+                row = cursor.fetchone()
+                assert row is not None
+                values[name] = row[0]
+        return values
+
+    expected = {name: ours for name, (_, ours) in hostile.items()}
+    with query_connection(settings, "test") as conn:
+        assert shown(conn) == expected | {"statement_timeout": "30s"}
+    replication = psycopg2.connect(
+        settings.conninfo_for("capture", replication=True),
+        connection_factory=LogicalReplicationConnection,
+    )
+    with closing(replication):
+        assert shown(replication) == expected | {"statement_timeout": "0"}
+
+
+@pytest.mark.postgres
+def test_connections_are_recognisable(database: Database) -> None:
+    """B18."""
+    with query_connection(database.settings("shop"), "sensor"):
+        names = database.query("select application_name from pg_stat_activity")
+    assert ("pgcdc sensor shop",) in names
+
+
+@pytest.mark.postgres
+def test_a_slow_statement_ends_by_our_limit_as_a_transient_error(database: Database) -> None:
+    settings = database.settings(statement_timeout_ms=50)
+    with (
+        pytest.raises(TransientError, match="statement timeout"),
+        query_connection(settings, "sensor") as conn,
+        conn.cursor() as cursor,
+    ):
+        cursor.execute("select pg_sleep(10)")
+
+
+@pytest.mark.postgres
+def test_a_silent_server_is_given_up_after_the_connect_timeout(
+    database: Database, proxy: TcpProxy
+) -> None:
+    proxy.stall()
+    settings = ConnectionSettings(proxy.conninfo(database.conninfo), "shop", connect_timeout=2)
+    with (
+        pytest.raises(ConnectionLost, match="timeout expired"),
+        query_connection(settings, "sensor"),
+    ):
+        pass
+
+
+@pytest.mark.postgres
+def test_a_connection_that_is_cut_is_a_transient_error_that_can_be_pickled(
+    database: Database, proxy: TcpProxy
+) -> None:
+    settings = ConnectionSettings(proxy.conninfo(database.conninfo), "shop")
+    with (
+        pytest.raises(ConnectionLost, match="session 'pgcdc sensor shop'") as caught,
+        query_connection(settings, "sensor") as conn,
+        conn.cursor() as cursor,
+    ):
+        proxy.cut()
+        cursor.execute("select 1")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

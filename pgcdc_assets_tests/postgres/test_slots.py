@@ -1,0 +1,159 @@
+"""Slots: reading one, making one with its snapshot, dropping one."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg2
+import pytest
+from psycopg2.extras import LogicalReplicationConnection
+
+from pgcdc_assets.errors import ConfigurationError, SlotBusy
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.slots import (
+    check_slot_usable,
+    create_slot,
+    drop_slot,
+    read_current_lsn,
+    read_server_identity,
+    read_slot_status,
+)
+from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.fixtures.waiting import wait_until
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.mark.every_pg
+def test_a_slot_is_read_with_the_servers_position_in_one_statement(database: Database) -> None:
+    slot = f"s_{database.name}"
+    with query_connection(database.settings(), "sensor") as conn:
+        assert read_slot_status(conn, slot) is None
+        with create_slot(database.settings(), slot) as snapshot:
+            pass
+        database.execute("create table t as select generate_series(1, 10000)")
+        status = wait_until(
+            lambda: (s := read_slot_status(conn, slot)) and s.lag_bytes > 100_000 and s, "lag"
+        )
+        assert status.confirmed_flush_lsn == snapshot.consistent_point
+        assert (status.plugin, status.slot_type, status.database) == (
+            "pgoutput",
+            "logical",
+            database.name,
+        )
+        assert status.current_lsn <= read_current_lsn(conn)
+        assert status.retained_bytes >= status.lag_bytes
+        assert (status.wal_status, status.active_pid, status.is_lost) == ("reserved", None, False)
+        assert status.lag_seconds is None
+        if database.server.version >= 17:
+            assert status.inactive_since is not None
+
+
+@pytest.mark.every_pg
+def test_the_reader_of_a_slot_is_named(database: Database) -> None:
+    slot, settings = f"s_{database.name}", database.settings("shop")
+    database.execute("create publication pub")
+    with create_slot(settings, slot):
+        pass
+    stream = psycopg2.connect(
+        settings.conninfo_for("capture", replication=True),
+        connection_factory=LogicalReplicationConnection,
+    )
+    with closing(stream), query_connection(settings, "sensor") as conn:
+        with stream.cursor() as cursor:
+            cursor.start_replication(
+                slot, options={"proto_version": "1", "publication_names": "pub"}
+            )
+        status = read_slot_status(conn, slot)
+        assert status is not None
+        assert status.active_pid == stream.info.backend_pid
+        assert status.active_application_name == "pgcdc capture shop"
+        with pytest.raises(SlotBusy, match=str(stream.info.backend_pid)):
+            drop_slot(conn, slot)
+
+
+def test_a_slot_is_dropped_once(database: Database) -> None:
+    slot = f"s_{database.name}"
+    with create_slot(database.settings(), slot):
+        pass
+    with query_connection(database.settings(), "test") as conn:
+        assert drop_slot(conn, slot)
+        assert not drop_slot(conn, slot)
+
+
+def test_a_temporary_slot_goes_with_its_connection(database: Database) -> None:
+    slot = f"s_{database.name}"
+    with (
+        create_slot(database.settings(), slot, temporary=True),
+        query_connection(database.settings(), "test") as conn,
+    ):
+        status = read_slot_status(conn, slot)
+        assert status is not None
+        assert status.temporary
+    wait_until(
+        lambda: (
+            not database.query("select from pg_replication_slots where slot_name = %s", (slot,))
+        ),
+        "the temporary slot to go",
+    )
+
+
+@pytest.mark.every_pg
+def test_slots_made_for_something_else_are_refused(database: Database) -> None:
+    """Issue 3, bad input: another plugin, another database, a physical slot."""
+    database.execute("select pg_create_physical_replication_slot('physical_slot')")
+    # The embedded servers come without contrib modules.
+    has_test_decoding = "/usr/lib/postgresql" in str(database.server.bin_dir)
+    if has_test_decoding:
+        database.execute(
+            "select pg_create_logical_replication_slot('decoding_slot', 'test_decoding')"
+        )
+    slot = f"s_{database.name}"
+    with create_slot(database.settings(), slot):
+        pass
+    with query_connection(database.settings(), "test") as conn:
+        for name, database_name, reason in (
+            ("physical_slot", database.name, "is a physical slot"),
+            (slot, "other", f"belongs to database {database.name}"),
+        ):
+            status = read_slot_status(conn, name)
+            assert status is not None
+            with pytest.raises(ConfigurationError, match=f"{name} {reason}.*pg_drop_replication"):
+                check_slot_usable(status, database_name)
+        drop_slot(conn, "physical_slot")
+        if not has_test_decoding:
+            return
+        status = read_slot_status(conn, "decoding_slot")
+        assert status is not None
+        with pytest.raises(ConfigurationError, match="belongs to the output plugin test_decoding"):
+            check_slot_usable(status, database.name)
+
+
+@pytest.mark.parametrize("name", ["", "With-Dash", 'a"b', "x" * 64])
+def test_a_name_that_is_none_for_a_slot_is_refused(database: Database, name: str) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="lower-case"),
+        create_slot(database.settings(), name),
+    ):
+        pass
+
+
+def test_a_slot_is_not_created_twice(database: Database) -> None:
+    slot = f"s_{database.name}"
+    with create_slot(database.settings(), slot):
+        pass
+    with (
+        pytest.raises(ConfigurationError, match="exists already"),
+        create_slot(database.settings(), slot),
+    ):
+        pass
+
+
+@pytest.mark.every_pg
+def test_the_server_is_identified(database: Database) -> None:
+    with query_connection(database.settings(), "test") as conn:
+        identity = read_server_identity(conn)
+    assert identity.database == database.name
+    assert identity.server_version // 10000 == database.server.version
+    assert identity.timeline == 1
+    assert identity.system_identifier.isdigit()
