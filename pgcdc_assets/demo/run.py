@@ -8,7 +8,9 @@ afterwards.
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,6 +74,7 @@ def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fre
     Raises:
         DifferenceFound: a table of the lake differs from its source.
     """
+    _quiet()
     with stage(fresh=fresh, scale=scale) as set_up, open_instance() as instance:
         location = load_location()
         demo = _Demo(location, location.select(CAPTURE)[0], instance)
@@ -207,6 +210,13 @@ class _Demo:
         epoch = self.zone.epochs.latest()
         through = self.zone.changes.captured_through(epoch.epoch) if epoch is not None else None
         return f"slot lag {size(status.lag_bytes or 0)}, captured through {through or Lsn(0)}"
+
+
+def _quiet() -> None:
+    """Leave the console to the demonstration; Dagster's own log is in its instance."""
+    logging.getLogger("dagster").setLevel(logging.CRITICAL)
+    for category in (dg.BetaWarning, dg.PreviewWarning):
+        warnings.simplefilter("ignore", category)
 
 
 def _rate(name: str, count: int, seconds: float) -> tuple[str, str, str]:
