@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.reading import data_files, scan
 from pgcdc_assets.raw.summary import WindowSummary
-from pgcdc_assets.raw.table import RECORD, CommitRefused, RawTable
+from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 STATISTICS = ("epoch", "start_lsn", "end_lsn")
 
@@ -29,6 +29,7 @@ class WindowJournal:
     """The records of landed windows, from the journal's table and from the log of `raw/changes`."""
 
     table: RawTable
+    changes: RawTable
     app_id: str
 
     def windows(
@@ -36,11 +37,21 @@ class WindowJournal:
     ) -> list[WindowSummary]:
         """List the windows of an epoch that end above `since` and start below `until`, in order."""
         journal = self.table.load()
+        try:
+            logged = self._logged(changes, self._saved_version(journal))
+        except FileNotFoundError:
+            # Upkeep in another process saved and removed entries after the journal was loaded.
+            journal = self.table.load()
+            logged = self._logged(changes, self._saved_version(journal))
         found = [] if journal is None else self._stored(journal, epoch, since, until)
-        for window in self._logged(changes, self._saved_version(journal)):
-            if window.window.epoch == epoch and window.window.end > since:
-                if until is None or window.window.start < until:
-                    found.append(window)
+        for summary in logged:
+            window = summary.window
+            if (
+                window.epoch == epoch
+                and window.end > since
+                and (until or window.end) > window.start
+            ):
+                found.append(summary)
         return sorted(found, key=lambda summary: summary.window)
 
     def unsaved_entries(self, changes: DeltaTable) -> int:
@@ -50,7 +61,11 @@ class WindowJournal:
     def save(self, changes: DeltaTable) -> None:
         """Copy the records of all log entries that were not copied yet."""
         journal = self.table.load_or_create()
-        windows = self._logged(changes, self._saved_version(journal))
+        try:
+            windows = self._logged(changes, self._saved_version(journal))
+        except FileNotFoundError:
+            # Another process saved and removed entries since the journal was loaded.
+            return
         with self.table.writer() as writer:
             writer.write(pa.Table.from_pylist([_row(w) for w in windows], schema=self.table.schema))
             files = writer.finish()
@@ -68,11 +83,8 @@ class WindowJournal:
         return 0 if version is None else version
 
     def _logged(self, changes: DeltaTable, after_version: int) -> list[WindowSummary]:
-        count = changes.version() - after_version
-        if count <= 0:
-            return []
-        records = [commit.get(RECORD) for commit in changes.history(count)]
-        return [WindowSummary.from_record(r) for r in records if r is not None and "window" in r]
+        records = self.changes.records(changes, after_version)
+        return [WindowSummary.from_record(record) for record in records if "window" in record]
 
     def _stored(
         self, journal: DeltaTable, epoch: int, since: int, until: int | None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
-from pgcdc_assets.raw.files import FileWriter, WrittenFile, push_to_disk
+from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
 from pgcdc_assets.raw.lake import Lake
 
 MARK = "pgcdc.capture"
 RECORD = "pgcdc"
+
+_LOG_READERS = 8
 
 _PROPERTIES = {
     # One checkpoint per 50 commits keeps opening a table cheap while thousands of small windows
@@ -181,6 +184,27 @@ class RawTable:
             raise self._unwritable(error) from error
         if self.lake.is_local:
             self._push_log_to_disk(table.version() + 1)
+
+    def records(self, table: DeltaTable, after_version: int) -> list[dict[str, Any]]:
+        """Read the records of the commits above a version, up to the loaded one, oldest first.
+
+        Not by `DeltaTable.history`: that reads the newest log, whatever version is loaded, and
+        numbers its entries as if the loaded version were the newest.
+
+        Raises:
+            FileNotFoundError: a log entry was cleaned away.
+        """
+        versions = range(after_version + 1, table.version() + 1)
+        files = filesystem(self.lake, self.uri)
+
+        def read(version: int) -> list[dict[str, Any]]:
+            with files.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
+                actions = [json.loads(line) for line in entry.read().splitlines() if line.strip()]
+            infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+            return [info[RECORD] for info in infos if RECORD in info]
+
+        with ThreadPoolExecutor(_LOG_READERS) as readers:
+            return [record for records in readers.map(read, versions) for record in records]
 
     def _push_log_to_disk(self, version: int) -> None:
         """Push a local table's log from a version on to the disk; delta-rs leaves that undone."""

@@ -37,7 +37,8 @@ class RawZone:
         """Every captured change."""
         table = self._table("changes", schema.CHANGES, (), changes.STATISTICS)
         windows = self._table("windows", schema.WINDOWS, (), journal.STATISTICS)
-        return ChangeLog(table, WindowJournal(windows, f"pgcdc:{self.name}:windows"), self.name)
+        windows_app_id = f"pgcdc:{self.name}:windows"
+        return ChangeLog(table, WindowJournal(windows, table, windows_app_id), self.name)
 
     @cached_property
     def relations(self) -> RelationRegistry:

@@ -1,0 +1,63 @@
+"""Hand-made batches of changes, as the decoder gives them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.reading import read_changes
+from pgcdc_assets.raw.zone import RawZone
+
+COMMIT_TS = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
+
+
+def window(start: int, end: int, epoch: int = 1) -> LsnWindow:
+    return LsnWindow.of(epoch, start, end)
+
+
+def change(commit_lsn: int, ordinal: int = 0, **values: Any) -> dict[str, Any]:
+    """An insert into shop.orders unless the values say otherwise."""
+    defaults: dict[str, Any] = {
+        "commit_lsn": commit_lsn,
+        "ordinal": ordinal,
+        "xid": 700 + commit_lsn,
+        "commit_ts": COMMIT_TS,
+        "op": "I",
+        "relation_id": 16400,
+        "relation_version": 1,
+        "schema": "shop",
+        "table": "orders",
+        "new": [str(commit_lsn), str(ordinal), None, ""],
+    }
+    return defaults | values
+
+
+def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
+    """The rows with all of the decoder's columns: those of raw/changes without epoch and window."""
+    columns = [f for f in schema.CHANGES if f.name not in ("epoch", "window")]
+    return pa.RecordBatch.from_pylist(list(rows), schema=pa.schema(columns))
+
+
+def transaction(commit_lsn: int, row_count: int, **values: Any) -> pa.RecordBatch:
+    return batch(*(change(commit_lsn, ordinal, **values) for ordinal in range(row_count)))
+
+
+def landed(zone: RawZone, epoch: int = 1) -> list[tuple[int, int]]:
+    """(commit_lsn, ordinal) of every row in the raw zone, in stream order, repeats included."""
+    rows = read_changes(
+        zone.changes.table, epoch=epoch, start=0, end=2**62, columns=["commit_lsn", "ordinal"]
+    )
+    return sorted((r["commit_lsn"], r["ordinal"]) for piece in rows for r in piece.to_pylist())
+
+
+def relation(table: str = "orders", relation_id: int = 16400, *names: str) -> Relation:
+    columns = tuple(
+        Column(name=name, type_oid=25, is_key=number == 0, attnum=number + 1, base_type="text")
+        for number, name in enumerate(names or ("id", "note"))
+    )
+    return Relation(relation_id, "shop", table, "d", columns, (columns[0].name,))

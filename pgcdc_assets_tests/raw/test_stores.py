@@ -1,0 +1,126 @@
+"""Relation versions, copies and epochs: what is kept about the changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgcdc_assets.errors import ConfigurationError, RawZoneError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.raw.rows import relation
+
+EPOCH = Epoch(
+    epoch=1,
+    start_lsn=Lsn(99),
+    slot="pgcdc_test",
+    publication="shop",
+    database="db",
+    system_identifier="7000000000000000001",
+    timeline=1,
+    server_version=180004,
+    created_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+)
+
+
+def texts(*rows: list[str | None]) -> pa.RecordBatch:
+    return pa.record_batch({"new": pa.array(list(rows), schema.CHANGES.field("new").type)})
+
+
+def test_relation_versions_count_from_one_per_relation(zone: RawZone) -> None:
+    registry = zone.relations
+    assert registry.register(1, relation("orders", 1), Lsn(10)) == 1
+    assert registry.register(1, relation("items", 2), Lsn(10)) == 1
+    assert registry.register(1, relation("orders", 1, "id", "note", "more"), Lsn(20)) == 2
+    registry.flush()
+    found = [(v.relation.table, v.version, v.lsn) for v in registry.versions(1)]
+    assert found == [("orders", 1, 10), ("orders", 2, 20), ("items", 1, 10)]
+
+
+def test_a_shape_seen_before_keeps_its_number_in_a_later_process(zone: RawZone) -> None:
+    zone.relations.register(1, relation("orders", 1), Lsn(10))
+    zone.relations.register(1, relation("orders", 1, "id", "more"), Lsn(20))
+    zone.relations.flush()
+
+    later = RawZone(zone.lake, "test").relations
+    assert later.register(1, relation("orders", 1), Lsn(30)) == 1
+    assert later.register(2, relation("orders", 1, "id", "more"), Lsn(30)) == 1, "another epoch"
+    later.flush()
+    assert [v.relation for v in later.versions(2)] == [relation("orders", 1, "id", "more")]
+    assert later.versions(1)[0].relation == relation("orders", 1)
+
+
+def test_versions_that_were_not_flushed_are_forgotten(zone: RawZone) -> None:
+    zone.relations.register(1, relation("orders", 1), Lsn(10))
+    zone.relations.discard()
+    zone.relations.flush()
+    assert zone.relations.versions(1) == []
+
+
+def test_a_copy_counts_once_it_is_committed_an_empty_one_too(zone: RawZone) -> None:
+    store = zone.snapshots
+    assert store.land_copy(1, Lsn(50), relation("full"), 1, [texts(["1"], [None])]) == 2
+    assert store.land_copy(1, Lsn(50), relation("empty"), 3, []) == 0
+    assert store.complete_copies() == [
+        Copy(1, Lsn(50), "shop", "empty", 3, 0),
+        Copy(1, Lsn(50), "shop", "full", 1, 2),
+    ]
+    assert store.complete_copies(epoch=2) == []
+
+
+def test_a_copy_that_fails_half_way_leaves_nothing(zone: RawZone) -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield texts(["1"])
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        zone.snapshots.land_copy(1, Lsn(50), relation(), 1, broken())
+    assert zone.snapshots.complete_copies() == []
+    assert list(Path(zone.snapshots.table.uri).glob("*.parquet")) == []
+
+
+def test_a_copy_of_the_same_snapshot_is_not_landed_twice(zone: RawZone) -> None:
+    for _ in range(2):
+        zone.snapshots.land_copy(1, Lsn(50), relation(), 1, [texts(["1"], ["2"])])
+    zone.snapshots.land_copy(1, Lsn(80), relation(), 1, [texts(["1"])])
+    found = [(c.snapshot_lsn, c.row_count) for c in zone.snapshots.complete_copies()]
+    assert found == [(50, 2), (80, 1)]
+
+
+def test_epochs_follow_each_other(zone: RawZone) -> None:
+    assert zone.epochs.latest() is None
+    zone.epochs.append(EPOCH)
+    second = dataclasses.replace(EPOCH, epoch=2, start_lsn=Lsn(500))
+    zone.epochs.append(second)
+    assert zone.epochs.all() == [EPOCH, second]
+    assert zone.epochs.latest() == second
+    with pytest.raises(RawZoneError, match="epoch 2 cannot be recorded, the next one is 3"):
+        zone.epochs.append(second)
+
+
+def test_a_raw_zone_of_another_slot_is_refused_naming_both(zone: RawZone) -> None:
+    source = {"database": "db", "system_identifier": EPOCH.system_identifier}
+    assert zone.epochs.check_source(slot="pgcdc_test", **source) is None
+    zone.epochs.append(EPOCH)
+    assert zone.epochs.check_source(slot="pgcdc_test", **source) == EPOCH
+    with pytest.raises(RawZoneError, match=r"from slot pgcdc_test .* not from slot mine"):
+        zone.epochs.check_source(slot="mine", **source)
+
+
+def test_the_lake_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_LAKE", "s3://bucket/lake/")
+    assert Lake.from_environment("x").path("a", "b") == "s3://bucket/lake/a/b"
+    monkeypatch.delenv("PGCDC_LAKE")
+    assert Lake.from_environment("/tmp/x").uri == "/tmp/x"
+    assert Lake("relative").is_local and Lake("relative").uri.startswith("/")
+    with pytest.raises(ConfigurationError, match="PGCDC_LAKE"):
+        Lake("")

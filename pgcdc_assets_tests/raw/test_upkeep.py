@@ -1,0 +1,69 @@
+"""Thousands of small windows do not become thousands of files and log entries for ever."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.raw.rows import batch, change, landed, transaction, window
+
+
+def land_small_windows(zone: RawZone, count: int) -> None:
+    for n in range(count):
+        rows = [transaction(1000 + n, 2)] if n % 3 else []
+        zone.changes.land(window(1000 + n, 1001 + n), rows)
+
+
+def make_old(folder: Path) -> None:
+    two_days_ago = time.time() - 2 * 86_400
+    for path in folder.rglob("*"):
+        os.utime(path, (two_days_ago, two_days_ago))
+
+
+def test_upkeep_with_nothing_due_writes_nothing(zone: RawZone) -> None:
+    assert keep_up(zone) == UpkeepReport()
+    land_small_windows(zone, 3)
+    assert keep_up(zone) == UpkeepReport()
+
+
+def test_upkeep_keeps_rows_windows_and_the_application_transaction(zone: RawZone) -> None:
+    land_small_windows(zone, 30)
+    windows, rows = zone.changes.windows(1), landed(zone)
+    make_old(Path(zone.changes.table.uri))
+
+    report = keep_up(zone, minimum_files=10, minimum_log_entries=20)
+
+    assert report.files_merged == 20
+    log = Path(zone.changes.table.uri, "_delta_log")
+    assert len(list(log.glob("*.json"))) <= 3
+    assert zone.changes.windows(1) == windows
+    assert len(windows) == 30
+    assert landed(zone) == rows
+    assert zone.changes.captured_through(1) == Lsn(1030)
+    assert zone.changes.summary(window(1001, 1002)).row_count == 2
+    assert zone.changes.summary(window(1003, 1004)).row_count == 0
+    assert zone.changes.land(window(1001, 1002), []).already_landed
+
+
+def test_windows_come_from_the_journal_and_from_the_log_once_each(zone: RawZone) -> None:
+    land_small_windows(zone, 5)
+    keep_up(zone, minimum_log_entries=1)
+    zone.changes.land(window(1005, 1006), [transaction(1005, 1)])
+    starts = [w.window.start for w in zone.changes.windows(1)]
+    assert starts == [1000, 1001, 1002, 1003, 1004, 1005]
+    assert [w.window.start for w in zone.changes.windows(1, Lsn(1004))] == [1004, 1005]
+    keep_up(zone, minimum_log_entries=1)
+    assert [w.window.start for w in zone.changes.windows(1)] == starts
+
+
+def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:
+    for epoch in (1, 2):
+        for n in range(4):
+            zone.changes.land(window(100 + n, 101 + n, epoch), [batch(change(100 + n))])
+    reports = zone.changes.compact(2)
+    assert [(r.files_before, r.files_after, r.row_count) for r in reports] == [(4, 1, 4)] * 2
+    assert landed(zone, 1) == landed(zone, 2) == [(100 + n, 0) for n in range(4)]
