@@ -95,7 +95,11 @@ def statement_failure(server: str, doing: str, error: psycopg2.Error) -> PgcdcEr
     reason = (primary or str(error).strip().partition("\n")[0] or "connection closed").rstrip(".")
     if code.startswith("08") or code in _GONE:
         return ConnectionLost(server=server, doing=doing, reason=reason)
-    if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
+    # psycopg2 gives a connection that was cut in the middle of COPY as a bare DatabaseError.
+    if not code and (
+        type(error) is psycopg2.DatabaseError
+        or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
+    ):
         return ConnectionLost(server=server, doing=doing, reason=reason)
     if code in {"57014", "55P03", "40001", "40P01", "53300"}:
         return TransientError(

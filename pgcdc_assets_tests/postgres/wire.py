@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Column, Relation
 
 
@@ -28,6 +29,15 @@ class Reader:
         self.at = end + 1
         return value
 
+    def relation(self) -> Relation:
+        oid, schema, table = self.take("I"), self.text(), self.text()
+        identity = self.take("c").decode()
+        columns = []
+        for _ in range(self.take("h")):
+            is_key = bool(self.take("B"))
+            columns.append(Column(self.text(), self.take("I"), self.take("i"), is_key))
+        return Relation(oid, schema, table, identity, (*columns,))
+
     def tuple(self) -> list[str | None]:
         texts: list[str | None] = []
         for _ in range(self.take("h")):
@@ -42,18 +52,38 @@ class Reader:
         return texts
 
 
+class Change(NamedTuple):
+    """One row change; the key is None where an update left it as it was."""
+
+    commit_lsn: Lsn
+    op: str
+    table: str
+    key: list[str | None] | None
+    new: list[str | None] | None
+
+
 @dataclass
 class Captured:
-    """What a slot holds: announced relations and inserted rows by `schema.table`."""
+    """What a slot holds: announced relations, and row changes in order."""
 
     relations: dict[str, Relation] = field(default_factory=dict)
-    rows: dict[str, list[list[str | None]]] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def rows(self) -> dict[str, list[list[str | None]]]:
+        """The inserted rows by `schema.table`."""
+        rows: dict[str, list[list[str | None]]] = {}
+        for change in self.changes:
+            if change.op == "I" and change.new is not None:
+                rows.setdefault(change.table, []).append(change.new)
+        return rows
 
 
 def peek(conn: Any, slot: str, publication: str) -> Captured:
-    """Read all inserts that a pgoutput slot holds, without moving it."""
+    """Read all row changes that a pgoutput slot holds, without moving it."""
     captured = Captured()
     names: dict[int, str] = {}
+    commit_lsn = Lsn(0)
     with conn.cursor() as cursor:
         # Test servers commit asynchronously, and decoding ends at the WAL that is flushed.
         cursor.execute("set synchronous_commit = on; select pg_logical_emit_message(true, '', '')")
@@ -64,20 +94,19 @@ def peek(conn: Any, slot: str, publication: str) -> Captured:
         )
         for (data,) in cursor.fetchall():
             reader = Reader(bytes(data))
-            kind = reader.take("c")
-            if kind == b"R":
-                oid, schema, table = reader.take("I"), reader.text(), reader.text()
-                identity = reader.take("c").decode()
-                columns = []
-                for _ in range(reader.take("h")):
-                    is_key = bool(reader.take("B"))
-                    name = reader.text()
-                    columns.append(Column(name, reader.take("I"), reader.take("i"), is_key))
-                relation = Relation(oid, schema, table, identity, tuple(columns))
+            kind = reader.take("c").decode()
+            if kind == "B":
+                commit_lsn = Lsn(reader.take("Q"))
+            elif kind == "R":
+                relation = reader.relation()
                 captured.relations[relation.qualified_name] = relation
-                names[oid] = relation.qualified_name
-            elif kind == b"I":
-                oid = reader.take("I")
-                assert reader.take("c") == b"N"
-                captured.rows.setdefault(names[oid], []).append(reader.tuple())
+                names[relation.relation_id] = relation.qualified_name
+            elif kind in "IUD":
+                table = names[reader.take("I")]
+                tuples: dict[str, list[str | None]] = {}
+                while reader.at < len(reader.message):
+                    tuple_kind = reader.take("c").decode()
+                    tuples[tuple_kind] = reader.tuple()
+                key = tuples.get("K", tuples.get("O"))
+                captured.changes.append(Change(commit_lsn, kind, table, key, tuples.get("N")))
     return captured
