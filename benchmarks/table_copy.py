@@ -1,0 +1,239 @@
+"""Measure the copy of a table against ADBC and against COPY into nothing, and its memory on wide
+rows.
+
+    .venv/bin/python -m benchmarks.table_copy [--rows N] [--wide-rows N] [--repetitions N]
+
+Sides, alternating, each in a process of its own against one embedded server over loopback TCP:
+
+`copy`: COPY text decoded by numpy to `list<large_string>` batches, as the snapshot does it.
+`adbc`: the same batches by ADBC from `select array[textin(OUT(column)), ...]`; the plain
+`column::text` would be other texts for bool, char(n), inet and "char".
+`sink`: psycopg2's COPY with the rows thrown away: the most that the server gives.
+`land`: `copy` written and committed to the raw zone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import adbc_driver_postgresql.dbapi as adbc
+import pyarrow as pa
+from psycopg2 import sql
+
+from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.copy import copy_published
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+_TABLES = """
+create table orders as
+select i as id, mod(i, 20000) as customer_id,
+       (array['new', 'paid', 'packed'])[1 + mod(i, 3)] as status,
+       (mod(i, 100000) / 100.0)::numeric(12,2) as amount, array['web', md5(i::text)] as tags,
+       jsonb_build_object('sku', mod(i, 5000), 'coupon', 'SAVE' || mod(i, 90)) as details,
+       case when mod(i, 3) > 0 then 'left at the door of house ' || i end as note,
+       mod(i, 7) = 0 as gift,
+       timestamp '2024-01-01' + i * interval '1 second' as ordered_at, now() as updated_at
+  from generate_series(1, {rows}) i;
+create table wide as
+select i as id, repeat(md5(i::text), 60) as note, repeat('back\\slash ', 20) as path
+  from generate_series(1, {wide_rows}) i;
+create publication benchmark for table orders, wide;
+vacuum analyze
+"""
+
+_OUTPUT_FUNCTIONS = """
+select a.attname, t.typoutput::text
+  from pg_attribute a join pg_type t on t.oid = a.atttypid
+ where a.attrelid = %s and a.attnum > 0 and not a.attisdropped order by a.attnum
+"""
+
+
+def _table(settings: ConnectionSettings, name: str) -> PublishedTable:
+    with query_connection(settings, "bench") as conn:
+        return next(t for t in published_tables(conn, "benchmark") if t.relation.table == name)
+
+
+def _snapshot(conn: Any) -> str:
+    with conn.cursor() as cursor:
+        cursor.execute("begin isolation level repeatable read")
+        cursor.execute("select pg_export_snapshot()")
+        return str(cursor.fetchone()[0])
+
+
+def _copied(settings: ConnectionSettings, name: str) -> Iterator[pa.RecordBatch]:
+    with query_connection(settings, "bench") as conn:
+        yield from copy_published(settings, _table(settings, name), _snapshot(conn))
+
+
+def _copy(settings: ConnectionSettings, name: str) -> int:
+    return sum(batch.num_rows for batch in _copied(settings, name))
+
+
+def _land(settings: ConnectionSettings, name: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        zone = RawZone(Lake(folder), "bench")
+        relation = _table(settings, name).relation
+        return zone.snapshots.land_copy(1, Lsn(1), relation, 1, _copied(settings, name))
+
+
+def _adbc(settings: ConnectionSettings, name: str) -> int:
+    table = _table(settings, name).relation
+    with query_connection(settings, "bench") as conn, conn.cursor() as cursor:
+        cursor.execute(_OUTPUT_FUNCTIONS, (table.relation_id,))
+        texts = [
+            sql.SQL("textin({}({}))").format(sql.Identifier(out), sql.Identifier(column))
+            for column, out in cursor.fetchall()
+        ]
+        statement = sql.SQL("select array[{}] from {}").format(
+            sql.SQL(", ").join(texts), sql.Identifier(table.schema, table.table)
+        )
+        query = statement.as_string(conn)
+    parts = settings.parameters()
+    uri = f"postgresql://{parts['user']}@{parts['host']}:{parts['port']}/{parts['dbname']}"
+    with adbc.connect(uri) as connection, connection.cursor() as adbc_cursor:
+        adbc_cursor.execute(query)
+        return sum(batch.num_rows for batch in adbc_cursor.fetch_record_batch())
+
+
+class _Nothing:
+    rows = 0
+
+    def write(self, row: bytes) -> None:
+        self.rows += 1
+
+
+def _sink(settings: ConnectionSettings, name: str) -> int:
+    nothing = _Nothing()
+    with (
+        query_connection(settings, "bench", statement_timeout_ms=0) as conn,
+        conn.cursor() as cursor,
+    ):
+        cursor.copy_expert(
+            sql.SQL("copy {} to stdout").format(sql.Identifier("public", name)), nothing
+        )
+    return nothing.rows
+
+
+_SIDES: dict[str, Callable[[ConnectionSettings, str], int]] = {
+    "copy": _copy,
+    "adbc": _adbc,
+    "sink": _sink,
+    "land": _land,
+}
+
+
+def _run_side(side: str, conninfo: str, table: str) -> dict[str, float]:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    began = time.perf_counter()
+    rows = _SIDES[side](ConnectionSettings(conninfo, "bench"), table)
+    seconds = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "rows": rows,
+        "rows_per_second": rows / seconds,
+        "cpu": cpu,
+        "rss_mb": after.ru_maxrss / 1024,
+        "start_rss_mb": before.ru_maxrss / 1024,
+    }
+
+
+def _in_process(side: str, conninfo: str, table: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.table_copy", "--side", side, conninfo, table]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def measure(
+    rows: int = 500_000, wide_rows: int = 1_000_000, repetitions: int = 3
+) -> list[dict[str, Any]]:
+    """Run all sides and give the results in the form of `benchmarks/results.json`."""
+    with tempfile.TemporaryDirectory(prefix="pgcdc-bench-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        server = EmbeddedServer(Path(folder) / "data", 18, UNSAFE_BUT_FAST)
+        try:
+            conninfo = server.start().conninfo()
+            settings = ConnectionSettings(conninfo, "bench")
+            with query_connection(settings, "bench", statement_timeout_ms=0) as conn:
+                for statement in _TABLES.format(rows=rows, wide_rows=wide_rows).split(";"):
+                    with conn.cursor() as cursor:
+                        cursor.execute("set search_path = public")
+                        cursor.execute(statement)
+            samples: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES}
+            for repetition in range(repetitions):
+                for side in _SIDES:
+                    found = _in_process(side, conninfo, "orders")
+                    samples[side].append(found)
+                    print(
+                        f"table_copy {repetition + 1}/{repetitions} {side:5}"
+                        f" {found['rows_per_second'] / 1e3:6.0f} k rows/s"
+                        f"  cpu {found['cpu']:.1f} s  rss {found['rss_mb']:.0f} MB",
+                        file=sys.stderr,
+                    )
+            wide = _in_process("land", conninfo, "wide") if wide_rows else None
+        finally:
+            server.remove()
+    speed = {
+        side: statistics.median(sample["rows_per_second"] for sample in found)
+        for side, found in samples.items()
+    }
+    results = [
+        _result(f"table_copy_vs_{other}", speed["copy"], speed[other], "rows/s", repetitions)
+        for other in ("adbc", "sink")
+    ]
+    results.append(
+        _result("table_copy_landed_vs_sink", speed["land"], speed["sink"], "rows/s", repetitions)
+    )
+    if wide is not None:
+        orders = statistics.median(sample["rss_mb"] for sample in samples["land"])
+        results.append(_result("table_copy_rss_wide_vs_orders", wide["rss_mb"], orders, "MB", 1))
+    return results
+
+
+def _result(name: str, ours: float, baseline: float, unit: str, repetitions: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ours": round(ours, 1),
+        "baseline": round(baseline, 1),
+        "ratio": round(ours / baseline, 3),
+        "unit": unit,
+        "repetitions": repetitions,
+    }
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--wide-rows", type=int, default=1_000_000)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument(
+        "--side", nargs=3, metavar=("SIDE", "CONNINFO", "TABLE"), help=argparse.SUPPRESS
+    )
+    arguments = parser.parse_args()
+    if arguments.side:
+        print(json.dumps(_run_side(*arguments.side)))
+        return
+    for result in measure(arguments.rows, arguments.wide_rows, arguments.repetitions):
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
