@@ -5,11 +5,13 @@ from libpq and reads into its own buffers, which are cut into messages a buffer 
 and no call per message. `LibpqWire` asks libpq for each message and is for connections that libpq
 encrypts. Measurements: docs/decisions/0001-stream-over-psycopg-3.md.
 
-How a walsender works decides the speed. It writes each message to its socket at once. If the reader
-has emptied the socket, every one of these writes travels the whole way to a process that wakes up
-for 200 bytes. If the socket is full, messages are appended to what waits there, at a third of the
-server's CPU. So the receive buffer has a fixed size, reads wait until much of it is filled
-(SO_RCVLOWAT) with a short limit for the trickle, and after a long read we pause.
+How a walsender works decides the speed. It writes each message to its socket at once. While the
+reader's end has room, each of these writes travels the whole way through the kernel and wakes the
+reader for 200 bytes: more CPU than decoding the WAL takes, on the server's one busy core. While the
+reader's end is full, messages are appended to what waits already, at half the cost. So we do not
+read what there is as soon as it is there: after the first bytes we pause, then take all that has
+gathered, until a pause brings little. A Unix socket holds too few messages for that; there a read
+waits for SO_RCVLOWAT bytes.
 """
 
 from __future__ import annotations
@@ -41,18 +43,16 @@ class WireSettings:
 
     Attributes:
         batch_bytes: a batch is handed over when it has so many bytes.
-        receive_buffer_bytes: SO_RCVBUF; the kernel doubles it.
-        low_water_bytes: SO_RCVLOWAT: a read waits for so many bytes,
-        quiet_seconds: but no longer than this.
-        pause_seconds: the pause after a read that got all it waited for.
+        quiet_seconds: how long a read waits for the first byte.
+        pause_seconds: after the first byte, how long the kernel collects before we read again.
+        busy_bytes: less than this in a pause, and what is there is handed over.
         send_seconds: a packet that cannot be sent in this time is an error.
     """
 
     batch_bytes: int = 8 * 1024 * 1024
-    receive_buffer_bytes: int = 1024 * 1024
-    low_water_bytes: int = 256 * 1024
-    quiet_seconds: float = 0.02
-    pause_seconds: float = 0.002
+    quiet_seconds: float = 0.1
+    pause_seconds: float = 0.02
+    busy_bytes: int = 32 * 1024
     send_seconds: float = 10.0
 
 
@@ -107,9 +107,8 @@ class SocketWire:
         self._socket.setblocking(True)
         self._set(socket.SO_RCVTIMEO, _timeval(settings.quiet_seconds))
         self._set(socket.SO_SNDTIMEO, _timeval(settings.send_seconds))
-        if self._socket.family != socket.AF_UNIX:
-            self._set(socket.SO_RCVBUF, settings.receive_buffer_bytes)
-        self._set(socket.SO_RCVLOWAT, settings.low_water_bytes)
+        if self._socket.family == socket.AF_UNIX:
+            self._set(socket.SO_RCVLOWAT, settings.busy_bytes)
         self._send_lock = threading.Lock()
         self._buffer = np.empty(settings.batch_bytes + SLACK_BYTES, np.uint8)
         self._filled = 0
@@ -149,21 +148,35 @@ class SocketWire:
 
     def _receive(self) -> None:
         """Read until the buffer is full or the stream falls quiet."""
-        room = len(self._buffer) - SLACK_BYTES
-        view = memoryview(self._buffer.data)
-        while self._filled < room and not self._is_at_end:
-            wanted = min(self._settings.low_water_bytes, room - self._filled)
-            try:
-                count = self._socket.recv_into(view[self._filled : room])
-            except BlockingIOError:
-                return
-            self._is_at_end = count == 0
-            self._filled += count
-            self.bytes_received += count
-            if count < wanted:
-                return
-            if self._settings.pause_seconds:
+        is_busy = self._take()
+        while is_busy and self._room:
+            before = self._filled
+            if self._socket.family == socket.AF_UNIX:
+                self._take()
+            else:
+                # The server fills the kernel's buffers meanwhile; then all of it is taken at once.
                 time.sleep(self._settings.pause_seconds)
+                while self._take(socket.MSG_DONTWAIT):
+                    pass
+            is_busy = self._filled - before >= self._settings.busy_bytes
+
+    @property
+    def _room(self) -> int:
+        return len(self._buffer) - SLACK_BYTES - self._filled
+
+    def _take(self, flags: int = 0) -> bool:
+        """Receive once; False when nothing came, nothing fits, or the connection has ended."""
+        if not self._room or self._is_at_end:
+            return False
+        place = memoryview(self._buffer.data)[self._filled : self._filled + self._room]
+        try:
+            count = self._socket.recv_into(place, 0, flags)
+        except BlockingIOError:
+            return False
+        self._is_at_end = count == 0
+        self._filled += count
+        self.bytes_received += count
+        return count > 0
 
     def _keep_rest(self, taken: int, needed: int) -> None:
         """Begin a new buffer with the bytes behind `taken`; the old one belongs to its batch."""
@@ -208,25 +221,22 @@ class LibpqWire:
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(conn.socket, select.POLLIN)
         self._writable.register(conn.socket, select.POLLOUT)
-        with socket.socket(fileno=os.dup(conn.socket)) as plain:
-            if plain.family != socket.AF_UNIX:
-                plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, settings.receive_buffer_bytes)
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, settings.low_water_bytes)
 
     def read(self) -> MessageBatch | None:
         payloads: list[memoryview] = []
         limit = self._settings.batch_bytes
         with self._lock:
             size = self._take(payloads, limit)
-        is_quiet = False
-        while size < limit and not is_quiet:
-            # At the time limit there may be bytes below the low water mark.
-            is_quiet = not self._readable.poll(self._settings.quiet_seconds * 1000)
+        if not payloads and not self._readable.poll(self._settings.quiet_seconds * 1000):
+            return None
+        is_busy = True
+        while is_busy and size < limit:
+            time.sleep(self._settings.pause_seconds)
             with self._lock:
                 self._consume()
-                size += self._take(payloads, limit - size)
-            if not is_quiet and self._settings.pause_seconds:
-                time.sleep(self._settings.pause_seconds)
+                taken = self._take(payloads, limit - size)
+            size += taken
+            is_busy = taken >= self._settings.busy_bytes
         self.bytes_received += size
         return MessageBatch.of(payloads) if payloads else None
 
