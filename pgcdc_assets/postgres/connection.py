@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 _MAX_NAME_BYTES = 63
 
+# A server that a client vanished from without a word keeps its session, and with it a lease, until
+# TCP gives up: two hours by default.
+_NOTICED = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+
 # search_path decides whether regclass and friends are printed with their schema, and
 # row_security=off turns rows that a policy would silently hide into an error.
 _PINNED = {
@@ -115,7 +123,7 @@ class ConnectionSettings:
         """
         given = self.parameters()
         limits = {"statement_timeout": statement_timeout_ms, "lock_timeout": lock_timeout_ms}
-        pinned = _PINNED | {key: str(value) for key, value in limits.items()}
+        pinned = _PINNED | _NOTICED | {key: str(value) for key, value in limits.items()}
         options = " ".join(f"-c {key}={value}" for key, value in pinned.items())
         parameters = {
             "connect_timeout": str(self.connect_timeout),

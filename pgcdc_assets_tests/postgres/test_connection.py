@@ -130,6 +130,7 @@ def test_defaults_of_the_database_do_not_reach_our_sessions(database: Database) 
         "lc_monetary": ("'C'", "C"),
         "search_path": ("public", "pg_catalog"),
         "quote_all_identifiers": ("on", "off"),
+        "tcp_keepalives_idle": ("7200", "30"),
         "row_security": ("on", "off"),
         "client_encoding": ("latin1", "UTF8"),
         "statement_timeout": ("'1h'", None),
