@@ -6,9 +6,9 @@ is (commit_lsn, ordinal), and nothing else.
 
 Columns of an events frame: `k0`, `k1` ... the typed key (and `r0` ... where the type cannot hold
 every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`, `is_content`, `tuple`
-(the texts in the newest layout; NULL for a departure) and, where the changes need it, `unknown` (the
-fields that this change does not say: unchanged TOAST), `is_arrival`, `is_move` and the key before,
-`p0`, `q0` ...
+(the texts in the newest layout; NULL for a departure) and, where the changes need it, `unknown`
+(the fields that this change does not say: unchanged TOAST), `is_arrival`, `is_move` and the key
+before, `p0`, `q0` ...
 """
 
 from __future__ import annotations
@@ -21,16 +21,12 @@ from pyspark.sql import DataFrame
 from pgcdc_assets.merge.facts import ChangeFacts
 from pgcdc_assets.merge.shape import Layout, TableShape
 
-ORDER = ("commit_lsn", "ordinal")
+_COMMON = ("commit_lsn", "ordinal", "commit_ts")
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A table's shape together with what its changes need.
-
-    Attributes:
-        unknown: the fields that some change leaves out and does not bring in its old tuple.
-    """
+    """A table's shape together with what its changes need."""
 
     shape: TableShape
     facts: ChangeFacts
@@ -48,6 +44,11 @@ class Fold:
             positions = self.facts.unchanged.get(layout.version, set())
             found |= {i for i, p in enumerate(layout.positions) if p in positions}
         return tuple(sorted(found))
+
+    @property
+    def unknown(self) -> tuple[int, ...]:
+        """Fields that some change leaves out and does not bring in its old tuple either."""
+        return () if self.facts.is_full else self.unchanged
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -108,9 +109,18 @@ class Fold:
     def tuple_in_newest_layout(self) -> str:
         """Write the SQL of the new tuple with its texts where the newest layout has them."""
         width = range(len(self.shape.fields))
-        if not self.unchanged and all(x.positions == tuple(width) for x in self.layouts):
+        if not self.unchanged and self._is_newest_only():
             return "new"
         return f"array({', '.join(self.new_text(i) for i in width)})"
+
+    def old_tuple_in_newest_layout(self) -> str:
+        """Write the SQL of the old tuple, likewise."""
+        if self._is_newest_only():
+            return "old"
+        return f"array({', '.join(self.old_text(i) for i in range(len(self.shape.fields)))})"
+
+    def _is_newest_only(self) -> bool:
+        return all(x.positions == tuple(range(len(self.shape.fields))) for x in self.layouts)
 
     def _by_layout(self, template: str, index: int, missing: str = "CAST(NULL AS STRING)") -> str:
         def one(position: int | None) -> str:
@@ -127,26 +137,25 @@ class Fold:
 
 def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
     """Turn a table's raw inserts, updates and deletes into events."""
-    common = ["commit_lsn", "ordinal", "commit_ts"]
 
     def key_text(index: int) -> str:
         return f"IF(op = 'D', {fold.old_text(index)}, {fold.new_text(index)})"
 
     own = [
         *fold.key_values("k", "r", key_text),
-        *common,
+        *_COMMON,
         "op <> 'D' AS is_content",
         f"IF(op = 'D', NULL, {fold.tuple_in_newest_layout()}) AS tuple",
     ]
     left = [
         *fold.key_values("k", "r", fold.old_text),
-        *common,
+        *_COMMON,
         "false AS is_content",
         "CAST(NULL AS ARRAY<STRING>) AS tuple",
     ]
     key_changes = _key_changes(fold)
-    if fold.unchanged:
-        unknown = ", ".join(f"IF({fold.is_unknown(i)}, {i}, NULL)" for i in fold.unchanged)
+    if fold.unknown:
+        unknown = ", ".join(f"IF({fold.is_unknown(i)}, {i}, NULL)" for i in fold.unknown)
         own += [
             f"nullif(array_compact(array({unknown})), CAST(array() AS ARRAY<INT>)) AS unknown",
             f"(op = 'I' OR {key_changes}) AS is_arrival",
@@ -160,13 +169,27 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
             "false AS is_move",
             *nothing,
         ]
-    elif fold.facts.has_full_tuples:
-        own.append(f"(op = 'I' OR {key_changes}) AS is_arrival")
-        left.append("false AS is_arrival")
     events = changes.where("op IN ('I', 'U', 'D')").selectExpr(*own)
     if fold.facts.has_old_tuples:
         events = events.unionAll(changes.where(key_changes).selectExpr(*left))
     return events
+
+
+def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
+    """Turn changes that bring their whole old rows into rows put in and rows taken out."""
+    put_in = changes.where("op IN ('I', 'U')").selectExpr(
+        *fold.key_values("k", "r", fold.new_text),
+        *_COMMON,
+        "true AS is_content",
+        f"{fold.tuple_in_newest_layout()} AS tuple",
+    )
+    taken_out = changes.where("op IN ('U', 'D')").selectExpr(
+        *fold.key_values("k", "r", fold.old_text),
+        *_COMMON,
+        "false AS is_content",
+        f"{fold.old_tuple_in_newest_layout()} AS tuple",
+    )
+    return put_in.unionAll(taken_out)
 
 
 def _key_changes(fold: Fold) -> str:

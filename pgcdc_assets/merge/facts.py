@@ -31,7 +31,7 @@ class ChangeFacts:
         counts: rows by operation.
         versions: per relation version the commit LSN that last used it.
         has_old_tuples: some update brought an old tuple: its key may have changed.
-        has_full_tuples: some update or delete brought a whole old row.
+        old_kinds: kinds of old tuples that updates and deletes brought; None for none.
         unchanged: per relation version the tuple positions that were ever unchanged TOAST.
         truncated: position of the last TRUNCATE.
     """
@@ -40,9 +40,14 @@ class ChangeFacts:
     counts: dict[str, int] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     has_old_tuples: bool = False
-    has_full_tuples: bool = False
+    old_kinds: set[str | None] = field(default_factory=set)
     unchanged: dict[int, set[int]] = field(default_factory=dict)
     truncated: tuple[int, int] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every update and delete brought its whole old row, and there was one."""
+        return self.old_kinds == {"O"}
 
     @property
     def change_count(self) -> int:
@@ -111,7 +116,8 @@ def _add(
             continue
         found.versions[version] = max(found.versions.get(version, 0), group["commit_lsn_max"])
         found.has_old_tuples |= op == "U" and group["old_kind"] is not None
-        found.has_full_tuples |= group["old_kind"] == "O"
+        if op in "UD":
+            found.old_kinds.add(group["old_kind"])
     for row in _of(wanted, rows.filter(pc.field("op") == "T").to_pylist()):
         found = facts[row["schema"], row["table"]]
         position = (row["commit_lsn"], row["ordinal"])

@@ -110,7 +110,7 @@ def _fold(
     fold = Fold(shape, facts)
     changes = _read_changes(spark, zone, work)
     rows = scd1.fold_changes(spark, work.path, changes, fold)
-    if state.row_count == 0 or facts.truncated is not None:
+    if state.is_empty or facts.truncated is not None:
         scd1.replace_contents(work.path, rows, fold, app_id, plan.end)
         return shape, None
     return shape, scd1.merge_rows(spark, work.path, rows, fold, app_id, plan.end)

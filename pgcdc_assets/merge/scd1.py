@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.events import Fold, build_events
+from pgcdc_assets.merge.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.rows import target_columns, typed
 from pgcdc_assets.merge.shape import TableShape, key_text
 from pgcdc_assets.merge.sql import delta_table, identifier, string
 from pgcdc_assets.merge.toast import follow_key_changes, with_known_values
-from pgcdc_assets.merge.winners import choose_winners
+from pgcdc_assets.merge.winners import left_in_bag, newest_per_key
 
 KEY = "pgcdc.key"
 RELATION_ID = "pgcdc.relation_id"
@@ -80,29 +80,22 @@ def table_properties(shape: TableShape) -> dict[str, str]:
 def fold_changes(spark: SparkSession, path: str, changes: DataFrame, fold: Fold) -> DataFrame:
     """Fold raw changes to one row per key: what the key holds after them.
 
-    Columns: `k0` ..., `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content`,
-    `needs_presence` and, where a change left something out, `unknown`: fields to be taken from the
-    table's row.
+    Columns: `k0` ..., `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content` and, where a
+    change left something out, `unknown`: fields to be taken from the table's row.
     """
-    events = build_events(changes, fold)
-    if fold.unchanged:
-        events = with_known_values(events, fold)
-    winners = choose_winners(events, fold)
-    keep = [
-        *fold.key_columns,
-        "commit_lsn AS lsn",
-        "ordinal",
-        "commit_ts",
-        "is_content",
-        "needs_presence",
-    ]
-    if not fold.unchanged:
+    keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
+    if not fold.unknown:
+        if fold.facts.is_full:
+            winners = left_in_bag(build_bag(changes, fold), fold)
+        else:
+            winners = newest_per_key(build_events(changes, fold), fold)
         return typed(winners, fold.shape, lambda i: f"tuple[{i}]", keep)
+    events = with_known_values(build_events(changes, fold), fold)
+    winners = follow_key_changes(newest_per_key(events, fold), events, fold)
     origin = fold.named("o", "u")
-    winners = follow_key_changes(winners, events, fold)
 
     def text(index: int) -> str:
-        return f"v{index}.text" if index in fold.unchanged else f"tuple[{index}]"
+        return f"v{index}.text" if index in fold.unknown else f"tuple[{index}]"
 
     rows = typed(winners, fold.shape, text, [*keep, "unknown", "is_elsewhere", *origin])
     if not fold.facts.has_old_tuples:
@@ -119,10 +112,10 @@ def _fetch_from_old_keys(spark: SparkSession, path: str, rows: DataFrame, fold: 
     kept = [
         name
         for name in rows.columns
-        if name not in {"unknown", "rescued", *(f"c{i}" for i in fold.unchanged)}
+        if name not in {"unknown", "rescued", *(f"c{i}" for i in fold.unknown)}
     ]
     columns = [f"s.{name} AS {name}" for name in kept]
-    for i in fold.unchanged:
+    for i in fold.unknown:
         mine, theirs = f"s.c{i}", f"t.{identifier(shape.fields[i].name)}"
         taken = f"s.is_elsewhere AND array_contains(s.unknown, {i})"
         found = f"IF(t.`_lsn` IS NULL, {_unknown_value(shape.fields[i].type.ddl)}, {theirs})"
@@ -134,11 +127,11 @@ def _fetch_from_old_keys(spark: SparkSession, path: str, rows: DataFrame, fold: 
 
 def replace_contents(path: str, rows: DataFrame, fold: Fold, app_id: str, watermark: Lsn) -> None:
     """Write folded rows into a table that holds nothing that matters any more."""
-    rows = rows.where("is_content AND NOT needs_presence")
-    if fold.unchanged:
+    rows = rows.where("is_content")
+    if fold.unknown:
         width = range(len(fold.shape.fields))
-        others = [n for n in rows.columns if n not in {f"c{i}" for i in fold.unchanged}]
-        known = [f"{_value_or_error(fold, i, '')} AS c{i}" for i in fold.unchanged]
+        others = [n for n in rows.columns if n not in {f"c{i}" for i in fold.unknown}]
+        known = [f"{_value_or_error(fold, i, '')} AS c{i}" for i in fold.unknown]
         rows = rows.selectExpr(*others, *known).select(
             *(f"c{i}" for i in width), "rescued", "lsn", "ordinal", "commit_ts"
         )
@@ -181,12 +174,12 @@ def merge_statement(path: str, fold: Fold, source_columns: Sequence[str]) -> str
     for i, field in enumerate(fields):
         name = identifier(field.name)
         mine = f"s.c{i}"
-        if i in fold.unchanged:
+        if i in fold.unknown:
             mine = f"IF(coalesce(array_contains(s.unknown, {i}), false), t.{name}, s.c{i})"
         updates.append(f"t.{name} = {mine}")
         inserts.append((name, _value_or_error(fold, i, "s.")))
     rescued = "s.rescued"
-    if fold.unchanged:
+    if fold.unknown:
         rescued = f"IF(s.unknown IS NULL, s.rescued, {_joined_rescued(fold)})"
     system = {"_lsn": "s.lsn", "_ordinal": "s.ordinal", "_commit_ts": "s.commit_ts"}
     updates += [f"t.{name} = {value}" for name, value in system.items()]
@@ -197,7 +190,7 @@ def merge_statement(path: str, fold: Fold, source_columns: Sequence[str]) -> str
         f"MERGE INTO {delta_table(path)} t USING pgcdc_source s ON {_same_key(fold, 'k', 'r')}\n"
         f"WHEN MATCHED AND {newer} AND NOT s.is_content THEN DELETE\n"
         f"WHEN MATCHED AND {newer} THEN UPDATE SET {', '.join(updates)}\n"
-        f"WHEN NOT MATCHED AND s.is_content AND NOT s.needs_presence THEN INSERT "
+        f"WHEN NOT MATCHED AND s.is_content THEN INSERT "
         f"({', '.join(name for name, _ in inserts)}) "
         f"VALUES ({', '.join(value for _, value in inserts)})"
     )
@@ -239,7 +232,7 @@ def _unknown_value(ddl: str) -> str:
 
 def _value_or_error(fold: Fold, index: int, prefix: str) -> str:
     """Write the SQL of a field's value where there is no row to take an unknown one from."""
-    if index not in fold.unchanged:
+    if index not in fold.unknown:
         return f"{prefix}c{index}"
     unknown = f"coalesce(array_contains({prefix}unknown, {index}), false)"
     error = _unknown_value(fold.shape.fields[index].type.ddl)
@@ -250,7 +243,7 @@ def _joined_rescued(fold: Fold) -> str:
     """Write the SQL of `_rescued` for a row that takes its unknown fields from the table's row."""
     names = [
         f"IF(array_contains(s.unknown, {i}), {string(fold.shape.fields[i].name)}, NULL)"
-        for i in fold.unchanged
+        for i in fold.unknown
     ]
     empty = "CAST(map() AS MAP<STRING, STRING>)"
     taken = (

@@ -34,7 +34,7 @@ def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
     stay = f"IF(is_arrival, {start}, NULL)"
     stays = events.selectExpr("*", f"last({stay}, true) OVER (PARTITION BY {keys} {_PAST}) AS stay")
     values = []
-    for i in fold.unchanged:
+    for i in fold.unknown:
         said = f"is_content AND NOT coalesce(array_contains(unknown, {i}), false)"
         values.append(
             f"last(IF({said}, struct(tuple[{i}] AS text), NULL), true) "
@@ -76,7 +76,7 @@ def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> Data
         "commit_lsn AS h_lsn",
         "ordinal AS h_ordinal",
         "stay AS h_stay",
-        *(f"v{i} AS h_v{i}" for i in fold.unchanged),
+        *(f"v{i} AS h_v{i}" for i in fold.unknown),
     )
     while not moving.isEmpty():
         moving = _step(moving, steps, fold, columns).localCheckpoint()
@@ -105,7 +105,7 @@ def _step(moving: DataFrame, steps: DataFrame, fold: Fold, columns: list[str]) -
         *wanted,
         "h_lsn",
         "h_stay",
-        *(f"coalesce(v{i}, h_v{i}) AS v{i}" for i in fold.unchanged),
+        *(f"coalesce(v{i}, h_v{i}) AS v{i}" for i in fold.unknown),
         "unknown",
     ).selectExpr(
         *rest,
@@ -131,11 +131,11 @@ def _step(moving: DataFrame, steps: DataFrame, fold: Fold, columns: list[str]) -
 
 
 def _values(fold: Fold) -> list[str]:
-    return [f"v{i}" for i in fold.unchanged]
+    return [f"v{i}" for i in fold.unknown]
 
 
 def _still_unknown(fold: Fold) -> str:
     left = ", ".join(
-        f"IF(array_contains(unknown, {i}) AND v{i} IS NULL, {i}, NULL)" for i in fold.unchanged
+        f"IF(array_contains(unknown, {i}) AND v{i} IS NULL, {i}, NULL)" for i in fold.unknown
     )
     return f"nullif(array_compact(array({left})), CAST(array() AS ARRAY<INT>))"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
@@ -43,13 +44,15 @@ class TargetState:
     Attributes:
         watermark: epoch and LSN; None for a table that holds nothing of ours yet.
         columns: names in order.
-        row_count: rows; None where a file has no statistics.
+        row_count: rows; None where a file has no statistics, or where it was not asked for.
+        is_empty: it has no rows, not even deleted ones.
     """
 
     path: str
     watermark: tuple[int, Lsn] | None
     properties: Mapping[str, str]
     columns: tuple[str, ...]
+    is_empty: bool
     row_count: int | None
 
 
@@ -58,12 +61,14 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     table = _load(lake, path)
     if table is None:
         return None
+    written = _written_rows(table)
     return TargetState(
         path=path,
         watermark=_watermark(table, lake, name),
         properties=table.metadata().configuration,
         columns=tuple(field.name for field in table.schema().fields),
-        row_count=_row_count(table),
+        is_empty=written == 0,
+        row_count=_row_count(table, written),
     )
 
 
@@ -117,17 +122,18 @@ def _watermark(table: DeltaTable, lake: Lake, name: str) -> tuple[int, Lsn] | No
     return None
 
 
-def _row_count(table: DeltaTable) -> int | None:
-    actions = pa.table(table.get_add_actions())
-    if actions.num_rows == 0:
-        return 0
-    counts = actions.column("num_records")
-    if counts.null_count:
-        return None
-    written: int = sum(counts.to_pylist())
-    vectors = pa.table(table.deletion_vectors())
-    masks = vectors.column("selection_vector").to_pylist()
-    return written - sum(len(mask) - sum(mask) for mask in masks)
+def _written_rows(table: DeltaTable) -> int | None:
+    """Count the rows of the files, with those that deletion vectors hide."""
+    counts = pa.table(table.get_add_actions()).column("num_records")
+    return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+
+def _row_count(table: DeltaTable, written: int | None) -> int | None:
+    if not written:
+        return written
+    kept = pa.table(table.deletion_vectors()).column("selection_vector").combine_chunks()
+    hidden = pc.sum(pc.invert(pc.list_flatten(kept))).as_py()
+    return written - int(hidden or 0)
 
 
 def _folder(name: str) -> str:

@@ -208,8 +208,8 @@ class Fold:
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply one transaction.
 
-        A key may have two rows inside a transaction (deferred constraints under FULL): the older
-        leaves first.
+        A key may have two rows inside a transaction (deferred constraints under FULL): the old
+        tuple says which of them is meant.
         """
         held: dict[tuple[str | None, ...], list[list[str | None]]] = {
             key: [row] for key, row in self.rows.items()
@@ -219,20 +219,28 @@ class Fold:
                 held = {}
             elif change.op == "D":
                 assert change.old is not None
-                held[self._key(change.old)].pop(0)
+                self._take(held, change)
             elif change.op == "I":
                 assert change.new is not None
                 held.setdefault(self._key(change.new), []).append(list(change.new))
             else:
                 assert change.new is not None
-                before = self._key(change.old) if change.old is not None else self._key(change.new)
-                old = held[before].pop(0)
+                old = self._take(held, change)
                 new = list(change.new)
                 for i in change.unchanged or ():
                     new[i] = old[i]
                 held.setdefault(self._key(new), []).append(new)
         assert all(len(rows) <= 1 for rows in held.values())
         self.rows = {key: rows[0] for key, rows in held.items() if rows}
+
+    def _take(
+        self, held: dict[tuple[str | None, ...], list[list[str | None]]], change: Change
+    ) -> list[str | None]:
+        before = change.old if change.old is not None else change.new
+        assert before is not None
+        rows = held[self._key(before)]
+        position = rows.index(list(before)) if change.old_kind == "O" else 0
+        return rows.pop(position)
 
     def _key(self, row: Texts) -> tuple[str | None, ...]:
         return tuple(row[i] for i in self.key)

@@ -1,0 +1,139 @@
+"""Random committed transactions on one table that holds many small histories side by side.
+
+Each history has a number, the first column of the key, and keys of its own that its rows take,
+leave, swap and reuse; so one merge of one table tries hundreds of histories at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+from pgcdc_assets_tests.merge.history import Change, column, relation
+
+_KEYS = 5
+_DOC, _NUMBER, _NOTE = 2, 3, 4
+
+# numeric(10,2), see make_numeric_typmod.
+_NUMERIC_10_2 = (10 << 16 | 2) + 4
+
+COLUMNS = (
+    column("history"),
+    column("id"),
+    column("doc", "text"),
+    column("number", "numeric", _NUMERIC_10_2),
+    column("note", "text"),
+)
+KEY = ("history", "id")
+
+Row = list[str | None]
+
+
+def random_relation(identity: str):
+    """The table; identity is d(efault) or f(ull)."""
+    return relation(*COLUMNS, key=KEY, identity=identity)
+
+
+@dataclass
+class RandomHistory:
+    """Writes transactions that Postgres could have committed.
+
+    Under DEFAULT identity a key has at most one row at any moment; under FULL only at commit, as
+    with a deferrable constraint.
+    """
+
+    rng: random.Random
+    identity: str
+    histories: int
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    _serial: int = 0
+
+    def copied(self) -> list[Row]:
+        """Rows that are there before the first transaction."""
+        for history in range(self.histories):
+            keys = self.rng.sample(range(_KEYS), self.rng.randint(0, 3))
+            self.rows[history] = [self._row(history, key) for key in keys]
+        return [list(row) for rows in self.rows.values() for row in rows]
+
+    def transaction(self, truncates: bool = False) -> list[Change]:
+        """Commit one transaction that touches about a third of the histories."""
+        changes: list[Change] = []
+        if truncates:
+            changes.append(Change("T"))
+            self.rows = {history: [] for history in range(self.histories)}
+        for history in range(self.histories):
+            if self.rng.random() < 0.35:
+                for _ in range(self.rng.randint(1, 6)):
+                    changes += self._change(history)
+                changes += self._settle(history)
+        return changes
+
+    def _change(self, history: int) -> list[Change]:
+        rows = self.rows[history]
+        key = self.rng.randrange(_KEYS)
+        is_free = all(row[1] != str(key) for row in rows)
+        kind = self.rng.choice(["insert", "update", "update", "move", "move", "delete"])
+        if kind == "insert" or not rows:
+            if not (is_free or self.identity == "f"):
+                return []
+            row = self._row(history, key)
+            rows.append(row)
+            return [Change("I", tuple(row))]
+        row = self.rng.choice(rows)
+        if kind == "delete":
+            return [self._delete(row)]
+        if kind == "move" and not (is_free or self.identity == "f"):
+            return []
+        return [self._update(row, str(key) if kind == "move" else row[1])]
+
+    def _settle(self, history: int) -> list[Change]:
+        """Leave one row per key, as a deferred constraint demands at commit."""
+        changes = []
+        seen: set[str | None] = set()
+        for row in list(self.rows[history]):
+            if row[1] in seen:
+                changes.append(self._delete(row))
+            seen.add(row[1])
+        return changes
+
+    def _delete(self, row: Row) -> Change:
+        rows = self.rows[int(row[0] or 0)]
+        del rows[next(i for i, other in enumerate(rows) if other is row)]
+        if self.identity == "f":
+            return Change("D", None, tuple(row), "O")
+        return Change("D", None, (row[0], row[1], None, None, None), "K")
+
+    def _update(self, row: Row, key: str | None) -> Change:
+        before = list(row)
+        unchanged = []
+        row[1] = key
+        row[_NUMBER] = self._number()
+        for i in (_DOC, _NOTE):
+            if row[i] is not None and self.rng.random() < 0.6:
+                unchanged.append(i)
+            else:
+                row[i] = self._text()
+        left_out = tuple(unchanged) or None
+        if self.identity == "f":
+            return Change("U", tuple(row), tuple(before), "O", left_out)
+        if before[1] == key:
+            return Change("U", tuple(row), None, None, left_out)
+        return Change("U", tuple(row), (before[0], before[1], None, None, None), "K", left_out)
+
+    def _row(self, history: int, key: int) -> Row:
+        return [str(history), str(key), self._text(), self._number(), self._text()]
+
+    def _text(self) -> str | None:
+        self._serial += 1
+        # Few values, so that a row often comes back to what it was.
+        return self.rng.choice([None, "", "a", "b", f"text {self._serial}"])
+
+    def _number(self) -> str | None:
+        return self.rng.choice([None, "NaN", "1.00", "-0.01", f"{self._serial}.50"])
+
+
+def cut(rng: random.Random, count: int, pieces: int) -> list[range]:
+    """Cut `count` things in order into that many non-empty pieces."""
+    borders = [0, *sorted(rng.sample(range(1, count), pieces - 1)), count]
+    return [range(a, b) for a, b in itertools.pairwise(borders)]

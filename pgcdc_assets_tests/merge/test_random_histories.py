@@ -1,0 +1,70 @@
+"""Random histories, cut at random into windows and runs, merged by Spark and folded by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.merge.history import Change, Fold, Landing
+from pgcdc_assets_tests.merge.random_history import KEY, RandomHistory, cut, random_relation
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_TRANSACTIONS = 12
+
+
+@pytest.mark.parametrize("pieces", [(1, 1), (6, 3), (12, 6)], ids=["one", "some", "many"])
+@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
+@pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
+def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgres_had(
+    spark: SparkSession, zone: RawZone, identity: str, pieces: tuple[int, int], truncates: bool
+) -> None:
+    """D1, D2, D3, D4, D5, D6, D9, D14, H1: hundreds of histories against the fold by hand."""
+    seed = f"{identity} {truncates}"
+    rng = random.Random(seed)
+    history = RandomHistory(rng, identity, histories=150)
+    copied = history.copied()
+    expected = Fold(key=(0, 1))
+    expected.copy(copied)
+    transactions: list[list[Change]] = []
+    for number in range(_TRANSACTIONS):
+        is_truncate = truncates and number in (3, 8)
+        transactions.append(history.transaction(is_truncate))
+        expected.apply(transactions[-1])
+
+    landing = Landing(zone, [random_relation(identity)])
+    landing.begin(copied)
+    windows, runs = pieces
+    for piece in cut(rng, _TRANSACTIONS, windows):
+        landing.land(*(transactions[i] for i in piece))
+    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
+        through = landing.windows[run[-1]]
+        (report,) = merge_tables(spark, zone, [TableTarget("shop", "items")], through)
+        assert isinstance(report, MergeReport), report
+
+    assert _rows(spark, report.path) == sorted(map(_typed, expected.rows.values()))
+    assert report.row_count == len(expected.rows)
+
+
+def _typed(texts: Sequence[str | None]) -> tuple[Any, ...]:
+    history, key, doc, number, note = texts
+    is_typed = number not in (None, "NaN")
+    value = Decimal(number) if is_typed and number else None
+    rescued = {} if is_typed or number is None else {"number": number}
+    return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)
+
+
+def _rows(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
+    names = [*KEY, "doc", "number", "note", "_rescued"]
+    rows = spark.read.format("delta").load(path).select(*names).collect()
+    return sorted(
+        (r.history, r.id, repr(r.doc), repr(r.number), repr(r.note), repr(r._rescued or {}))
+        for r in rows
+    )
