@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -36,6 +36,7 @@ from pgcdc_assets.orchestration.state import (
     read_state,
     window_end,
 )
+from pgcdc_assets.postgres.heartbeat import emit_heartbeat
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
@@ -44,6 +45,9 @@ from pgcdc_assets.postgres.slots import (
 )
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
 
 MINIMUM_INTERVAL_SECONDS = 2
 OBSERVE_EVERY_SECONDS = 30.0
@@ -76,6 +80,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
     def lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
+        zone = lake.zone(capture.name)
         progress = sync_progress.get()
         try:
             with postgres.query_connection("sensor") as conn:
@@ -83,15 +88,14 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
                 flush_lsn = status.current_lsn if status is not None else read_current_lsn(conn)
                 if status is not None:
                     check_slot_usable(status, conn.info.dbname)
+                    flush_lsn = _after_start(conn, zone, status)
         except TransientError as error:
             if progress is not None:
                 raise
             return dg.SkipReason(str(error))
         if progress is not None and progress.barrier is None:
             progress.barrier = flush_lsn
-        tick = _Tick(
-            capture, targets, context, lake.zone(capture.name), status, flush_lsn, progress
-        )
+        tick = _Tick(capture, targets, context, zone, status, flush_lsn, progress)
         return tick.run()
 
     return lag
@@ -135,6 +139,7 @@ class _Tick:
         through = captured_through(self.zone, epoch)
         status = self._living_slot(through.lsn)
         if self.progress is not None:
+            self._move_barrier(epoch, through)
             self.progress.captured_through = through.lsn
         keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
         windows = sorted(LsnWindow.parse(key) for key in keys)
@@ -144,6 +149,16 @@ class _Tick:
         self._observe(status, through.lsn, lag_seconds)
         self._open_window(epoch, windows, through, landed_ago)
         self._prune(windows)
+
+    def _move_barrier(self, epoch: Epoch, through: Position) -> None:
+        """Put the barrier behind the copies when this very run made the slot.
+
+        Everything before the barrier is in the copies then; a first window is what merges them.
+        """
+        assert self.progress is not None
+        barrier = self.progress.barrier
+        if through.lsn == epoch.start_lsn and barrier is not None and barrier <= through.lsn:
+            self.progress.barrier = max(self.flush_lsn, Lsn(through.lsn + 1))
 
     def _living_slot(self, through: Lsn) -> SlotStatus:
         """Return the slot's status.
@@ -195,7 +210,8 @@ class _Tick:
             tags = {"pgcdc/tables": f"{first}..{last}"}
             past = attempts_for(instance, self.capture.name, "snapshot", tags)
             pause = self.capture.windows.backoff(past.count)
-            if past.seconds_since_end is not None and past.seconds_since_end < pause:
+            since = past.seconds_since_end if self.progress is None else None
+            if since is not None and since < pause:
                 self.reasons.append(f"the copy of {first} failed: tried again in a while")
                 continue
             self.requests.append(
@@ -233,7 +249,10 @@ class _Tick:
                 flush_lsn=self.flush_lsn,
                 open_windows=open_windows,
                 attempts=past.count if past else 0,
-                seconds_since_attempt=past.seconds_since_end if past else None,
+                # A person who runs `pgcdc sync` does not wait for an earlier failure's pause.
+                seconds_since_attempt=past.seconds_since_end
+                if past and self.progress is None
+                else None,
                 seconds_since_landing=landed_ago,
                 is_capturing=running is not None,
             ),
@@ -328,6 +347,19 @@ class _Tick:
             self.partitions.append(
                 dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)
             )
+
+
+def _after_start(conn: Connection, zone: RawZone, status: SlotStatus) -> Lsn:
+    """Return where the WAL ends; move it when it still ends where the epoch starts.
+
+    First contents are merged with the first window, and a window is never empty. A database that
+    nobody writes to would never get one, so a transactional message of ours gives it one record.
+    """
+    epoch = zone.epochs.latest()
+    if epoch is None or status.current_lsn > epoch.start_lsn or status.in_recovery:
+        return status.current_lsn
+    emit_heartbeat(conn)
+    return read_current_lsn(conn)
 
 
 def range_tags(first: str, last: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ def build_merge_sensor(
         if progress is not None:
             merged = state.merged_through
             progress.merged_through = merged.lsn if merged is not None else None
-        tick = _Tick(capture, dict(keys), context.instance, state)
+        tick = _Tick(capture, dict(keys), context.instance, state, progress is not None)
         answer = tick.run()
         if progress is not None and isinstance(answer, dg.SkipReason):
             progress.waiting = answer.skip_message or ""
@@ -77,6 +77,7 @@ class _Tick:
     keys: dict[tuple[str, str, int], dg.AssetKey]
     instance: dg.DagsterInstance
     state: CaptureState
+    is_one_shot: bool
 
     def run(self) -> dg.SensorResult | dg.SkipReason:
         names = Names.of(self.capture)
@@ -92,7 +93,7 @@ class _Tick:
             return dg.SkipReason("no window is landed yet")
         if find_unfinished(self.instance, names.merge_job, frozenset(self.keys.values())):
             return dg.SkipReason("a merge is under way")
-        ready = self._without_backoff(behind)
+        ready = behind if self.is_one_shot else self._without_backoff(behind)
         if not ready:
             return dg.SkipReason("the last merges failed: tried again in a while")
         return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready)])

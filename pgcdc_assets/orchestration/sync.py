@@ -122,8 +122,13 @@ class _Sync:
         """Evaluate a sensor and execute what it asks for; whether it asked for anything."""
         with self._timed("sensors"):
             sensor = self.repository.get_sensor_def(sensor_name)
+            known = self.repository.get_top_level_resources()
             with dg.build_sensor_context(
-                instance=self.instance, repository_def=self.repository, sensor_name=sensor_name
+                instance=self.instance,
+                instance_ref=self.instance.get_ref(),
+                repository_def=self.repository,
+                sensor_name=sensor_name,
+                resources={key: known[key] for key in sensor.required_resource_keys},
             ) as context:
                 data = sensor.evaluate_tick(context)
             for event in data.asset_events:
