@@ -215,11 +215,12 @@ def _check_slot(
             expected=captured_through,
             gap_bytes=confirmed - captured_through,
         )
-    if backend_pid is not None and status.active_pid != backend_pid:
+    # A slot that nobody holds means that our stream has ended already, and reading it tells why.
+    if backend_pid is not None and status.active_pid not in (backend_pid, None):
         raise SlotBusy(
             slot=slot,
-            active_pid=status.active_pid or 0,
-            application_name=status.active_application_name or "none",
+            active_pid=status.active_pid,
+            application_name=status.active_application_name,
         )
     return status
 

@@ -35,7 +35,8 @@ _NOTICED = {
 }
 
 # search_path decides whether regclass and friends are printed with their schema, and
-# row_security=off turns rows that a policy would silently hide into an error.
+# row_security=off turns rows that a policy would silently hide into an error. Warnings have to come
+# through: a publication that is missing is no more than that since Postgres 18.
 _PINNED = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -47,6 +48,7 @@ _PINNED = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "row_security": "off",
+    "client_min_messages": "warning",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }

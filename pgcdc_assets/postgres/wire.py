@@ -33,8 +33,12 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, MessageBatch, cut
 
 _COPY_BOTH, _COPY_DONE, _ERROR = b"W", b"c", b"E"
-# CommandComplete, NoticeResponse, ParameterStatus, ReadyForQuery: nothing to do.
-_IGNORED = frozenset((b"C", b"N", b"S", b"Z"))
+_NOTICE = b"N"
+# CommandComplete, ParameterStatus, ReadyForQuery: nothing to do.
+_IGNORED = frozenset((b"C", b"S", b"Z"))
+
+_NOT_IN_PREREQUISITE_STATE = "55000"
+_UNDEFINED_OBJECT = "42704"
 
 
 @dataclass(frozen=True)
@@ -193,6 +197,9 @@ class SocketWire:
             raise _server_error(payload)
         if kind == _COPY_DONE:
             raise StreamEnded
+        if kind == _NOTICE:
+            _check_notice(_fields(payload))
+            return
         if kind != _COPY_BOTH and kind not in _IGNORED:
             raise ProtocolError(
                 message_type=f"{kind!r}"[2:-1], offset=0, reason="it does not belong to a stream"
@@ -214,6 +221,9 @@ class LibpqWire:
         self._settings = settings
         self._lock = threading.Lock()
         self.bytes_received = 0
+        self._notice: ServerError | None = None
+        self._is_at_end = False
+        conn.notice_handler = self._take_notice
         result = conn.exec_(command)
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise _result_error(result)
@@ -265,21 +275,39 @@ class LibpqWire:
     def _take(self, payloads: list[memoryview], limit: int) -> int:
         """Take the messages that libpq holds, up to a limit of bytes."""
         size = 0
-        while size < limit:
-            count, payload = self._conn.get_copy_data(1)
+        while size < limit and not self._is_at_end:
+            try:
+                count, payload = self._conn.get_copy_data(1)
+            except psycopg.OperationalError as error:
+                raise OSError(_first_line(error)) from error
+            if self._notice is not None:
+                raise self._notice
             if count == 0:
                 break
             if count < 0:
-                self._raise_end(payloads)
+                self._is_at_end = True
                 break
             payloads.append(payload)
             size += count
+        # What came before the end is handed over first; the next read ends here again.
+        if self._is_at_end and not payloads:
+            self._raise_end()
         return size
 
-    def _raise_end(self, payloads: list[memoryview]) -> None:
-        # What came before the end is handed over first; the next read ends here again.
-        if payloads:
-            return
+    def _take_notice(self, result: pq.abc.PGresult) -> None:
+        # Called by libpq in the middle of its work, where an error would go unheard.
+        try:
+            _check_notice(
+                {
+                    b"V": _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED),
+                    b"C": _field(result, pq.DiagnosticField.SQLSTATE),
+                    b"M": _field(result, pq.DiagnosticField.MESSAGE_PRIMARY),
+                }
+            )
+        except ServerError as error:
+            self._notice = error
+
+    def _raise_end(self) -> None:
         result = self._conn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             raise _result_error(result)
@@ -298,12 +326,31 @@ class LibpqWire:
                 raise TimeoutError("a status packet could not be sent")
 
 
+def _check_notice(fields: dict[bytes, str]) -> None:
+    """Refuse the one warning that means lost changes.
+
+    Since Postgres 18 pgoutput goes on without a publication that does not exist at this point of
+    the WAL, and only warns; before it was an error. Changes of its tables would be missing, with
+    success in the log.
+    """
+    if fields.get(b"V") == "WARNING" and fields.get(b"C") == _NOT_IN_PREREQUISITE_STATE:
+        raise ServerError(_UNDEFINED_OBJECT, fields.get(b"M", "the publication does not exist"))
+
+
 def _server_error(payload: bytes) -> ServerError:
-    """Read an ErrorResponse: fields of one letter and a text, each ended by a zero byte."""
-    fields = {
+    fields = _fields(payload)
+    return ServerError(fields.get(b"C", ""), fields.get(b"M", "no reason given"))
+
+
+def _fields(payload: bytes) -> dict[bytes, str]:
+    """Read an ErrorResponse or NoticeResponse: fields of one letter and a text, zero-ended."""
+    return {
         field[:1]: field[1:].decode(errors="replace") for field in payload.split(b"\0") if field
     }
-    return ServerError(fields.get(b"C", ""), fields.get(b"M", "no reason given"))
+
+
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
+    return (result.error_field(field) or b"").decode(errors="replace")
 
 
 def _result_error(result: pq.abc.PGresult) -> ServerError:

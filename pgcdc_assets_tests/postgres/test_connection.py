@@ -132,6 +132,7 @@ def test_defaults_of_the_database_do_not_reach_our_sessions(database: Database) 
         "quote_all_identifiers": ("on", "off"),
         "tcp_keepalives_idle": ("7200", "30"),
         "row_security": ("on", "off"),
+        "client_min_messages": ("error", "warning"),
         "client_encoding": ("latin1", "UTF8"),
         "statement_timeout": ("'1h'", None),
         "idle_session_timeout": ("'1h'", "0"),

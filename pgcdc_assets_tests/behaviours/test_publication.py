@@ -1,0 +1,72 @@
+"""A publication that was not there when the WAL was written (B9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.capture import capture_window
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.slots import create_slot, read_current_lsn
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.snapshot import copy_tables
+from pgcdc_assets_tests.fixtures.database import Database
+
+pytestmark = pytest.mark.postgres
+
+
+def _window(database: Database, zone: RawZone) -> LsnWindow:
+    """Everything from the last captured change to now."""
+    database.execute("set synchronous_commit = on; select pg_logical_emit_message(true, '', '')")
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    start = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+    with query_connection(database.settings(), "test") as conn:
+        return LsnWindow.of(epoch.epoch, start, read_current_lsn(conn))
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_changes_written_without_the_publication_are_never_passed_over(
+    database: Database, zone: RawZone, is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B9: since Postgres 18 the server itself goes on without them, with a mere warning."""
+    if is_encrypted:
+        # Which of the two ways of reading is taken depends on nothing else.
+        import pgcdc_assets.postgres.stream as stream
+
+        monkeypatch.setattr(stream, "SocketWire", stream.LibpqWire)
+    slot, settings = f"s_{database.name}", database.settings()
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    copy_tables(settings, zone, slot, "pub")
+    database.execute("insert into t values (1)")
+    window = _window(database, zone)
+    assert capture_window(settings, zone, slot, "pub", window).counts["public.t"] == {"I": 1}
+
+    database.execute("drop publication pub")
+    database.execute("insert into t values (2)")
+    database.execute("create publication pub for table t")
+    database.execute("insert into t values (3)")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r'publication "?pub"? .*take a new snapshot'):
+            capture_window(settings, zone, slot, "pub", _window(database, zone))
+    assert zone.changes.captured_through(1) == window.end
+
+
+@pytest.mark.every_pg
+def test_a_slot_older_than_its_publication_is_refused_at_its_first_change(
+    database: Database, zone: RawZone
+) -> None:
+    """B9: made by an administrator in the wrong order."""
+    slot, settings = f"s_{database.name}", database.settings()
+    database.execute("create table t (id int primary key)")
+    with create_slot(settings, slot):
+        pass
+    database.execute("insert into t values (1)")
+    database.execute("create publication pub for table t")
+    copy_tables(settings, zone, slot, "pub")
+    with pytest.raises(
+        ConfigurationError, match="it was made too late for this slot: drop the slot"
+    ):
+        capture_window(settings, zone, slot, "pub", _window(database, zone))
