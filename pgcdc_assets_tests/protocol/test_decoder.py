@@ -1,0 +1,232 @@
+"""The decoder against a reference that is right at a glance."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets_tests.protocol import encoding, reference
+from pgcdc_assets_tests.protocol.encoding import UNCHANGED
+from pgcdc_assets_tests.protocol.streams import streams
+
+FAR = 2**62
+
+ORDERS = Relation(
+    16400, "shop", "orders", "d", (Column("id", 23, -1, True), Column("note", 25), Column("n", 23))
+)
+
+
+def numbering() -> Any:
+    """A resolver that numbers announcements."""
+    count = 0
+
+    def resolve(relation: Relation, commit_lsn: Lsn) -> tuple[Relation, int]:
+        nonlocal count
+        count += 1
+        return relation, count
+
+    return resolve
+
+
+def decode(
+    payloads: list[bytes], cuts: list[int] | None = None, start: int = 0, end: int = FAR
+) -> tuple[list[dict[str, Any]], Decoder]:
+    """Decode the payloads in batches that end at the cuts."""
+    decoder = Decoder(numbering(), end, start)
+    rows: list[dict[str, Any]] = []
+    borders = [0, *sorted(cuts or []), len(payloads)]
+    for first, last in itertools.pairwise(borders):
+        batch = decoder.decode(MessageBatch.of(payloads[first:last]))
+        if batch is not None:
+            batch.validate(full=True)
+            rows += batch.to_pylist()
+    return rows, decoder
+
+
+def transaction(*messages: bytes, lsn: int = 1000) -> list[bytes]:
+    return encoding.stream(
+        [encoding.begin(lsn, 7), encoding.relation(ORDERS), *messages, encoding.commit(lsn)]
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(streams(), st.data())
+def test_any_stream_in_any_batches_gives_the_rows_of_the_reference_decoder(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(payloads)), max_size=6))
+    start = data.draw(st.sampled_from([0, 1000, 1100]))
+    end = data.draw(st.sampled_from([FAR, FAR, 1050, 1150]))
+
+    rows, _ = decode(payloads, cuts, start, end)
+
+    assert rows == reference.decode(payloads, start, end)
+
+
+def test_null_unchanged_and_empty_text_are_three_different_values() -> None:
+    rows, _ = decode(transaction(encoding.insert(16400, [b"", None, UNCHANGED])))
+
+    assert rows[0]["new"] == ["", None, None]
+    assert rows[0]["unchanged"] == [2]
+
+
+def test_a_truncate_of_three_tables_gives_three_rows_with_ordinals_of_their_own() -> None:
+    others = [Relation(16400 + i, "shop", f"t{i}", "d", ()) for i in (1, 2)]
+    messages = [encoding.relation(other) for other in others]
+
+    rows, _ = decode(
+        transaction(
+            *messages,
+            encoding.truncate([16400, 16401, 16402]),
+            encoding.insert(16400, [b"1", b"a", b"2"]),
+        )
+    )
+
+    assert [(r["op"], r["table"], r["ordinal"]) for r in rows] == [
+        ("T", "orders", 0),
+        ("T", "t1", 1),
+        ("T", "t2", 2),
+        ("I", "orders", 3),
+    ]
+
+
+def test_a_keepalive_inside_a_transaction_does_not_end_the_window() -> None:
+    payloads = transaction(
+        encoding.insert(16400, [b"1", b"a", None]),
+        encoding.keepalive(9000),
+        encoding.insert(16400, [b"2", b"b", None]),
+    )
+
+    rows, decoder = decode(payloads, end=2000)
+    assert len(rows) == 2
+    assert not decoder.is_finished
+
+    _, decoder = decode([*payloads, encoding.keepalive(2000)], end=2000)
+    assert decoder.is_finished
+
+
+def test_the_first_begin_at_the_windows_end_ends_it() -> None:
+    later = [encoding.begin(2000, 8), encoding.insert(16400, [b"2", None, None])]
+
+    rows, decoder = decode(
+        [*transaction(encoding.insert(16400, [b"1", None, None])), *encoding.stream(later)],
+        end=2000,
+    )
+
+    assert [row["new"][0] for row in rows] == ["1"]
+    assert decoder.is_finished
+
+
+def test_a_transaction_below_the_windows_start_is_dropped() -> None:
+    rows, _ = decode(
+        transaction(encoding.insert(16400, [b"1", None, None]), lsn=1000)
+        + encoding.stream(
+            [
+                encoding.begin(2000, 8),
+                encoding.insert(16400, [b"2", None, None]),
+                encoding.commit(2000),
+            ]
+        ),
+        start=1500,
+    )
+
+    assert [row["new"][0] for row in rows] == ["2"]
+
+
+def test_nonsense_positions_of_a_server_are_never_taken_for_the_windows_end() -> None:
+    """BEHAVIOURS A18: LSN 0/0 in XLogData, 0/0 and the highest LSN in keepalives."""
+    nonsense = [encoding.keepalive(0), encoding.keepalive(2**64 - 1)]
+
+    rows, decoder = decode(
+        [*nonsense, *transaction(encoding.insert(16400, [b"1", None, None])), *nonsense], end=2000
+    )
+
+    assert len(rows) == 1
+    assert not decoder.is_finished
+
+
+def test_a_non_transactional_message_is_counted_and_not_landed() -> None:
+    message = encoding.logical_message("heartbeat", b"x", is_transactional=False)
+
+    rows, decoder = decode(encoding.stream([message]))
+
+    assert rows == []
+    assert sum(decoder.warnings.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("payloads", "reason"),
+    [
+        (encoding.stream([b"?"]), "action is unknown"),
+        (encoding.stream([encoding.begin(5, 1), encoding.begin(6, 1)]), "do not come in turns"),
+        (encoding.stream([encoding.commit(5)]), "do not come in turns"),
+        (
+            encoding.stream([encoding.begin(5, 1), encoding.commit(6)]),
+            "does not commit the open transaction",
+        ),
+        (
+            encoding.stream([encoding.begin(0, 1)]),
+            "commit LSNs do not rise",
+        ),
+        (
+            encoding.stream([encoding.begin(5, 1), encoding.insert(9, [b"1"])]),
+            "relation 9 was never announced",
+        ),
+        (
+            encoding.stream([encoding.begin(5, 1), encoding.truncate([9])]),
+            "relation 9 was never announced",
+        ),
+        (encoding.stream([encoding.insert(9, [b"1"])]), "outside a transaction"),
+        (transaction(encoding.insert(16400, [b"1"])), "does not have the 3 columns"),
+        (transaction(encoding.delete(16400, [None] * 3, b"N")), "marker"),
+        (transaction(encoding.insert(16400, [None] * 3) + b"x"), "bytes follow its last tuple"),
+        (transaction(encoding.insert(16400, [None] * 3)[:-1]), "in the middle of a tuple"),
+        (transaction(encoding.insert(16400, [None, None, b"\xff"])), "not UTF-8"),
+        (transaction(encoding.insert(16400, [b"\xc3", b"\xa9", None])), "not UTF-8"),
+        (
+            transaction(b"I" + (16400).to_bytes(4, "big") + b"N\0\3nnb\0\0\0\1x"),
+            "none of t, n and u",
+        ),
+        (
+            transaction(b"I" + (16400).to_bytes(4, "big") + b"N\0\3nnt\xff\xff\xff\xffx"),
+            "in the middle of a tuple",
+        ),
+        ([b""], "neither a keepalive nor WAL data"),
+        ([b"k123"], "neither a keepalive nor WAL data"),
+    ],
+)
+def test_a_message_that_breaks_the_protocol_is_refused_with_its_reason(
+    payloads: list[bytes], reason: str
+) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        decode(payloads)
+
+
+@settings(max_examples=300, deadline=None)
+@given(streams(), st.data())
+def test_damaged_messages_end_as_protocol_errors_and_nothing_else(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    damaged = list(payloads)
+    index = data.draw(st.integers(0, len(damaged) - 1))
+    message = bytearray(damaged[index])
+    if data.draw(st.booleans()):
+        del message[data.draw(st.integers(0, len(message) - 1)) :]
+    else:
+        position = data.draw(st.integers(0, len(message) - 1))
+        message[position] = data.draw(st.integers(0, 255))
+    damaged[index] = bytes(message)
+
+    try:
+        decode(damaged, [index])
+    except ProtocolError as error:
+        assert error.offset >= 0

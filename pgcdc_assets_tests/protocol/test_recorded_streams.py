@@ -1,0 +1,94 @@
+"""Streams that a real server wrote: decoded like the reference does, and damaged in every place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.protocol import encoding, reference
+from pgcdc_assets_tests.protocol.test_decoder import FAR, numbering
+
+pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
+
+SCHEMA = """
+    create type mood as enum ('sad', 'happy');
+    create table plain (id int primary key, note text, mood mood, tags text[]);
+    create table whole (id int primary key, long text, n numeric);
+    alter table whole replica identity full;
+    alter table whole alter long set storage external;
+    create table keyed (a int, b text, c text, primary key (a, b));
+    create publication p for table plain, whole, keyed;
+"""
+
+TRANSACTIONS = [
+    [
+        "insert into plain select i, 'n' || i, 'sad', array['a', null, 'b'] "
+        "from generate_series(1, 5) i"
+    ],
+    [
+        "insert into whole select i, repeat('x', 3000 + i), i / 7.0 from generate_series(1, 4) i",
+        "update whole set n = n + 1 where id = 2",
+        "delete from whole where id = 3",
+    ],
+    ["insert into keyed values (1, 'b', 'c'), (2, '', null)", "update keyed set a = 5 where a = 1"],
+    ["alter table keyed add d int default 3", "update keyed set c = 'é€😀', d = 4 where a = 5"],
+    ["delete from keyed where a = 5", "truncate plain, keyed"],
+    ["select pg_logical_emit_message(true, 'outbox', 'hello')"],
+    ["select pg_logical_emit_message(true, 'outbox', '\\xff00'::bytea)"],
+    ["insert into plain (id) values (9)"],
+]
+
+
+@pytest.fixture
+def recorded(database: Database) -> list[bytes]:
+    database.execute(SCHEMA)
+    database.value("select pg_create_logical_replication_slot(%s, 'pgoutput')", (database.name,))
+    for statements in TRANSACTIONS:
+        # The test servers do not wait for the disk: decoding would end before the last of them.
+        database.transaction("set local synchronous_commit = on", *statements)
+    rows = database.query(
+        "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
+        "'proto_version', '1', 'publication_names', 'p', 'messages', 'true')",
+        (database.name,),
+    )
+    return [encoding.xlog_data(bytes(data)) for (data,) in rows]
+
+
+def decode(payloads: list[bytes]) -> list[dict[str, Any]]:
+    batch = Decoder(numbering(), FAR).decode(MessageBatch.of(payloads))
+    return [] if batch is None else batch.to_pylist()
+
+
+def test_a_real_stream_gives_the_rows_of_the_reference_decoder(recorded: list[bytes]) -> None:
+    rows = decode(recorded)
+
+    assert rows == reference.decode(recorded, 0, FAR)
+    assert {row["op"] for row in rows} == {"I", "U", "D", "T", "M"}
+    assert {row["old_kind"] for row in rows} == {"K", "O", None}
+
+
+def test_a_real_message_cut_short_anywhere_is_a_protocol_error(recorded: list[bytes]) -> None:
+    for index, payload in enumerate(recorded):
+        # The long text is the same byte three thousand times over.
+        places = range(len(payload)) if len(payload) < 300 else range(0, len(payload), 97)
+        for length in places:
+            with pytest.raises(ProtocolError):
+                decode([*recorded[:index], payload[:length]])
+
+
+def test_a_real_message_with_a_wrong_byte_is_a_protocol_error_or_another_value(
+    recorded: list[bytes],
+) -> None:
+    for index, payload in enumerate(recorded):
+        for place in range(0, min(len(payload), 300), 3):
+            damaged = bytearray(payload)
+            damaged[place] ^= 0x81
+            try:
+                decode([*recorded[:index], bytes(damaged), *recorded[index + 1 :]])
+            except ProtocolError:
+                continue
