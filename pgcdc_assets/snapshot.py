@@ -38,7 +38,7 @@ from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import TableChanged, copy_published, hold_snapshot
 from pgcdc_assets.postgres.lease import capture_lease
-from pgcdc_assets.postgres.publication import explain_unpublished
+from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
 from pgcdc_assets.postgres.slots import (
     ExportedSnapshot,
     ServerIdentity,
@@ -152,7 +152,7 @@ def _establish(
     with query_connection(settings, "snapshot") as conn:
         identity = read_server_identity(conn)
         # The publication must exist before the slot: decoding looks it up as of the WAL it reads.
-        published_tables(conn, publication)
+        read_publication(conn, publication)
 
         def find() -> tuple[Epoch | None, SlotStatus | None]:
             known = zone.epochs.check_source(

@@ -33,7 +33,7 @@ def _slot(database: Database) -> str:
 def _copy_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str | None]]:
     """Read a copy's rows back from the lake."""
     rows = zone.snapshots.table.load().to_pyarrow_table(
-        partitions=[("table", "=", table), ("snapshot_lsn", "=", str(int(snapshot_lsn)))],
+        filters=[("table", "=", table), ("snapshot_lsn", "=", int(snapshot_lsn))],
         columns=["new"],
     )
     return rows.column("new").to_pylist()
