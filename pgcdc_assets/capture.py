@@ -34,7 +34,6 @@ from pgcdc_assets.postgres.catalog import CatalogResolver
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import Lease, capture_lease, wait_or_terminate_stale_walsender
 from pgcdc_assets.postgres.slots import (
-    SlotStatus,
     check_slot_usable,
     read_server_identity,
     read_slot_status,
@@ -123,39 +122,45 @@ def capture_window(
         capture_lease(conn, zone.name, slot) as lease,
     ):
         captured_through = _check_raw_zone(conn, zone, slot, window)
-        is_captured = window.end <= captured_through
-        summary = zone.changes.summary(window) if is_captured else None
+        summary: WindowSummary | None = None
+        if captured_through is None or window.end <= captured_through:
+            summary = zone.changes.summary(window)
+            if captured_through is None or not _is_behind(conn, slot, captured_through):
+                return _report(summary, True, Counter(), 0, began)
         ours = settings.application_name("capture")
         wait_or_terminate_stale_walsender(conn, slot, limits.slot_wait_seconds, ours)
-        status = _check_slot(conn, zone, slot, captured_through)
-        if summary is not None and (status.confirmed_flush_lsn or 0) >= window.end:
-            return _report(summary, True, Counter(), 0, began)
+        _check_slot(conn, zone, slot, captured_through)
+        watch = _watch(conn, limits, began)
         stream = ReplicationStream(
-            settings,
-            slot,
-            publication,
-            captured_through,
-            limits.stream,
-            _watch(conn, limits, began),
+            settings, slot, publication, captured_through, limits.stream, watch
         )
+        already_captured = summary is not None
         warnings: Counter[str] = Counter()
-        with stream:
-            _check_slot(conn, zone, slot, captured_through, stream.backend_pid)
-            if summary is None:
-                decoder = _decoder(settings, zone, publication, window)
-                summary = _land(zone, window, stream, decoder, lease)
-                warnings += decoder.warnings
-                failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
-            stream.confirm(max(window.end, captured_through))
-            failpoints.reach(failpoints.AFTER_STATUS_PACKET)
-            is_heard = stream.finish()
-        if not is_heard:
-            warnings["the server has not acknowledged the confirmed position yet"] += 1
-        return _report(summary, is_captured, warnings, stream.bytes_received, began)
+        try:
+            with stream:
+                _check_slot(conn, zone, slot, captured_through, stream.backend_pid)
+                if summary is None:
+                    decoder = _decoder(settings, zone, publication, window)
+                    summary = _land(zone, window, stream, decoder, lease)
+                    warnings += decoder.warnings
+                    failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
+                stream.confirm(max(window.end, captured_through))
+                failpoints.reach(failpoints.AFTER_STATUS_PACKET)
+                if not stream.finish():
+                    warnings["the server has not acknowledged the confirmed position yet"] += 1
+        except ConnectionLost:
+            # The lease's session may be as dead, and freeing the lease over it would wait for an
+            # answer; without a session there is no lease.
+            conn.close()
+            raise
+        return _report(summary, already_captured, warnings, stream.bytes_received, began)
 
 
-def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindow) -> Lsn:
-    """Say what the epoch is captured through, if the window is next or came before."""
+def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindow) -> Lsn | None:
+    """Say what the slot's epoch is captured through; None for a window of an older epoch.
+
+    The slot of an older epoch is gone: what is landed of it is all that will ever be.
+    """
     server = read_server_identity(conn)
     latest = zone.epochs.check_source(
         slot=slot, database=server.database, system_identifier=server.system_identifier
@@ -167,11 +172,9 @@ def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindo
             reason=f"it has no epoch {window.epoch}. Take the first snapshot: that makes the slot "
             "and records the epoch.",
         )
-    captured_through = zone.changes.captured_through(window.epoch)
     if window.epoch < latest.epoch:
-        # The slot of an older epoch is gone: what is landed is all that will ever be.
-        return max(captured_through or window.end, window.end)
-    captured_through = captured_through or latest.start_lsn
+        return None
+    captured_through = zone.changes.captured_through(window.epoch) or latest.start_lsn
     if window.start != captured_through and window.end > captured_through:
         raise RawZoneError(
             raw_zone=uri,
@@ -181,13 +184,21 @@ def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindo
     return captured_through
 
 
+def _is_behind(conn: Connection, slot: str, captured_through: Lsn) -> bool:
+    """Say whether a slot was not told yet what is landed, as after a crash."""
+    status = read_slot_status(conn, slot)
+    if status is None or status.is_lost or status.confirmed_flush_lsn is None:
+        return False
+    return status.confirmed_flush_lsn < captured_through
+
+
 def _check_slot(
     conn: Connection,
     zone: RawZone,
     slot: str,
     captured_through: Lsn,
     backend_pid: int | None = None,
-) -> SlotStatus:
+) -> None:
     """Refuse a slot that cannot go on where the raw zone ends.
 
     Args:
@@ -222,7 +233,6 @@ def _check_slot(
             active_pid=status.active_pid,
             application_name=status.active_application_name,
         )
-    return status
 
 
 def _decoder(

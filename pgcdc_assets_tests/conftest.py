@@ -5,5 +5,7 @@ pytest_plugins = [
     "pgcdc_assets_tests.fixtures.database",
     "pgcdc_assets_tests.fixtures.proxy",
     "pgcdc_assets_tests.fixtures.lake",
+    "pgcdc_assets_tests.fixtures.capturing",
     "pgcdc_assets_tests.fixtures.spark",
+    "pgcdc_assets_tests.fixtures.pipeline",
 ]
