@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from pgcdc_assets.demo.console import say, signs_of_life, size, table
+from pgcdc_assets.demo.console import say, signs_of_life, size, stderr_to, table
 from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.defaults import state_folder
 from pgcdc_assets.orchestration.instance import open_instance
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture, load_location
+from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.orchestration.sync import SyncReport, sync_capture
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.raw.zone import RawZone
@@ -80,6 +81,7 @@ def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fre
         demo = _Demo(location, location.select(CAPTURE)[0], instance)
         with LiveWorkload(set_up.conninfo, connections=connections, rate=rate) as workload:
             say(f"The shop is open: {connections} connections, {rate:g} transactions a second")
+            demo.start_spark()
             demo.sync("First contents and what is written meanwhile")
             demo.let_lag_grow(seconds)
             lag_before = demo.lag()
@@ -104,6 +106,15 @@ class _Demo:
         self.settings = loaded.postgres.settings()
         self.zone: RawZone = loaded.lake.zone(loaded.capture.name)
         self.totals = Totals()
+
+    def start_spark(self) -> None:
+        """Start the one session of all merges; its messages go to a file."""
+        log = state_folder() / "spark.log"
+        say(f"Starting Spark; the first time it fetches 87 MB of jars (see {log})")
+        started = time.monotonic()
+        with stderr_to(log), signs_of_life(self._describe):
+            self.loaded.spark.session()
+        self.totals.seconds["session"] = time.monotonic() - started
 
     def sync(self, title: str) -> None:
         """Bring everything committed by now into the tables."""
@@ -207,9 +218,12 @@ class _Demo:
         status = self._slot()
         if status is None:
             return "no slot yet"
-        epoch = self.zone.epochs.latest()
-        through = self.zone.changes.captured_through(epoch.epoch) if epoch is not None else None
-        return f"slot lag {size(status.lag_bytes or 0)}, captured through {through or Lsn(0)}"
+        state = read_state(self.zone, self.loaded.capture)
+        waiting = sum(each.needs_merge for each in state.tables)
+        return (
+            f"slot lag {size(status.lag_bytes or 0)}, "
+            f"{waiting} of {len(state.tables)} tables wait for a merge"
+        )
 
 
 def _quiet() -> None:
