@@ -29,7 +29,7 @@ def build_raw_asset(
     names = Names.of(capture)
 
     @dg.multi_asset(
-        name=f"{capture.name}_raw",
+        name=f"{capture.name}_land_windows",
         specs=[spec],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),

@@ -36,6 +36,7 @@ from pgcdc_assets.orchestration.state import (
     read_state,
     window_end,
 )
+from pgcdc_assets.postgres.barrier import read_barrier
 from pgcdc_assets.postgres.heartbeat import emit_heartbeat
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
@@ -89,12 +90,13 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
                 if status is not None:
                     check_slot_usable(status, conn.info.dbname)
                     flush_lsn = _after_start(conn, zone, status)
+                if progress is not None and progress.barrier is None:
+                    progress.barrier = read_barrier(conn)
+                    flush_lsn = max(flush_lsn, progress.barrier)
         except TransientError as error:
             if progress is not None:
                 raise
             return dg.SkipReason(str(error))
-        if progress is not None and progress.barrier is None:
-            progress.barrier = flush_lsn
         tick = _Tick(capture, targets, context, zone, status, flush_lsn, progress)
         return tick.run()
 
@@ -359,7 +361,7 @@ def _after_start(conn: Connection, zone: RawZone, status: SlotStatus) -> Lsn:
     if epoch is None or status.current_lsn > epoch.start_lsn or status.in_recovery:
         return status.current_lsn
     emit_heartbeat(conn)
-    return read_current_lsn(conn)
+    return read_barrier(conn)
 
 
 def range_tags(first: str, last: str) -> dict[str, str]:

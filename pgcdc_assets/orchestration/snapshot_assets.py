@@ -24,7 +24,7 @@ def build_snapshot_asset(
     tables = {table.qualified_name: table for table in capture.tables}
 
     @dg.multi_asset(
-        name=f"{capture.name}_snapshot",
+        name=f"{capture.name}_copy_tables",
         specs=[spec],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),

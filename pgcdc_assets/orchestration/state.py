@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.watermark import read_watermark
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
@@ -35,6 +36,7 @@ class TableState:
         merged_through: the raw zone's end when no change waits, else the watermark.
         copied_at: the newest complete copy; None without one.
         waiting_changes: landed changes that are not merged.
+        is_broken: the SCD table cannot be read; merging it says why, and the others go on.
     """
 
     table: CdcTable
@@ -43,12 +45,15 @@ class TableState:
     merged_through: Position | None
     copied_at: Position | None
     waiting_changes: int
+    is_broken: bool = False
 
     @property
     def needs_merge(self) -> bool:
         """Whether a merge would do something: first contents, changes or a newer copy."""
         if self.copied_at is None:
             return False
+        if self.is_broken:
+            return True
         return self.watermark is None or self.waiting_changes > 0 or self.copied_at > self.watermark
 
 
@@ -93,12 +98,15 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         return CaptureState(None, None)
     through = captured_through(zone, epoch)
     copies = copied_tables(zone, epoch)
-    marks = {
-        (table, scd): read_watermark(zone.lake, capture.name, table.schema, table.table, scd)
-        for table in capture.tables
-        for scd in table.scd
-    }
-    positions = {key: Position(*mark) if mark is not None else None for key, mark in marks.items()}
+    broken: set[tuple[CdcTable, int]] = set()
+    positions: dict[tuple[CdcTable, int], Position | None] = {}
+    for table in capture.tables:
+        for scd in table.scd:
+            try:
+                positions[table, scd] = _watermark(zone, capture, table, scd)
+            except ConfigurationError:
+                positions[table, scd] = None
+                broken.add((table, scd))
     windows = _windows_above(zone, epoch, positions.values())
     states = []
     for (table, scd), watermark in positions.items():
@@ -107,8 +115,14 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         if watermark is not None and waiting == 0:
             merged = max(watermark, through)
         copied = copies.get((table.schema, table.table))
-        states.append(TableState(table, scd, watermark, merged, copied, waiting))
+        is_broken = (table, scd) in broken
+        states.append(TableState(table, scd, watermark, merged, copied, waiting, is_broken))
     return CaptureState(epoch, through, tuple(states))
+
+
+def _watermark(zone: RawZone, capture: CdcCapture, table: CdcTable, scd: int) -> Position | None:
+    mark = read_watermark(zone.lake, capture.name, table.schema, table.table, scd)
+    return None if mark is None else Position(*mark)
 
 
 def _windows_above(

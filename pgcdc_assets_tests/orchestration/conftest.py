@@ -1,0 +1,140 @@
+"""A Dagster instance and a capture of a real database for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.orchestration.build import build_cdc_definitions
+from pgcdc_assets.orchestration.loading import CodeLocation, find_captures
+from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.fixtures.database import Database
+
+NAME = "t"
+
+
+@dataclass
+class Orchestrated:
+    """A capture under Dagster: `tick` evaluates a sensor as the daemon does, `execute` runs what it
+    asked for."""
+
+    database: Database
+    lake: Lake
+    instance: dg.DagsterInstance
+    capture: CdcCapture
+    barrier: SyncProgress | None = None
+    location: CodeLocation = field(init=False)
+
+    def __post_init__(self) -> None:
+        definitions = build_cdc_definitions(
+            self.capture,
+            postgres=PostgresResource(capture=NAME, conninfo=self.database.conninfo),
+            lake=LakeResource(uri=self.lake.uri),
+        )
+        self.location = CodeLocation(definitions, find_captures(definitions))
+
+    @property
+    def zone(self) -> RawZone:
+        return RawZone(self.lake, NAME)
+
+    @property
+    def raw(self) -> dg.AssetKey:
+        return dg.AssetKey([NAME, "raw"])
+
+    def windows(self) -> list[str]:
+        return list(self.instance.get_dynamic_partitions(self.capture.windows_name))
+
+    def commit(self, statement: str) -> None:
+        """Run a statement, and have it on the disk: the test servers commit asynchronously."""
+        self.database.transaction("set local synchronous_commit = on", statement)
+
+    def tick(self, sensor: str, one_shot: bool = False) -> Any:
+        """Evaluate, and apply what needs no run: partitions and asset events."""
+        repository = self.location.repository
+        known = repository.get_top_level_resources()
+        definition = repository.get_sensor_def(f"{NAME}_{sensor}")
+        progress = SyncProgress(NAME) if one_shot else None
+        token = sync_progress.set(progress)
+        try:
+            with dg.build_sensor_context(
+                instance=self.instance,
+                instance_ref=self.instance.get_ref(),
+                repository_def=repository,
+                resources={key: known[key] for key in definition.required_resource_keys},
+            ) as context:
+                data = definition.evaluate_tick(context)
+        finally:
+            sync_progress.reset(token)
+        for event in data.asset_events:
+            self.instance.report_runless_asset_event(event)
+        for request in data.dynamic_partitions_requests or []:
+            if isinstance(request, dg.AddDynamicPartitionsRequest):
+                self.instance.add_dynamic_partitions(
+                    request.partitions_def_name, list(request.partition_keys)
+                )
+            else:
+                for key in request.partition_keys:
+                    self.instance.delete_dynamic_partition(request.partitions_def_name, key)
+        return data
+
+    def execute(self, request: dg.RunRequest, job: str) -> dg.ExecuteInProcessResult:
+        return self.location.repository.get_job(f"{NAME}_{job}").execute_in_process(
+            instance=self.instance,
+            tags=dict(request.tags),
+            asset_selection=list(request.asset_selection) if request.asset_selection else None,
+            raise_on_error=False,
+        )
+
+    def copy(self) -> None:
+        """Let the lag sensor ask for the first copies, and make them."""
+        (request,) = self.tick("lag").run_requests
+        assert self.execute(request, "snapshot").success
+
+    def land(self) -> dg.ExecuteInProcessResult:
+        """Open a window over everything committed by now, and land it."""
+        (request,) = self.tick("lag", one_shot=True).run_requests
+        result = self.execute(request, "capture")
+        assert result.success
+        return result
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """A persistent instance of the test's own, with the package's dagster.yaml."""
+    from pgcdc_assets.orchestration.instance import CONFIG
+
+    home = tmp_path / "dagster"
+    home.mkdir()
+    (home / "dagster.yaml").write_text(CONFIG.read_text())
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        yield instance
+
+
+@pytest.fixture
+def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -> Orchestrated:
+    """Two tables in a publication, `a` with rows and `b` empty, and their capture."""
+    database.execute("create table a (id int primary key, v text)")
+    database.execute("create table b (id int primary key, n numeric(10, 2))")
+    database.execute("insert into a select n, 'row ' || n from generate_series(1, 10) n")
+    database.execute("create publication pub for table a, b")
+    return Orchestrated(
+        database,
+        lake,
+        instance,
+        CdcCapture(
+            NAME,
+            "pub",
+            (CdcTable("public", "a"), CdcTable("public", "b")),
+            slot=f"s_{database.name}",
+            windows=WindowPolicy(max_age_seconds=0, retry_seconds=0),
+        ),
+    )

@@ -1,0 +1,226 @@
+"""The sample shop's definitions: what is in them, and that nothing runs when they load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets import CdcCapture, CdcTable, PgcdcTranslator, build_cdc_definitions
+from pgcdc_assets.orchestration.loading import CodeLocation, load_defs_folder, load_location
+from pgcdc_assets.orchestration.translator import AssetData, Layer
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ["carts", "customers", "inventory", "order_items", "orders", "products"]
+
+
+@pytest.fixture(scope="module")
+def location() -> CodeLocation:
+    return load_location()
+
+
+@pytest.fixture(scope="module")
+def specs(location: CodeLocation) -> dict[str, dg.AssetSpec]:
+    found = location.definitions.resolve_all_asset_specs()
+    return {spec.key.to_user_string(): spec for spec in found}
+
+
+def test_keys_are_name_layer_schema_and_table(specs: dict[str, dg.AssetSpec]) -> None:
+    expected = {"shop/raw", "shop/snapshot"}
+    expected |= {f"shop/source/shop/{table}" for table in TABLES}
+    expected |= {f"shop/scd1/shop/{table}" for table in TABLES}
+    assert set(specs) == expected
+
+
+def test_lineage_goes_from_source_to_raw_and_snapshot_to_scd(
+    specs: dict[str, dg.AssetSpec],
+) -> None:
+    def upstream(key: str) -> set[str]:
+        return {dep.asset_key.to_user_string() for dep in specs[key].deps}
+
+    sources = {f"shop/source/shop/{table}" for table in TABLES}
+    assert upstream("shop/raw") == sources
+    assert upstream("shop/snapshot") == sources
+    assert upstream("shop/scd1/shop/orders") == {"shop/raw", "shop/snapshot"}
+    assert upstream("shop/source/shop/orders") == set()
+
+
+def test_every_asset_says_what_it_is(specs: dict[str, dg.AssetSpec]) -> None:
+    for spec in specs.values():
+        assert spec.group_name == "shop"
+        assert spec.description
+        assert spec.kinds
+        assert spec.tags["pgcdc/capture"] == "shop"
+        assert spec.metadata["dagster/table_name"]
+        reference = spec.metadata["dagster/code_references"].code_references[0]
+        assert reference.file_path.endswith("defs/shop/defs.yaml")
+    assert specs["shop/scd1/shop/orders"].kinds == {"pyspark", "delta"}
+    assert specs["shop/raw"].kinds == {"postgres", "delta"}
+
+
+def test_raw_and_scd_share_the_windows_and_snapshots_go_by_table(location: CodeLocation) -> None:
+    graph = location.repository.asset_graph
+    raw = graph.get(dg.AssetKey(["shop", "raw"])).partitions_def
+    scd = graph.get(dg.AssetKey(["shop", "scd1", "shop", "orders"])).partitions_def
+    snapshot = graph.get(dg.AssetKey(["shop", "snapshot"])).partitions_def
+    assert isinstance(raw, dg.DynamicPartitionsDefinition)
+    assert raw.name == "shop_windows"
+    assert scd == raw
+    assert isinstance(snapshot, dg.StaticPartitionsDefinition)
+    assert snapshot.get_partition_keys() == [f"shop.{table}" for table in TABLES]
+
+
+def test_source_tables_are_external(location: CodeLocation) -> None:
+    graph = location.repository.asset_graph
+    external = {key.to_user_string() for key in graph.external_asset_keys}
+    assert external == {f"shop/source/shop/{table}" for table in TABLES}
+
+
+def test_jobs_sensors_pools_and_executor(location: CodeLocation) -> None:
+    repository = location.repository
+    assert {"shop_capture", "shop_snapshot", "shop_merge", "shop_checks"} <= set(
+        repository.job_names
+    )
+    sensors = {sensor.name: sensor for sensor in repository.sensor_defs}
+    assert set(sensors) == {"shop_lag", "shop_merges"}
+    for sensor in sensors.values():
+        assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+        assert sensor.minimum_interval_seconds is not None
+        assert sensor.minimum_interval_seconds <= 5
+    for job in ("shop_capture", "shop_snapshot", "shop_merge"):
+        assert repository.get_job(job).executor_def is dg.in_process_executor
+    assert location.definitions.executor is dg.in_process_executor
+    pools = {
+        node.pool for job in repository.get_all_jobs() for node in job.all_node_defs if node.pool
+    }
+    assert pools == {"pgcdc/shop/slot", "pgcdc/shop/snapshot", "pgcdc/shop/tables"}
+
+
+def test_a_range_of_windows_is_one_run(location: CodeLocation) -> None:
+    graph = location.repository.asset_graph
+    for key in (["shop", "raw"], ["shop", "snapshot"], ["shop", "scd1", "shop", "orders"]):
+        assert graph.get(dg.AssetKey(key)).backfill_policy == dg.BackfillPolicy.single_run()
+
+
+def test_captures_are_found_with_their_settings_and_resources(location: CodeLocation) -> None:
+    loaded = location.captures["shop"]
+    assert loaded.capture.slot == "pgcdc_shop"
+    assert loaded.capture.tables[3] == CdcTable(
+        "shop", "order_items", (1,), ("order_id", "line_no")
+    )
+    assert loaded.raw == dg.AssetKey(["shop", "raw"])
+    assert loaded.postgres.dsn_env == "PGCDC_DSN"
+
+
+def test_a_translator_changes_keys_and_lineage_follows() -> None:
+    class Ours(PgcdcTranslator):
+        def get_asset_spec(self, data: AssetData) -> dg.AssetSpec:
+            spec = super().get_asset_spec(data)
+            if data.layer is Layer.SCD1:
+                spec = spec.replace_attributes(owners=["team:sales"])
+            return spec.replace_attributes(key=spec.key.with_prefix("prod"))
+
+    capture = CdcCapture("shop", "shop", (CdcTable("shop", "orders"),))
+    definitions = build_cdc_definitions(capture, translator=Ours())
+    specs = {s.key.to_user_string(): s for s in definitions.resolve_all_asset_specs()}
+    assert "prod/shop/raw" in specs
+    orders = specs["prod/shop/scd1/shop/orders"]
+    assert orders.owners == ["team:sales"]
+    assert {dep.asset_key.to_user_string() for dep in orders.deps} == {
+        "prod/shop/raw",
+        "prod/shop/snapshot",
+    }
+    dg.Definitions.validate_loadable(definitions)
+
+
+def test_two_captures_live_in_one_code_location() -> None:
+    both = dg.Definitions.merge(
+        build_cdc_definitions(CdcCapture("one", "one", (CdcTable("a", "t"),))),
+        build_cdc_definitions(CdcCapture("two", "two", (CdcTable("a", "t"),))),
+    )
+    dg.Definitions.validate_loadable(both)
+
+
+def write_defs(folder: Path, name: str, **attributes: object) -> None:
+    import yaml
+
+    (folder / name).mkdir(parents=True)
+    document = {
+        "type": "pgcdc_assets.PostgresCdcComponent",
+        "attributes": {
+            "name": name,
+            "publication": name,
+            "tables": [{"name": "public.t"}],
+            **attributes,
+        },
+    }
+    (folder / name / "defs.yaml").write_text(yaml.safe_dump(document))
+
+
+def names_of(folder: Path) -> set[str]:
+    specs = load_defs_folder(folder).resolve_all_asset_specs()
+    return {spec.key.path[0] for spec in specs}
+
+
+def test_the_sample_gives_way_to_a_capture_of_one_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_defs(tmp_path / "defs", "sample", is_sample=True)
+    write_defs(tmp_path / "defs", "mine", windows={"max_age_seconds": 60})
+    monkeypatch.delenv("PGCDC_DSN", raising=False)
+    assert names_of(tmp_path / "defs") == {"sample", "mine"}
+    monkeypatch.setenv("PGCDC_DSN", "postgresql:///mine")
+    assert names_of(tmp_path / "defs") == {"mine"}
+
+
+def test_a_folder_that_does_not_exist_declares_nothing(tmp_path: Path) -> None:
+    assert names_of(tmp_path / "nowhere") == set()
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    hidden = {"PGCDC_DSN", "PGCDC_LAKE", "DAGSTER_HOME", "JAVA_HOME"}
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_definitions_validate_with_nothing_running(tmp_path: Path) -> None:
+    done = run(
+        *("-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"),
+        PGCDC_DSN="postgresql://nobody@192.0.2.1:1/nowhere",
+        DAGSTER_HOME=str(tmp_path),
+        JAVA_HOME="/nonexistent",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_loading_starts_neither_a_jvm_nor_imports_spark() -> None:
+    script = (
+        "import json, sys\n"
+        "from pgcdc_assets.orchestration.loading import load_location\n"
+        "load_location().repository\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
+    )
+    done = run("-W", "ignore", "-c", script)
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert loaded.isdisjoint({"pyspark", "py4j", "delta", "dagster_pyspark"})
+
+
+def test_importing_the_protocol_does_not_import_dagster() -> None:
+    script = "import sys, pgcdc_assets.protocol.relation, pgcdc_assets.raw.zone\n"
+    done = run("-c", script + "sys.exit('dagster' in sys.modules)")
+    assert done.returncode == 0

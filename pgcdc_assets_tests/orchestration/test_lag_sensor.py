@@ -1,0 +1,205 @@
+"""The lag sensor on a real server: what it asks for, when it waits, and what it is loud about."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.errors import SlotAdvanced, SlotMissing
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.runs import find_unfinished
+from pgcdc_assets.orchestration.settings import WindowPolicy
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = pytest.mark.postgres
+
+RANGE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+
+
+def test_the_first_tick_asks_for_the_copies_of_all_tables_in_one_run(
+    orchestrated: Orchestrated,
+) -> None:
+    data = orchestrated.tick("lag")
+    (request,) = data.run_requests
+    assert request.job_name == "t_snapshot"
+    assert [request.tags[tag] for tag in RANGE] == ["public.a", "public.b"]
+    assert orchestrated.windows() == []
+
+
+def test_after_the_copies_a_window_is_opened_at_the_slot_s_consistent_point(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    (request,) = orchestrated.tick("lag").run_requests
+    assert request.job_name == "t_capture"
+    window = LsnWindow.parse(request.partition_key or "")
+    epoch = orchestrated.zone.epochs.latest()
+    assert epoch is not None
+    assert window.start == epoch.start_lsn
+    assert orchestrated.windows() == [window.key]
+
+
+def test_windows_follow_each_other_without_a_gap(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    for number in range(3):
+        orchestrated.database.execute(f"insert into b values ({number}, 1)")
+        orchestrated.land()
+    windows = [LsnWindow.parse(key) for key in orchestrated.windows()]
+    assert len(windows) == 3
+    assert windows == sorted(windows)
+    assert [w.end for w in windows[:-1]] == [w.start for w in windows[1:]]
+
+
+def test_a_tick_while_a_capture_is_queued_opens_nothing(orchestrated: Orchestrated) -> None:
+    """H10: whoever launched it, a click in the UI included."""
+    orchestrated.copy()
+    (request,) = orchestrated.tick("lag").run_requests
+    orchestrated.instance.create_run_for_job(
+        orchestrated.location.repository.get_job("t_capture"), tags=dict(request.tags)
+    )
+    again = orchestrated.tick("lag")
+    assert again.run_requests == []
+    assert "under way" in (again.skip_message or "")
+    assert len(orchestrated.windows()) == 1
+
+
+def test_a_failed_window_is_tried_again_under_another_run_key(
+    orchestrated: Orchestrated,
+) -> None:
+    """H10: a run key de-duplicates for ever, failed runs included."""
+    orchestrated.copy()
+    (first,) = orchestrated.tick("lag").run_requests
+    run = orchestrated.instance.create_run_for_job(
+        orchestrated.location.repository.get_job("t_capture"), tags=dict(first.tags)
+    )
+    orchestrated.instance.report_run_failed(run)
+    (second,) = orchestrated.tick("lag").run_requests
+    assert second.partition_key == first.partition_key or second.tags == first.tags
+    assert second.run_key != first.run_key
+    assert len(orchestrated.windows()) == 1
+
+
+def test_lag_is_observed_with_lsns_as_text_and_bytes_as_numbers(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    orchestrated.database.execute("insert into b select n, 1 from generate_series(1, 100) n")
+    orchestrated.tick("lag")
+    (record,) = orchestrated.instance.fetch_observations(orchestrated.raw, limit=5).records
+    observation = record.asset_observation
+    assert observation is not None
+    metadata = {key: entry.value for key, entry in observation.metadata.items()}
+    lag_bytes = metadata["lag_bytes"]
+    assert isinstance(lag_bytes, float)
+    assert lag_bytes > 0
+    assert metadata["wal_status"] == "reserved"
+    epoch = orchestrated.zone.epochs.latest()
+    assert epoch is not None
+    assert metadata["captured_through"] == str(epoch.start_lsn)
+
+
+def test_observations_are_spaced_so_that_ticks_do_not_fill_the_log(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    for _ in range(3):
+        orchestrated.tick("lag")
+    assert len(orchestrated.instance.fetch_observations(orchestrated.raw, limit=5).records) == 1
+
+
+def test_a_dropped_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.database.drop_slots()
+    with pytest.raises(Exception) as caught:
+        orchestrated.tick("lag")
+    assert isinstance(root_cause(caught.value), SlotMissing)
+
+
+def test_a_slot_that_somebody_else_advanced_fails_the_tick(orchestrated: Orchestrated) -> None:
+    """A9: the gap is named before anything is captured over it."""
+    orchestrated.copy()
+    orchestrated.database.execute("insert into b values (1, 1)")
+    orchestrated.database.query(
+        "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())",
+        [orchestrated.capture.slot],
+    )
+    with pytest.raises(Exception) as caught:
+        orchestrated.tick("lag")
+    error = root_cause(caught.value)
+    assert isinstance(error, SlotAdvanced)
+    assert error.gap_bytes > 0
+
+
+def test_a_run_whose_process_is_gone_does_not_block_the_next(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    (request,) = orchestrated.tick("lag").run_requests
+    job = orchestrated.location.repository.get_job("t_capture")
+    run = orchestrated.instance.create_run_for_job(
+        job, tags={**request.tags, "pgcdc/process": dead_process()}
+    )
+    orchestrated.instance.report_engine_event("started", run)
+    start(orchestrated.instance, run)
+    assert find_unfinished(orchestrated.instance, "t_capture", {orchestrated.raw}) is None
+    closed = orchestrated.instance.get_run_by_id(run.run_id)
+    assert closed is not None
+    assert closed.status == dg.DagsterRunStatus.FAILURE
+
+
+def test_a_new_instance_learns_the_windows_of_an_old_lake(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    known = orchestrated.windows()
+    for key in known:
+        orchestrated.instance.delete_dynamic_partition(orchestrated.capture.windows_name, key)
+    orchestrated.tick("lag")
+    assert orchestrated.windows()[:1] == known
+
+
+def test_keys_above_the_number_to_keep_are_pruned_only_when_merged(
+    orchestrated: Orchestrated,
+) -> None:
+    from dataclasses import replace
+
+    few = replace(orchestrated.capture, windows=WindowPolicy(max_age_seconds=0, keep=1))
+    pruning = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, few)
+    pruning.copy()
+    for number in range(3):
+        pruning.database.execute(f"insert into b values ({number}, 1)")
+        pruning.land()
+    pruning.tick("lag")
+    assert len(pruning.windows()) >= 3
+
+
+def test_an_idle_database_gets_its_first_window(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    epoch = orchestrated.zone.epochs.latest()
+    assert epoch is not None
+    orchestrated.land()
+    assert (orchestrated.zone.changes.captured_through(1) or Lsn(0)) > epoch.start_lsn
+
+
+def root_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def dead_process() -> str:
+    import subprocess
+
+    from pgcdc_assets.orchestration.runs import process_tag
+
+    child = subprocess.Popen(["sleep", "60"])
+    tag = process_tag(child.pid)
+    child.kill()
+    child.wait()
+    return tag
+
+
+def start(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Bring a run into the state in which a killed process leaves it."""
+    from dagster import DagsterEvent, DagsterEventType
+
+    event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
+    instance.report_dagster_event(event, run.run_id)
+    assert NAME

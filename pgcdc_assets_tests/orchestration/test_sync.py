@@ -1,0 +1,159 @@
+"""`sync_capture` from an empty lake on: a real server, a real Dagster instance, a real Spark session."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
+from pgcdc_assets.verify import compare_table
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
+
+
+def sync(orchestrated: Orchestrated) -> SyncReport:
+    location = orchestrated.location
+    return sync_capture(orchestrated.instance, location, location.captures[NAME], limits=LIMITS)
+
+
+def scd(table: str) -> dg.AssetKey:
+    return dg.AssetKey([NAME, "scd1", "public", table])
+
+
+def equal_to_source(orchestrated: Orchestrated, table: str) -> bool:
+    return compare_table(
+        orchestrated.database.settings(), orchestrated.zone, "pub", "public", table
+    ).is_equal
+
+
+def materialized(orchestrated: Orchestrated, key: dg.AssetKey) -> set[str]:
+    return set(orchestrated.instance.get_materialized_partitions(key))
+
+
+def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    database = orchestrated.database
+    first = sync(orchestrated)
+    assert equal_to_source(orchestrated, "a")
+    assert equal_to_source(orchestrated, "b")
+    assert first.merge_count == 1
+
+    database.execute("insert into b select n, n / 4.0 from generate_series(1, 50) n")
+    database.execute("update a set v = v || '!' where id % 2 = 0")
+    database.execute("update a set id = id + 100 where id = 1")
+    database.execute("delete from a where id = 2")
+    second = sync(orchestrated)
+    assert equal_to_source(orchestrated, "a")
+    assert equal_to_source(orchestrated, "b")
+    assert second.change_count == 50 + 5 + 1 + 1
+    assert set(second.seconds) >= {"sensors", "capture", "session", "merge"}
+
+    windows = set(orchestrated.windows())
+    assert materialized(orchestrated, orchestrated.raw) == windows
+    assert materialized(orchestrated, scd("a")) == windows
+    assert materialized(orchestrated, dg.AssetKey([NAME, "snapshot"])) == {"public.a", "public.b"}
+    assert all(run.is_success for run in orchestrated.instance.get_runs())
+
+    event = orchestrated.instance.get_latest_materialization_event(scd("a"))
+    assert event is not None
+    assert event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
+    assert metadata["dagster/row_count"].value == 9
+    schema = metadata["dagster/column_schema"].value
+    assert isinstance(schema, dg.TableSchema)
+    assert [column.name for column in schema.columns][:2] == ["id", "v"]
+    lineage = metadata["dagster/column_lineage"].value
+    assert isinstance(lineage, dg.TableColumnLineage)
+    assert lineage.deps_by_column["v"][0].asset_key == dg.AssetKey([NAME, "source", "public", "a"])
+
+
+def test_a_repeat_with_nothing_written_merges_nothing(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    sync(orchestrated)
+    assert sync(orchestrated).merge_count == 0
+
+
+def test_a_window_materialised_again_is_verified_and_changes_nothing(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """H1, through Dagster: the same partition of raw and of a table once more."""
+    orchestrated.database.execute("insert into b values (1, 1)")
+    sync(orchestrated)
+    rows = orchestrated.zone.changes.table.load()
+    assert rows is not None
+    (key,) = orchestrated.windows()
+    repository = orchestrated.location.repository
+    for job in ("capture", "merge"):
+        result = repository.get_job(f"{NAME}_{job}").execute_in_process(
+            instance=orchestrated.instance, partition_key=key
+        )
+        assert result.success
+        if job == "capture":
+            (event,) = result.get_asset_materialization_events()
+            assert event.materialization.metadata["already_captured"].value is True
+    again = orchestrated.zone.changes.table.load()
+    assert again is not None
+    assert again.version() == rows.version()
+    assert equal_to_source(orchestrated, "b")
+
+
+def test_one_broken_table_fails_alone_and_is_merged_later(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """H8: the good table goes on, and the broken one catches up from raw once it is mended."""
+    sync(orchestrated)
+    log = Path(orchestrated.lake.path(NAME, "scd1", "public", "b", "_delta_log"))
+    commit = min(log.glob("*.json"))
+    whole = commit.read_bytes()
+    commit.write_bytes(b"not a commit")
+    orchestrated.database.execute("insert into a values (50, 'new')")
+    orchestrated.database.execute("insert into b values (50, 1)")
+    with pytest.raises(PgcdcError, match=r"Not merged: public\.b"):
+        sync(orchestrated)
+    assert equal_to_source(orchestrated, "a")
+    (run, *_) = orchestrated.instance.get_runs(filters=dg.RunsFilter(job_name=f"{NAME}_merge"))
+    assert run.status == dg.DagsterRunStatus.FAILURE
+
+    commit.write_bytes(whole)
+    sync(orchestrated)
+    assert equal_to_source(orchestrated, "b")
+
+
+def test_a_source_that_is_not_ready_ends_with_its_error(orchestrated: Orchestrated) -> None:
+    orchestrated.database.execute("drop publication pub")
+    with pytest.raises(PgcdcError, match="pub") as caught:
+        sync(orchestrated)
+    assert caught.value.exit_status == 2
+
+
+def test_it_ends_while_writers_never_stop(orchestrated: Orchestrated, spark: SparkSession) -> None:
+    """A16: the barrier taken at the start is the end, and all that was committed before is in."""
+    sync(orchestrated)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 1000
+        while not stop.is_set():
+            orchestrated.database.execute(f"insert into a values ({number}, 'later')")
+            number += 1
+
+    orchestrated.database.execute("insert into b values (7, 7)")
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        report = sync(orchestrated)
+    finally:
+        stop.set()
+        writer.join()
+    assert report.window_count == 1
+    assert equal_to_source(orchestrated, "b")
