@@ -49,7 +49,7 @@ def _print_tables(state: CaptureState) -> None:
             f"{table.table.qualified_name}",
             f"scd{table.scd}",
             _text(table.copied_at),
-            _text(table.merged_through),
+            "BROKEN" if table.is_broken else _text(table.merged_through),
             str(table.waiting_changes),
         )
         for table in state.tables

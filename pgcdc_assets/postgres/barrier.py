@@ -1,7 +1,8 @@
 """The WAL position that everything committed by now lies before.
 
-With `synchronous_commit = off` a commit is visible before its record is on the disk, and a walsender
-reads only what is on the disk: the flushed position alone may leave out what a user has just seen.
+With `synchronous_commit = off` a commit is visible before its record is on the disk, and a
+walsender reads only what is on the disk: the flushed position alone may leave out what a user has
+just seen.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _POLL_SECONDS = 0.02
 def read_barrier(conn: Connection, limit_seconds: float = 10.0) -> Lsn:
     """Wait until what is committed is flushed, and return the flushed position.
 
-    The server's WAL writer flushes within three times `wal_writer_delay`, 0.6 s by default; after the
-    limit the insert position is returned, and the caller's own waiting takes over.
+    The server's WAL writer flushes within three times `wal_writer_delay`, 0.6 s by default; after
+    the limit the insert position is returned, and the caller's own waiting takes over.
     """
     inserted = _read_insert_lsn(conn)
     if inserted is None:

@@ -9,7 +9,7 @@ from pgcdc_assets.errors import SlotAdvanced, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.runs import find_unfinished
 from pgcdc_assets.orchestration.settings import WindowPolicy
-from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 
 pytestmark = pytest.mark.postgres
 
@@ -83,7 +83,7 @@ def test_lag_is_observed_with_lsns_as_text_and_bytes_as_numbers(
     orchestrated: Orchestrated,
 ) -> None:
     orchestrated.copy()
-    orchestrated.database.execute("insert into b select n, 1 from generate_series(1, 100) n")
+    orchestrated.commit("insert into b select n, 1 from generate_series(1, 100) n")
     orchestrated.tick("lag")
     (record,) = orchestrated.instance.fetch_observations(orchestrated.raw, limit=5).records
     observation = record.asset_observation
@@ -118,7 +118,7 @@ def test_a_dropped_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
 def test_a_slot_that_somebody_else_advanced_fails_the_tick(orchestrated: Orchestrated) -> None:
     """A9: the gap is named before anything is captured over it."""
     orchestrated.copy()
-    orchestrated.database.execute("insert into b values (1, 1)")
+    orchestrated.commit("insert into b values (1, 1)")
     orchestrated.database.query(
         "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())",
         [orchestrated.capture.slot],
@@ -202,4 +202,3 @@ def start(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
 
     event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
     instance.report_dagster_event(event, run.run_id)
-    assert NAME

@@ -1,4 +1,4 @@
-"""`sync_capture` from an empty lake on: a real server, a real Dagster instance, a real Spark session."""
+"""`sync_capture` from an empty lake on, with a real server, Dagster instance and Spark session."""
 
 from __future__ import annotations
 
