@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.demo.__main__ import main
+from pgcdc_assets.demo.console import signs_of_life, size, stderr_to, table
+from pgcdc_assets.demo.dev import run_dev
+from pgcdc_assets.demo.stage import stage
+from pgcdc_assets.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("byte_count", "text"),
+    [(0, "0 B"), (999, "999 B"), (4_800, "4.8 kB"), (1_200_000, "1.2 MB"), (3e12, "3000.0 GB")],
+)
+def test_sizes_are_written_for_people(byte_count: float, text: str) -> None:
+    assert size(byte_count) == text
+
+
+def test_a_table_has_its_names_to_the_left_and_its_figures_to_the_right() -> None:
+    assert table(("table", "rows"), [("orders", 12_345), ("x", 1)]).splitlines() == [
+        "table     rows",
+        "------  ------",
+        "orders  12,345",
+        "x            1",
+    ]
+
+
+def test_signs_of_life_are_shown_and_a_failing_one_does_no_harm(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = threading.Semaphore(0)
+
+    def describe() -> str:
+        asked.release()
+        raise OSError("gone")
+
+    with signs_of_life(describe, every_seconds=0.01):
+        for _ in range(3):
+            assert asked.acquire(timeout=30)
+    assert "no news (OSError)" in capsys.readouterr().out
+
+
+def test_programs_started_meanwhile_write_their_errors_to_the_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with stderr_to(log):
+        subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('noise')"], check=True)
+    assert log.read_text() == "noise"
+    with stderr_to(log):
+        os.write(2, b", and more")
+    assert log.read_text() == "noise, and more"
+
+
+def test_a_second_demonstration_in_one_clone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fcntl
+
+    monkeypatch.setattr("pgcdc_assets.demo.stage.state_folder", lambda: tmp_path)
+    with (tmp_path / "demo.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with (
+            pytest.raises(ConfigurationError, match="stop it first"),
+            stage(fresh=False, scale=0.01),
+        ):
+            pass
+        assert main(["demo"]) == 2
+    assert "stop it first" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_named_before_anything_starts() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"port {port} .* PORT="):
+            run_dev(connections=1, rate=1, scale=0.01, port=port)

@@ -1,0 +1,152 @@
+"""`make demo` and `make dev` as processes of their own, with their state in a temporary folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets_tests.fixtures.waiting import wait_until
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def clone() -> Iterator[Path]:
+    """A copy of what a demonstration needs of a clone, where the server's own user can reach it."""
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-demo-"))
+    try:
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "pgcdc_assets", folder / "pgcdc_assets", ignore=ignore)
+        for name in ("pyproject.toml", "workspace.yaml"):
+            shutil.copy(ROOT / name, folder)
+        yield folder
+    finally:
+        server_of(folder).remove()
+        shutil.rmtree(folder)
+
+
+def server_of(clone: Path) -> EmbeddedServer:
+    return EmbeddedServer(clone / ".pgcdc" / "postgres")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pgcdc_assets.demo", *arguments]
+
+
+def environment(clone: Path) -> dict[str, str]:
+    """The clone's package, and settings of a user's own that the demonstration must not follow."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(clone),
+        "PGCDC_DSN": "host=nowhere.invalid",
+        "PGCDC_LAKE": str(clone / "precious"),
+    }
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_ends_with_equal_tables_goes_on_with_them_and_finds_a_planted_difference(
+    clone: Path,
+) -> None:
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command("--scale", "0.02", "--rate", "20", "--seconds", "1"),
+            cwd=clone,
+            env=environment(clone),
+            capture_output=True,
+            text=True,
+        )
+
+    first = run()
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "Every table of the lake equals its source" in first.stdout
+    assert first.stdout.count("  yes\n") == 6
+    assert not server_of(clone).is_running
+    assert not (clone / "precious").exists()
+
+    DeltaTable(str(clone / ".pgcdc/lake/shop/scd1/shop/order_items")).delete("line_no = 1")
+
+    second = run()
+    assert second.returncode == 1, second.stdout + second.stderr
+    assert "going on with it" in second.stdout
+    assert second.stdout.count("  yes\n") == 5
+    assert "shop.order_items" in second.stderr
+
+
+@pytest.mark.timeout(600)
+def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_background(
+    clone: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    dev = subprocess.Popen(
+        command("dev", "--scale", "0.02", "--rate", "2", "--port", str(port)),
+        # As a shell leaves it to its background jobs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        start_new_session=True,
+        cwd=clone,
+        env=environment(clone),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(
+            lambda: sensors_running(port) >= {"shop_lag", "shop_merges"},
+            "the UI to show running sensors",
+            limit_seconds=300,
+            poll_seconds=1,
+        )
+        wait_until(
+            lambda: any((clone / ".pgcdc/lake/shop/raw").glob("changes/_delta_log/*.json")),
+            "a first window",
+            limit_seconds=200,
+            poll_seconds=1,
+        )
+        dev.send_signal(signal.SIGINT)
+        assert dev.wait(timeout=120) == 0
+    finally:
+        if dev.poll() is None:
+            os.killpg(dev.pid, signal.SIGKILL)
+    assert not server_of(clone).is_running
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) != 0
+
+
+def sensors_running(port: int) -> set[str]:
+    """The names of the sensors that Dagster's UI shows as running; none while it does not serve."""
+    query = (
+        "{ repositoriesOrError { ... on RepositoryConnection { nodes { "
+        "sensors { name sensorState { status } } } } } }"
+    )
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/graphql",
+        json.dumps({"query": query}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            answer: dict[str, Any] = json.load(response)
+    except OSError:
+        return set()
+    nodes = answer["data"]["repositoriesOrError"].get("nodes", [])
+    return {
+        sensor["name"]
+        for node in nodes
+        for sensor in node["sensors"]
+        if sensor["sensorState"]["status"] == "RUNNING"
+    }
