@@ -65,6 +65,13 @@ def build_parser() -> argparse.ArgumentParser:
     status = _command(commands, "status", "show slot, lag and each table's watermark")
     _capture_options(status)
 
+    renew = _command(
+        commands,
+        "renew",
+        "begin a new epoch with a new slot, after the old slot was lost, dropped or advanced",
+    )
+    _capture_options(renew, name_required=True)
+
     verify = _command(commands, "verify", "compare source and tables, value by value")
     _capture_options(verify)
     verify.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
@@ -86,8 +93,9 @@ def _command(
     return parser
 
 
-def _capture_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", help="one capture; default: all that the module declares")
+def _capture_options(parser: argparse.ArgumentParser, *, name_required: bool = False) -> None:
+    default = "" if name_required else "; default: all that the module declares"
+    parser.add_argument("--name", required=name_required, help=f"one capture{default}")
     parser.add_argument(
         "-m",
         "--module",

@@ -19,6 +19,7 @@ def run(options: argparse.Namespace) -> int:
     """
     started = time.monotonic()
     _quiet(options.debug)
+    from pgcdc_assets.orchestration.defaults import state_folder
     from pgcdc_assets.orchestration.instance import open_instance
     from pgcdc_assets.orchestration.loading import load_location
     from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
                     loaded,
                     say=_say,
                     limits=SyncLimits(wait_seconds=options.wait_seconds),
+                    spark_log=None if options.debug else state_folder() / "spark.log",
                 )
             except PgcdcError as error:
                 if len(captures) == 1:

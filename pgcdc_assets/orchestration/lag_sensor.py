@@ -205,7 +205,7 @@ class _Tick:
             return
         instance = self.context.instance
         if find_unfinished(instance, self.names.snapshot_job, frozenset({self.targets.snapshot})):
-            self.reasons.append("tables are being copied")
+            self._blocked("tables are being copied")
             return
         order = [table.qualified_name for table in self.capture.tables]
         for first, last in _neighbours(order, missing):
@@ -262,9 +262,17 @@ class _Tick:
             self.progress.barrier if self.progress is not None else None,
         )
         if isinstance(plan, Wait):
-            self.reasons.append(plan.reason)
+            if running is not None:
+                self._blocked(plan.reason)
+            else:
+                self.reasons.append(plan.reason)
             return
         self._capture(plan)
+
+    def _blocked(self, reason: str) -> None:
+        self.reasons.append(reason)
+        if self.progress is not None:
+            self.progress.is_blocked = True
 
     def _capture(self, plan: Capture) -> None:
         key = plan.window.key

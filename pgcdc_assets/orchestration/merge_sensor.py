@@ -17,7 +17,7 @@ from dagster import DagsterRunStatus, RunRecord
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.lag_sensor import range_tags
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.progress import sync_progress
+from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs import (
     CAPTURE_TAG,
@@ -60,7 +60,7 @@ def build_merge_sensor(
         if progress is not None:
             merged = state.merged_through
             progress.merged_through = merged.lsn if merged is not None else None
-        tick = _Tick(capture, dict(keys), context.instance, state, progress is not None)
+        tick = _Tick(capture, dict(keys), context.instance, state, progress)
         answer = tick.run()
         if progress is not None and isinstance(answer, dg.SkipReason):
             progress.waiting = answer.skip_message or ""
@@ -77,7 +77,7 @@ class _Tick:
     keys: dict[tuple[str, str, int], dg.AssetKey]
     instance: dg.DagsterInstance
     state: CaptureState
-    is_one_shot: bool
+    progress: SyncProgress | None
 
     def run(self) -> dg.SensorResult | dg.SkipReason:
         names = Names.of(self.capture)
@@ -92,8 +92,10 @@ class _Tick:
         if not landed:
             return dg.SkipReason("no window is landed yet")
         if find_unfinished(self.instance, names.merge_job, frozenset(self.keys.values())):
+            if self.progress is not None:
+                self.progress.is_blocked = True
             return dg.SkipReason("a merge is under way")
-        ready = behind if self.is_one_shot else self._without_backoff(behind)
+        ready = behind if self.progress is not None else self._without_backoff(behind)
         if not ready:
             return dg.SkipReason("the last merges failed: tried again in a while")
         return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready)])

@@ -26,6 +26,7 @@ class SyncProgress:
         merged_through: the lowest position through which a table is merged; None while a table is
             not merged at all.
         waiting: why the sensor asked for nothing.
+        is_blocked: a run of somebody else is in the way.
     """
 
     name: str
@@ -33,6 +34,7 @@ class SyncProgress:
     captured_through: Lsn | None = None
     merged_through: Lsn | None = None
     waiting: str = ""
+    is_blocked: bool = False
 
     @property
     def is_captured(self) -> bool:

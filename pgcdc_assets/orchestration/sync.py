@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -21,6 +22,7 @@ from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.orchestration.failures import error_named
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.output import stderr_to
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.runs import PROCESS_TAG, process_tag
 
@@ -33,10 +35,12 @@ class SyncLimits:
 
     Attributes:
         wait_seconds: for runs of others (the daemon's, another sync's) that are in the way.
+        idle_seconds: for progress when nobody is in the way.
         poll_seconds: between two looks while waiting.
     """
 
     wait_seconds: float = 600.0
+    idle_seconds: float = 30.0
     poll_seconds: float = 1.0
 
 
@@ -70,13 +74,17 @@ def sync_capture(
     *,
     say: Say = lambda line: None,
     limits: SyncLimits | None = None,
+    spark_log: Path | None = None,
 ) -> SyncReport:
     """Bring one capture through the WAL position at the start.
+
+    Args:
+        spark_log: where an embedded Spark session writes what it has to say; None: to the terminal.
 
     Raises:
         PgcdcError: the error that a run ended with, or that a sensor raised.
     """
-    return _Sync(instance, location, loaded, say, limits or SyncLimits()).run()
+    return _Sync(instance, location, loaded, say, limits or SyncLimits(), spark_log).run()
 
 
 class _Sync:
@@ -87,6 +95,7 @@ class _Sync:
         loaded: LoadedCapture,
         say: Say,
         limits: SyncLimits,
+        spark_log: Path | None,
     ) -> None:
         self.instance = instance
         self.repository = location.repository
@@ -95,6 +104,7 @@ class _Sync:
         self.names = Names.of(loaded.capture)
         self.say = say
         self.limits = limits
+        self.spark_log = spark_log
         self.progress = SyncProgress(self.name)
         self.report = SyncReport(self.name)
 
@@ -103,6 +113,7 @@ class _Sync:
         try:
             waiting_since: float | None = None
             while True:
+                self.progress.is_blocked = False
                 acted = self._tick(self.names.lag_sensor)
                 why_no_capture = self.progress.waiting
                 acted = self._tick(self.names.merge_sensor) or acted
@@ -152,7 +163,7 @@ class _Sync:
         job_name = request.job_name or sensor.job_name or ""
         self._announce(job_name, request)
         if job_name == self.names.merge_job:
-            with self._timed("session"):
+            with self._timed("session"), stderr_to(self.spark_log):
                 self.loaded.spark.session()
         tags = {**request.tags, PROCESS_TAG: process_tag()}
         if request.run_key is not None:
@@ -197,10 +208,12 @@ class _Sync:
         Raises:
             TransientError: it took too long.
         """
-        if time.monotonic() - since > self.limits.wait_seconds:
+        limits = self.limits
+        limit = limits.wait_seconds if self.progress.is_blocked else limits.idle_seconds
+        if time.monotonic() - since > limit:
             raise TransientError(
                 reason=f"Capture {self.name} did not get through WAL position "
-                f"{self.progress.barrier} within {self.limits.wait_seconds:g} s: "
+                f"{self.progress.barrier} within {limit:g} s: "
                 f"{reason or self.progress.waiting}. Run it again."
             )
         time.sleep(self.limits.poll_seconds)
@@ -222,6 +235,8 @@ def _error_of(result: dg.ExecuteInProcessResult) -> PgcdcError:
             continue
         data = event.step_failure_data
         error = data.error
+        if error is not None and error.cls_name == "DagsterExecutionInterruptedError":
+            raise KeyboardInterrupt
         while error is not None:
             kind = error_named(error.cls_name or "")
             if kind is not None:

@@ -1,0 +1,24 @@
+"""`pgcdc renew`."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def run(options: argparse.Namespace) -> int:
+    """Begin a new epoch of one capture."""
+    from pgcdc_assets.orchestration.loading import load_location
+    from pgcdc_assets.renewal import renew_epoch
+
+    for loaded in load_location(options.module).select(options.name):
+        capture = loaded.capture
+        zone = loaded.lake.zone(capture.name)
+        old = zone.epochs.latest()
+        renewed = renew_epoch(loaded.postgres.settings(), zone, capture.slot, capture.publication)
+        end = old and (zone.changes.captured_through(old.epoch) or old.start_lsn)
+        print(
+            f"{capture.name}: epoch {renewed.epoch} of slot {renewed.slot} starts at "
+            f"{renewed.start_lsn}; epoch {renewed.epoch - 1} ended at {end}. All tables are copied "
+            "anew by the next pgcdc sync, or by the sensors."
+        )
+    return 0

@@ -1,0 +1,174 @@
+"""The command line as a user meets it: sentences, exit statuses, files, and no stack traces."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pgcdc_assets.cli import main
+from pgcdc_assets_tests.fixtures.database import Database
+
+NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    home = tmp_path / "dagster"
+    home.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("PGCDC_DSN", NOWHERE)
+    yield
+
+
+def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "pgcdc_assets.cli", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["", "check", "init", "sync", "status", "verify"])
+def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*([command] if command else []), "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "PGCDC_DSN" in out
+    assert "exit status" in out
+
+
+def test_no_command_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+
+
+def test_help_does_not_wait_for_dagster() -> None:
+    script = (
+        "import sys\nfrom pgcdc_assets.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(1 if 'dagster' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["check", "sync", "status"])
+def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(command: str) -> None:
+    done = pgcdc(command)
+    assert done.returncode == 3
+    lines = done.stderr.strip().splitlines()
+    assert lines[-1].startswith("pgcdc: ")
+    assert "127.0.0.1:1" in lines[-1]
+    assert "Traceback" not in done.stderr
+    assert "sesame" not in done.stdout + done.stderr
+
+
+def test_debug_adds_the_stack_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--publication", "p", "--debug"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_malformed_connection_string_is_a_setting_to_mend(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", "postgresql://u:secret@[")
+    assert main(["check", "--publication", "p"]) == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "sync", "status", "verify"])
+def test_an_unknown_capture_is_named_beside_the_known_ones(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--name", "nope"]) == 2
+    error = capsys.readouterr().err
+    assert "nope" in error
+    assert "shop" in error
+
+
+def test_a_module_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "-m", "no_such_module"]) == 2
+    assert "no_such_module" in capsys.readouterr().err
+
+
+def test_a_dagster_home_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", "/no/such/home")
+    assert main(["sync"]) == 2
+    assert "/no/such/home" in capsys.readouterr().err
+
+
+@pytest.mark.postgres
+def test_check_says_what_is_missing_and_the_sql(
+    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    assert main(["check", "--publication", "missing"]) == 2
+    printed = capsys.readouterr()
+    assert "create publication" in printed.out
+    assert "missing" in printed.err
+
+
+@pytest.mark.postgres
+def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from pgcdc_assets.orchestration.loading import find_captures, load_defs_folder
+
+    database.execute("create table public.t (a int, b text, v numeric, primary key (b, a))")
+    database.execute("create publication p for table t")
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    arguments = ["init", "--name", "mine", "--publication", "p", "--defs", str(tmp_path / "defs")]
+    assert main(arguments) == 0
+    written = yaml.safe_load((tmp_path / "defs" / "mine" / "defs.yaml").read_text())
+    assert written["attributes"]["tables"] == [{"name": "public.t", "key": ["b", "a"], "scd": [1]}]
+    assert set(find_captures(load_defs_folder(tmp_path / "defs"))) == {"mine"}
+    assert main(arguments) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*arguments, "--force"]) == 0
+
+
+@pytest.mark.postgres
+def test_init_writes_nothing_when_the_source_is_not_ready(
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    defs = tmp_path / "defs"
+    assert main(["init", "--name", "mine", "--publication", "no", "--defs", str(defs)]) == 2
+    assert not defs.exists()
+
+
+@pytest.mark.postgres
+def test_status_before_the_first_sync_says_that_there_is_nothing(
+    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "does not exist yet" in out
+    assert "nothing is captured yet" in out
+
+
+@pytest.mark.postgres
+def test_verify_before_the_first_sync_says_what_to_do(
+    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    assert main(["verify"]) == 2
+    assert "pgcdc sync" in capsys.readouterr().err
