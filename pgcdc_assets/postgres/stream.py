@@ -13,6 +13,7 @@ transactions, which is why it is not used here: docs/decisions/0001-stream-over-
 from __future__ import annotations
 
 import queue
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +74,31 @@ def nothing() -> None:
     """Do nothing: the default of `watch`."""
 
 
+def _connect(conn: pq.abc.PGconn, timeout_seconds: float) -> bool:
+    """Complete a connection; say whether it stands.
+
+    `PGconn.connect` would do the same with the interpreter's lock held all the while. A limit of 0
+    is none, as in libpq.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        match conn.connect_poll() if conn.status != pq.ConnStatus.BAD else None:
+            case pq.PollingStatus.OK:
+                return True
+            case pq.PollingStatus.READING:
+                event = select.POLLIN
+            case pq.PollingStatus.WRITING:
+                event = select.POLLOUT
+            case _:
+                return False
+        # Another address of the host has another socket.
+        poll = select.poll()
+        poll.register(conn.socket, event)
+        left_ms = max(0.0, deadline - time.monotonic()) * 1000 if timeout_seconds > 0 else None
+        if not poll.poll(left_ms):
+            raise TimeoutError(f"no connection in {timeout_seconds:g} s")
+
+
 class ReplicationStream:
     """The pgoutput stream of one slot and publication, as a context.
 
@@ -108,7 +134,10 @@ class ReplicationStream:
         self._reader = threading.Thread(target=self._run, name=f"stream {slot}", daemon=True)
         self._failure: BaseException | None = None
         self._wire: Wire | None = None
-        self._status_seconds = self._settings.status_seconds
+        # Each of our packets asks for an answer, and a third of the patience leaves time for two.
+        self._status_seconds = min(
+            self._settings.status_seconds, self._settings.silence_seconds / 3
+        )
         self.backend_pid = 0
 
     @property
@@ -118,9 +147,7 @@ class ReplicationStream:
 
     def __enter__(self) -> Self:
         self._wire = self._start()
-        now = time.monotonic()
-        self._heard = self._next_watch = now
-        self._next_status = now
+        self._next_status = self._next_watch = self._reading_since = time.monotonic()
         self._reader.start()
         return self
 
@@ -196,9 +223,10 @@ class ReplicationStream:
 
     def _start(self) -> Wire:
         conninfo = self._connection.conninfo_for("capture", replication=True)
-        conn = pq.PGconn.connect(conninfo.encode())
+        conn = pq.PGconn.connect_start(conninfo.encode())
         try:
-            if conn.status != pq.ConnStatus.OK:
+            given = self._connection.parameters().get("connect_timeout")
+            if not _connect(conn, float(given or self._connection.connect_timeout)):
                 raise connection_failure(self._server, conn.get_error_message())
             self.backend_pid = conn.backend_pid
             facts = conn.exec_(_FACTS)
@@ -240,9 +268,9 @@ class ReplicationStream:
                 if batch is None:
                     self._check_silence()
                     continue
-                self._heard = time.monotonic()
                 self._answer(batch)
                 self._hand_over(batch)
+                self._reading_since = time.monotonic()
         except StreamEnded:
             self._fail(self._lost("reading the stream", "the server ended it"))
         except ServerError as error:
@@ -269,7 +297,6 @@ class ReplicationStream:
                 self._queue.put(batch, timeout=min(self._status_seconds, 0.2))
                 return
             except queue.Full:
-                self._heard = time.monotonic()
                 self._keep_time()
 
     def _keep_time(self) -> None:
@@ -288,7 +315,9 @@ class ReplicationStream:
             self._send_status()
 
     def _check_silence(self) -> None:
-        if time.monotonic() - self._heard > self._settings.silence_seconds:
+        # Only a read that found nothing leads here: while we do not read, we hear nothing.
+        quiet_since = max(self._started().heard_at, self._reading_since)
+        if time.monotonic() - quiet_since > self._settings.silence_seconds:
             raise TimeoutError(
                 f"the server has been silent for {self._settings.silence_seconds:g} s"
             )

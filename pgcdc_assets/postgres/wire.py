@@ -74,9 +74,14 @@ class StreamEnded(Exception):
 
 
 class Wire(Protocol):
-    """A started stream. `send` may be called by several threads, `read` by one."""
+    """A started stream. `send` may be called by several threads, `read` by one.
+
+    Attributes:
+        heard_at: when bytes last came, by the monotonic clock; a long message comes in many reads.
+    """
 
     bytes_received: int
+    heard_at: float
 
     def read(self) -> MessageBatch | None:
         """Wait for messages: a full batch, or what came until the stream fell quiet.
@@ -119,6 +124,7 @@ class SocketWire:
         self._is_at_end = False
         self._is_started = False
         self.bytes_received = 0
+        self.heard_at = time.monotonic()
         self._send_frame(b"Q", command + b"\0")
         while not self._is_started:
             self.read()
@@ -180,6 +186,8 @@ class SocketWire:
         self._is_at_end = count == 0
         self._filled += count
         self.bytes_received += count
+        if count:
+            self.heard_at = time.monotonic()
         return count > 0
 
     def _keep_rest(self, taken: int, needed: int) -> None:
@@ -221,6 +229,7 @@ class LibpqWire:
         self._settings = settings
         self._lock = threading.Lock()
         self.bytes_received = 0
+        self.heard_at = time.monotonic()
         self._notice: ServerError | None = None
         self._is_at_end = False
         conn.notice_handler = self._take_notice
@@ -237,16 +246,17 @@ class LibpqWire:
         limit = self._settings.batch_bytes
         with self._lock:
             size = self._take(payloads, limit)
-        if not payloads and not self._readable.poll(self._settings.quiet_seconds * 1000):
-            return None
-        is_busy = True
-        while is_busy and size < limit:
+        is_busy = bool(payloads) or bool(self._readable.poll(self._settings.quiet_seconds * 1000))
+        while is_busy and size < limit and not self._is_at_end:
             time.sleep(self._settings.pause_seconds)
-            with self._lock:
-                self._consume()
-                taken = self._take(payloads, limit - size)
-            size += taken
-            is_busy = taken >= self._settings.busy_bytes
+            before = size
+            # libpq reads a few kilobytes at a time.
+            while size < limit and not self._is_at_end and self._readable.poll(0):
+                self.heard_at = time.monotonic()
+                with self._lock:
+                    self._consume()
+                    size += self._take(payloads, limit - size)
+            is_busy = size - before >= self._settings.busy_bytes
         self.bytes_received += size
         return MessageBatch.of(payloads) if payloads else None
 
