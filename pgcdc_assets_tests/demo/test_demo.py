@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,13 +14,17 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets_tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
@@ -61,7 +66,7 @@ def environment(clone: Path) -> dict[str, str]:
 
 @pytest.mark.timeout(900)
 def test_the_demo_ends_with_equal_tables_goes_on_with_them_and_finds_a_planted_difference(
-    clone: Path,
+    clone: Path, spark: SparkSession
 ) -> None:
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -78,6 +83,7 @@ def test_the_demo_ends_with_equal_tables_goes_on_with_them_and_finds_a_planted_d
     assert first.stdout.count("  yes\n") == 6
     assert not server_of(clone).is_running
     assert not (clone / "precious").exists()
+    try_the_lines_of_the_readme(clone / ".pgcdc" / "lake", spark)
 
     DeltaTable(str(clone / ".pgcdc/lake/shop/scd1/shop/order_items")).delete("line_no = 1")
 
@@ -125,6 +131,25 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
     assert not server_of(clone).is_running
     with socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", port)) != 0
+
+
+def try_the_lines_of_the_readme(lake: Path, spark: SparkSession) -> None:
+    """Evaluate the code of the README's section on reading, and see that the readers agree."""
+    section = re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    (reading,) = [part for part in section if part.startswith("Reading the tables")]
+    lines = re.findall(r"^\| ([A-Z]?[A-Za-z-]+)[^|]*\| `([^`]+)` \|$", reading, re.MULTILINE)
+    assert [name for name, _ in lines] == ["delta-rs", "Spark", "DuckDB"] * 2
+    names: dict[str, Any] = {
+        "DeltaTable": DeltaTable,
+        "QueryBuilder": QueryBuilder,
+        "duckdb": duckdb,
+        "spark": spark,
+    }
+    for place, table in ((0, "orders"), (3, "changes")):
+        code = [line.replace(".pgcdc/lake", str(lake)) for _, line in lines[place : place + 3]]
+        names[table] = eval(code[0], names)
+        counted = sum(count for _, count in eval(code[2], names).fetchall())
+        assert counted == eval(code[1], names).count() > 0
 
 
 def sensors_running(port: int) -> set[str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from pgcdc_assets.demo.server import EmbeddedServer, binaries
+from pgcdc_assets.demo.programs import binaries
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.fixtures.proxy import TcpProxy

