@@ -121,6 +121,18 @@ def check_slot(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckResu
     )
 
 
+def slot_evaluation(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckEvaluation:
+    """Judge the slot outside a run, as the lag sensor does."""
+    health = check_slot(raw, status)
+    return dg.AssetCheckEvaluation(
+        asset_key=raw,
+        check_name=SLOT_HEALTH,
+        passed=health.passed,
+        metadata=health.metadata,
+        severity=health.severity,
+    )
+
+
 def check_identities(
     capture: CdcCapture, snapshot: dg.AssetKey, usable: dict[str, str]
 ) -> dg.AssetCheckResult:

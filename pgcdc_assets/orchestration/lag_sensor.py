@@ -15,7 +15,13 @@ import dagster as dg
 
 from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.checks import check_slot
+from pgcdc_assets.orchestration.checks import slot_evaluation
+from pgcdc_assets.orchestration.keys import (
+    neighbours,
+    range_tags,
+    surplus_keys,
+    unknown_windows,
+)
 from pgcdc_assets.orchestration.metadata import lag_metadata, window_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.planning import Capture, CaptureProgress, Wait, plan_window
@@ -52,7 +58,6 @@ if TYPE_CHECKING:
 
 MINIMUM_INTERVAL_SECONDS = 2
 OBSERVE_EVERY_SECONDS = 30.0
-MAX_ADOPTED = 500
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class _Tick:
             self._blocked("tables are being copied")
             return
         order = [table.qualified_name for table in self.capture.tables]
-        for first, last in _neighbours(order, missing):
+        for first, last in neighbours(order, missing):
             tags = {"pgcdc/tables": f"{first}..{last}"}
             past = attempts_for(instance, self.capture.name, "snapshot", tags)
             pause = self.capture.windows.backoff(past.count)
@@ -292,67 +297,37 @@ class _Tick:
         )
 
     def _adopt(self, epoch: Epoch, windows: list[LsnWindow], through: Position) -> None:
-        """Add keys for landed windows that this Dagster instance does not know.
-
-        A lake outlives an instance: after a new DAGSTER_HOME the windows are there and their keys
-        are not.
-        """
-        newest = max((window_end(w) for w in windows), default=Position(0, Lsn(0)))
-        if newest >= through:
+        unknown = unknown_windows(self.zone, epoch, windows, through)
+        if not unknown:
             return
-        since = newest.lsn if newest.epoch == epoch.epoch else None
-        unknown = self.zone.changes.windows(epoch.epoch, since)[-MAX_ADOPTED:]
-        known = set(windows)
         for summary in unknown:
-            if summary.window in known:
-                continue
+            key = summary.window.key
+            metadata = window_metadata(summary)
             self.events.append(
-                dg.AssetMaterialization(
-                    self.targets.raw,
-                    partition=summary.window.key,
-                    metadata=window_metadata(summary),
-                )
+                dg.AssetMaterialization(self.targets.raw, partition=key, metadata=metadata)
             )
-            windows.append(summary.window)
-        adopted = [event.partition for event in self.events]
-        if adopted:
-            self.partitions.append(
-                dg.AddDynamicPartitionsRequest(self.capture.windows_name, adopted)
-            )
+        windows += [summary.window for summary in unknown]
+        keys = [summary.window.key for summary in unknown]
+        self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, keys))
 
     def _observe(self, status: SlotStatus, through: Lsn, lag_seconds: float) -> None:
+        """Record lag and health, now and then: each tick would fill the event log."""
         newest = self.context.instance.fetch_observations(self.targets.raw, limit=1).records
         if newest and time.time() - newest[0].timestamp < OBSERVE_EVERY_SECONDS:
             return
-        self.events.append(
-            dg.AssetObservation(
-                self.targets.raw, metadata=lag_metadata(status, through, lag_seconds)
-            )
-        )
-        health = check_slot(self.targets.raw, status)
-        self.events.append(
-            dg.AssetCheckEvaluation(
-                asset_key=self.targets.raw,
-                check_name=health.check_name or "",
-                passed=health.passed,
-                metadata=health.metadata,
-                severity=health.severity,
-            )
-        )
+        metadata = lag_metadata(status, through, lag_seconds)
+        self.events.append(dg.AssetObservation(self.targets.raw, metadata=metadata))
+        self.events.append(slot_evaluation(self.targets.raw, status))
 
     def _seconds_since_landing(self) -> float | None:
         event = self.context.instance.get_latest_materialization_event(self.targets.raw)
         return None if event is None else max(0.0, time.time() - event.timestamp)
 
     def _prune(self, windows: list[LsnWindow]) -> None:
-        """Drop the oldest keys above the number to keep, where every table has them merged."""
-        surplus = len(windows) - self.capture.windows.keep
-        if surplus <= 0:
+        if len(windows) <= self.capture.windows.keep:
             return
         merged = read_state(self.zone, self.capture).merged_through
-        if merged is None:
-            return
-        old = [w.key for w in sorted(windows)[:surplus] if window_end(w) <= merged]
+        old = surplus_keys(windows, self.capture.windows.keep, merged)
         if old:
             self.partitions.append(
                 dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)
@@ -370,25 +345,3 @@ def _after_start(conn: Connection, zone: RawZone, status: SlotStatus) -> Lsn:
         return status.current_lsn
     emit_heartbeat(conn)
     return read_barrier(conn)
-
-
-def range_tags(first: str, last: str) -> dict[str, str]:
-    """Tags that make a run cover all partitions from one key through another."""
-    return {
-        "dagster/asset_partition_range_start": first,
-        "dagster/asset_partition_range_end": last,
-    }
-
-
-def _neighbours(order: list[str], wanted: list[str]) -> list[tuple[str, str]]:
-    """Group wanted keys that follow each other, as (first, last)."""
-    groups: list[tuple[str, str]] = []
-    previous = -2
-    for index, key in enumerate(order):
-        if key not in wanted:
-            continue
-        groups = (
-            [*groups[:-1], (groups[-1][0], key)] if index == previous + 1 else [*groups, (key, key)]
-        )
-        previous = index
-    return groups

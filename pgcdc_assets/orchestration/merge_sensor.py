@@ -15,7 +15,7 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunRecord
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.orchestration.lag_sensor import range_tags
+from pgcdc_assets.orchestration.keys import range_tags
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.resources import LakeResource
