@@ -97,7 +97,7 @@ class SlotLost(DefiniteError):
 
     message = (
         "Replication slot {slot} is lost (wal_status {wal_status}, restart_lsn {restart_lsn}): "
-        "the server removed WAL that it needed. Drop it, then take a new snapshot; raise "
+        "the server removed WAL that it needed. Begin a new epoch with pgcdc renew, and raise "
         "max_slot_wal_keep_size to prevent it."
     )
 
@@ -107,8 +107,8 @@ class SlotMissing(DefiniteError):
 
     message = (
         "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from it "
-        "through {captured_through}. Changes since then are gone from this stream: a new epoch "
-        "with a new snapshot is needed."
+        "through {captured_through}. Changes since then are gone from this stream: begin a new "
+        "epoch, with new copies of the tables, by pgcdc renew."
     )
 
 
@@ -118,8 +118,8 @@ class SlotAdvanced(DefiniteError):
     message = (
         "Replication slot {slot} stands at {confirmed_flush_lsn}, beyond {expected} where the raw "
         "zone ends: the {gap_bytes} bytes of WAL between were confirmed by somebody else and "
-        "cannot be read again. Find who else uses the slot, then take a new snapshot in a new "
-        "epoch."
+        "cannot be read again. Find who else uses the slot, then begin a new epoch with "
+        "pgcdc renew."
     )
 
 

@@ -1,0 +1,98 @@
+"""A new epoch: going on after a slot was lost, dropped, or advanced by somebody else.
+
+What the old slot had not delivered is gone from the stream, so the tables have to be copied anew;
+what is in the raw zone stays, under its own epoch. A slot that can still go on is never given up
+here: dropping it would lose what it holds.
+
+The order: the useless slot is dropped, a new one is made, the epoch is recorded. Killed in between,
+the slot is missing, or stands where no landed window ends, and renewing again is right in both
+cases.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import ConfigurationError, SlotBusy
+from pgcdc_assets.failpoints import reach
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.lease import capture_lease
+from pgcdc_assets.postgres.publication import read_publication
+from pgcdc_assets.postgres.slots import (
+    SlotStatus,
+    check_slot_usable,
+    create_slot,
+    drop_slot,
+    read_server_identity,
+    read_slot_status,
+)
+from pgcdc_assets.raw.epochs import Epoch
+
+if TYPE_CHECKING:
+    from pgcdc_assets.raw.zone import RawZone
+
+
+def renew_epoch(settings: ConnectionSettings, zone: RawZone, slot: str, publication: str) -> Epoch:
+    """Make a new slot and record it as the next epoch; copies of its tables are due after this.
+
+    Raises:
+        ConfigurationError: there is no epoch yet, or the slot can go on.
+        SlotBusy: another runner holds the lease, or somebody reads the slot.
+        TransientError: the slot could not be made now; run it again.
+    """
+    zone.lake.check_writable()
+    with (
+        query_connection(settings, "renew") as conn,
+        capture_lease(conn, zone.name, slot),
+    ):
+        old = zone.epochs.latest()
+        if old is None:
+            raise ConfigurationError(
+                reason=f"Capture {zone.name} has no epoch to renew: its first snapshot makes one "
+                "(pgcdc sync)."
+            )
+        identity = read_server_identity(conn)
+        read_publication(conn, publication)
+        status = read_slot_status(conn, slot)
+        if status is not None:
+            check_slot_usable(status, identity.database)
+            end = zone.changes.captured_through(old.epoch) or old.start_lsn
+            is_same_server = identity.system_identifier == old.system_identifier
+            if is_same_server and old.slot == slot and _can_go_on(status, end):
+                raise ConfigurationError(
+                    reason=f"Replication slot {slot} can go on from {end}: nothing is lost, and "
+                    "giving it up would lose what it holds. Run pgcdc sync instead."
+                )
+            if status.is_active:
+                raise SlotBusy(
+                    slot=slot,
+                    active_pid=status.active_pid,
+                    application_name=status.active_application_name,
+                )
+            drop_slot(conn, slot)
+        reach("after_slot_drop")
+        with create_slot(settings, slot) as made:
+            start = made.consistent_point
+        reach("after_slot_creation")
+        renewed = replace(
+            old,
+            epoch=old.epoch + 1,
+            start_lsn=start,
+            slot=slot,
+            publication=publication,
+            database=identity.database,
+            system_identifier=identity.system_identifier,
+            timeline=identity.timeline,
+            server_version=identity.server_version,
+            created_at=dt.datetime.now(dt.UTC),
+        )
+        zone.epochs.append(renewed)
+        return renewed
+
+
+def _can_go_on(status: SlotStatus, captured_through: Lsn) -> bool:
+    confirmed = status.confirmed_flush_lsn
+    return not status.is_lost and confirmed is not None and confirmed <= captured_through
