@@ -1,9 +1,10 @@
 """The workload of the capture and merge benchmarks: 800,000 row changes of an order book.
 
-Per 800,000 changes: 500,000 inserts into `orders` (about 220 bytes of text each, with text[], jsonb,
-numeric and timestamps), 200,000 updates and 50,000 deletes of them, and 20,000 inserts and 30,000 updates on
-`customers`, in transactions of 1,000. The server makes the rows by itself from `generate_series`, so that
-making them costs the client nothing, and the same from one run to the next.
+Per 800,000 changes: 500,000 inserts into `orders` (about 220 bytes of text each, with text[],
+jsonb, numeric and timestamps), 200,000 updates and 50,000 deletes of them, and 20,000 inserts and
+30,000 updates on `customers`, in transactions of 1,000. The server makes the rows by itself from
+`generate_series`, so that making them costs the client nothing, and the same from one run to the
+next.
 """
 
 from __future__ import annotations
@@ -18,27 +19,20 @@ ORDERS_CHANGES_PER_UNIT = 750_000
 CHANGES_PER_UNIT = 800_000
 _TRANSACTION_ROWS = 1_000
 
-_SCHEMA = """
-    create table customers (
-        id bigint primary key, name text not null, email text not null, balance numeric(12,2) not null,
-        vip boolean not null, updated_at timestamptz not null
-    );
-    create table orders (
-        id bigint primary key, customer_id bigint not null, status text not null,
-        amount numeric(12,2) not null, tags text[] not null, details jsonb not null, note text,
-        quantity integer not null, ordered_at timestamp not null, updated_at timestamptz not null
-    );
-    create publication benchmark for table customers, orders;
+_SCHEMA = """ create table customers ( id bigint primary key, name text not null, email text not
+    null, balance numeric(12,2) not null, vip boolean not null, updated_at timestamptz not null );
+    create table orders ( id bigint primary key, customer_id bigint not null, status text not null,
+    amount numeric(12,2) not null, tags text[] not null, details jsonb not null, note text, quantity
+    integer not null, ordered_at timestamp not null, updated_at timestamptz not null ); create
+    publication benchmark for table customers, orders;
 """
 
-_INSERT_ORDERS = """
-    insert into orders
-    select i, mod(i, 20000), (array['new', 'paid', 'packed', 'shipped'])[1 + mod(i, 4)], (mod(i, 100000)) / 100.0,
-        array['web', 'tag' || mod(i, 50), md5(i::text)],
-        jsonb_build_object('sku', mod(i, 5000), 'gift', mod(i, 7) = 0, 'coupon', 'SAVE' || mod(i, 90)),
-        case when mod(i, 3) = 0 then null else 'left at the door of house ' || i end,
-        1 + mod(i, 9), timestamp '2024-01-01' + i * interval '1 second', now()
-    from generate_series(%(first)s, %(last)s) i
+_INSERT_ORDERS = """ insert into orders select i, mod(i, 20000), (array['new', 'paid', 'packed',
+    'shipped'])[1 + mod(i, 4)], (mod(i, 100000)) / 100.0, array['web', 'tag' || mod(i, 50),
+    md5(i::text)], jsonb_build_object('sku', mod(i, 5000), 'gift', mod(i, 7) = 0, 'coupon', 'SAVE'
+    || mod(i, 90)), case when mod(i, 3) = 0 then null else 'left at the door of house ' || i end, 1
+    + mod(i, 9), timestamp '2024-01-01' + i * interval '1 second', now() from
+    generate_series(%(first)s, %(last)s) i
 """
 _UPDATE_ORDERS = """
     update orders set status = 'delivered', amount = amount + 1, updated_at = now()

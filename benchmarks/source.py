@@ -1,0 +1,167 @@
+"""The Postgres server that benchmarks read from, and two readers of its slots."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+
+from benchmarks import workload
+from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.slots import read_server_identity
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+DATABASE = "bench"
+SLOT = "source"
+
+# Roomy, so that the WAL to be read stays in the page cache and no checkpoint comes in between.
+_SETTINGS = {**UNSAFE_BUT_FAST, "shared_buffers": "512MB", "max_wal_size": "16GB"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A database whose slot `source` stands before a workload, and where that workload ends."""
+
+    server: EmbeddedServer
+    folder: Path
+    start: Lsn
+    end: Lsn
+    changes: int
+
+    def conninfo(self, *, unix_socket: bool = False) -> str:
+        """Connect over loopback TCP, or over the Unix socket."""
+        return self.server.conninfo(DATABASE, unix_socket=unix_socket)
+
+    @contextmanager
+    def slot(self) -> Iterator[str]:
+        """A fresh copy of the slot, so that every reader gets the same stream."""
+        name = f"copy_{time.monotonic_ns()}"
+        with closing(psycopg2.connect(self.conninfo())) as conn, conn.cursor() as cursor:
+            conn.autocommit = True
+            cursor.execute("select pg_copy_logical_replication_slot(%s, %s)", (SLOT, name))
+            try:
+                yield name
+            finally:
+                cursor.execute(
+                    "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots "
+                    "where slot_name = %s",
+                    (name,),
+                )
+                cursor.execute("select pg_drop_replication_slot(%s)", (name,))
+
+    def pg_recvlogical(self, *, unix_socket: bool = False) -> float:
+        """Write the stream to a file; give the seconds it took."""
+        with self.slot() as slot, tempfile.NamedTemporaryFile(dir=self.folder) as file:
+            command = [
+                str(self.server.bin_dir / "pg_recvlogical"),
+                f"--dbname={self.conninfo(unix_socket=unix_socket)}",
+                f"--slot={slot}",
+                "--start",
+                "--no-loop",
+                f"--endpos={self.end}",
+                f"--file={file.name}",
+                "--option=proto_version=1",
+                f"--option=publication_names={workload.PUBLICATION}",
+            ]
+            began = time.monotonic()
+            subprocess.run(command, check=True)
+            return time.monotonic() - began
+
+    def capture(self, *, unix_socket: bool = False) -> dict[str, float]:
+        """Land the stream as one window; give what the process measured."""
+        conninfo = self.conninfo(unix_socket=unix_socket)
+        with self.slot() as slot, tempfile.TemporaryDirectory(dir=self.folder) as lake:
+            window = LsnWindow.of(1, self.start, self.end)
+            self._record_epoch(lake, slot)
+            finished = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.capture_process",
+                    *(conninfo, lake, slot, workload.PUBLICATION, window.key),
+                ],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        measured: dict[str, float] = json.loads(finished.stdout)
+        if measured["row_count"] != self.changes:
+            raise SystemExit(f"{measured['row_count']} of {self.changes} changes were landed")
+        return measured
+
+    def _record_epoch(self, lake: str, slot: str) -> None:
+        settings = ConnectionSettings(conninfo=self.conninfo(), name="bench")
+        with query_connection(settings, "bench") as conn:
+            identity = read_server_identity(conn)
+        RawZone(Lake(lake), "bench").epochs.append(
+            Epoch(
+                epoch=1,
+                start_lsn=self.start,
+                slot=slot,
+                publication=workload.PUBLICATION,
+                database=DATABASE,
+                system_identifier=identity.system_identifier,
+                timeline=identity.timeline,
+                server_version=identity.server_version,
+                created_at=dt.datetime.now(dt.UTC),
+            )
+        )
+
+
+@contextmanager
+def source(work: Callable[[psycopg2.extensions.connection], int]) -> Iterator[Source]:
+    """Start a server, make the tables and the slot, run the work; all is deleted at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-bench-"))
+    server = EmbeddedServer(folder / "postgres", 18, _SETTINGS)
+    try:
+        server.start()
+        with closing(psycopg2.connect(server.conninfo())) as conn, conn.cursor() as cursor:
+            conn.autocommit = True
+            cursor.execute(f"create database {DATABASE}")
+        with closing(psycopg2.connect(server.conninfo(DATABASE))) as conn, conn.cursor() as cursor:
+            conn.autocommit = True
+            workload.create_tables(conn)
+            start = _value(
+                cursor,
+                "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')",
+                SLOT,
+            )
+            began = time.monotonic()
+            changes = work(conn)
+            # The commits were asynchronous: this one takes them to the disk.
+            cursor.execute("set synchronous_commit = on; create table flushed ()")
+            end = _value(cursor, "select pg_current_wal_flush_lsn()::text")
+            cursor.execute("checkpoint")
+            seconds = time.monotonic() - began
+            log(f"{changes} changes made in {seconds:.1f} s, WAL from {start} to {end}")
+        yield Source(server, folder, Lsn.parse(start), Lsn.parse(end), changes)
+    finally:
+        server.remove()
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def log(line: str) -> None:
+    """Show progress."""
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _value(cursor: psycopg2.extensions.cursor, statement: str, *parameters: Any) -> str:
+    cursor.execute(statement, parameters)
+    row = cursor.fetchone()
+    assert row is not None
+    return str(row[0])
