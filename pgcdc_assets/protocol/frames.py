@@ -24,6 +24,9 @@ HEAD_BYTES = 5
 # Readers may touch so many bytes behind a message's end: every buffer has them.
 SLACK_BYTES = 16
 
+# So many bytes and what is computed from them stay in the processor's cache.
+_BLOCK_BYTES = 128 * 1024
+
 _COPY_DATA = ord("d")
 _XLOG_DATA = ord("w")
 _KEEPALIVE = ord("k")
@@ -98,7 +101,12 @@ def _guess(buffer: Bytes, start: int, end: int) -> tuple[Positions, Positions] |
         return None
     view = buffer[start:end]
     # A length below 16 MB has a zero first byte, which no text value can contain.
-    places = np.flatnonzero((view[:-HEAD_BYTES] == _COPY_DATA) & (view[1 : 1 - HEAD_BYTES] == 0))
+    found = []
+    for block in range(0, len(view) - HEAD_BYTES, _BLOCK_BYTES):
+        last = min(block + _BLOCK_BYTES, len(view) - HEAD_BYTES)
+        heads = (view[block:last] == _COPY_DATA) & (view[block + 1 : last + 1] == 0)
+        found.append(np.flatnonzero(heads) + block)
+    places = np.concatenate(found)
     inner = view[places + HEAD_BYTES]
     places = places[(inner == _XLOG_DATA) | (inner == _KEEPALIVE)]
     if len(places) == 0 or places[0] != 0:
