@@ -61,7 +61,7 @@ class Totals:
                 if event is None:
                     continue
                 if event.asset_key.path[1] == "snapshot":
-                    self.copied_rows += _figure(event, "row_count")
+                    self.copied_rows += _figure(event, "dagster/partition_row_count")
                 if event.asset_key.path[1] == "scd1":
                     self.merged_changes += _figure(event, "changes_read")
 
@@ -90,6 +90,7 @@ def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fre
             committed = workload.stop()
         say(f"The shop is closed: {sum(committed.values()):,} transactions")
         demo.sync("The rest")
+        demo.sync("What Postgres wrote by itself meanwhile")
         lag_after = demo.lag()
         return demo.report(lag_before, lag_after)
 
