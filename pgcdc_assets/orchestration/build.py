@@ -40,7 +40,7 @@ def build_cdc_definitions(
     `Definitions.merge`.
 
     Args:
-        declared_in: the file to show as the assets' code.
+        declared_in: the file to show as the assets' code, `Path(__file__)` as a rule.
     """
     return _Builder(capture, translator or PgcdcTranslator(), declared_in).build(
         postgres or PostgresResource(capture=capture.name),
@@ -56,7 +56,7 @@ class _Builder:
         self.capture = capture
         self.names = Names.of(capture)
         self.translator = translator
-        self.references = _references(declared_in or Path(__file__))
+        self.declared_in = declared_in
         self.windows = dg.DynamicPartitionsDefinition(name=capture.windows_name)
         self.tables = dg.StaticPartitionsDefinition(
             [table.qualified_name for table in capture.tables]
@@ -146,7 +146,10 @@ class _Builder:
 
     def _spec(self, layer: Layer, table: CdcTable | None = None) -> dg.AssetSpec:
         spec = self.translator.get_asset_spec(AssetData(layer, self.capture, table))
-        return spec.merge_attributes(metadata={"dagster/code_references": self.references})
+        if self.declared_in is None:
+            return spec
+        references = _references(self.declared_in)
+        return spec.merge_attributes(metadata={"dagster/code_references": references})
 
     def _scd_spec(
         self, table: CdcTable, scd: int, raw: dg.AssetKey, snapshot: dg.AssetKey

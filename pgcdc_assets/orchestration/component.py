@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 from dagster.components.resolved.base import Resolvable
@@ -140,17 +139,13 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             lake=LakeResource(uri=self.lake, storage_options=self.storage_options),
             spark=SparkResource(remote=self.spark_remote, spark_config=self.spark_config),
             translator=self.translator,
-            declared_in=_declared_in(context),
         )
 
 
-def _declared_in(context: dg.ComponentLoadContext) -> Path:
-    folder = Path(context.path)
-    return folder if folder.is_file() else folder / "defs.yaml"
-
-
-def _is_replaced(context: Any) -> bool:
+def _is_replaced(context: dg.ComponentLoadContext) -> bool:
+    """Whether the folder declares a capture beside the sample, for a database of the user's own."""
     if not os.environ.get(defaults.DSN_VARIABLE, "").strip():
         return False
-    own = _declared_in(context)
-    return any(other != own for other in own.parent.parent.glob("*/defs.yaml"))
+    path = Path(context.path)
+    folder = path.parent if path.is_file() else path
+    return any(other.parent != folder for other in folder.parent.glob("*/defs.yaml"))

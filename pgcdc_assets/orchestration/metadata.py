@@ -28,7 +28,6 @@ def window_metadata(summary: WindowSummary) -> dict[str, Any]:
     window = summary.window
     return {
         "dagster/partition_row_count": summary.row_count,
-        "row_count": float(summary.row_count),
         "transaction_count": float(summary.transaction_count),
         "changes": changes_table(summary.counts),
         **_operation_totals(summary.counts),

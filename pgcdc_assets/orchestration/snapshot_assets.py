@@ -72,7 +72,6 @@ def copy_metadata(report: CopyReport) -> dict[str, Any]:
     """Describe one table's copy."""
     return {
         "dagster/partition_row_count": report.row_count,
-        "row_count": float(report.row_count),
         "snapshot_lsn": str(report.snapshot_lsn),
         "epoch": report.epoch,
         "bytes": float(report.bytes),

@@ -198,9 +198,9 @@ class _Sync:
         for event in result.get_asset_materialization_events():
             metadata = event.materialization.metadata
             self.report.window_count += 1
-            count = metadata.get("row_count")
-            if isinstance(count, dg.FloatMetadataValue) and count.value is not None:
-                self.report.change_count += int(count.value)
+            count = metadata["dagster/partition_row_count"]
+            if isinstance(count, dg.IntMetadataValue):
+                self.report.change_count += count.value or 0
 
     def _wait(self, since: float, reason: str) -> None:
         """Wait for what is in the way, a run of the daemon as a rule.
@@ -240,7 +240,9 @@ def _error_of(result: dg.ExecuteInProcessResult) -> PgcdcError:
         while error is not None:
             kind = error_named(error.cls_name or "")
             if kind is not None:
-                return _FailedRun.of(kind, error.message, result.run_id)
+                # Our own Failure says more than its cause: which tables it was about.
+                said = data.user_failure_data.description if data.user_failure_data else None
+                return _FailedRun.of(kind, said or _sentence(error.message), result.run_id)
             error = error.cause
         if data.error is not None:
             last = data.error
@@ -253,12 +255,16 @@ def _error_of(result: dg.ExecuteInProcessResult) -> PgcdcError:
     return PgcdcError(reason=f"Run {result.run_id} failed without saying why")
 
 
+def _sentence(message: str) -> str:
+    """Take the class off an error's text as a traceback ends with it."""
+    return message.partition(": ")[2].strip() or message.strip()
+
+
 class _FailedRun(PgcdcError):
     """An error read back from a run's events: its sentence and its kind's exit status."""
 
     @classmethod
-    def of(cls, kind: type[PgcdcError], message: str, run_id: str) -> PgcdcError:
-        sentence = message.partition(": ")[2].strip() or message.strip()
+    def of(cls, kind: type[PgcdcError], sentence: str, run_id: str) -> PgcdcError:
         error = cls(reason=sentence, run_id=run_id, kind=kind.__name__)
         error.__dict__["exit_status"] = kind.exit_status
         return error
