@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.capture import CaptureLimits, capture_window
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, check_windows
 from pgcdc_assets.orchestration.failures import dagster_failures
@@ -20,6 +21,8 @@ from pgcdc_assets.orchestration.runs import claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, StreamPolicy
 from pgcdc_assets.postgres.stream import StreamSettings
 from pgcdc_assets.postgres.wire import WireSettings
+from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
+from pgcdc_assets.raw.zone import RawZone
 
 
 def build_raw_asset(
@@ -77,9 +80,24 @@ def build_raw_asset(
                     capture_metadata(report, summary), asset_key=spec.key, partition_key=window.key
                 )
             checks = check_windows(zone, spec.key, summaries)
+        _keep_up(context, zone)
         yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
 
     return raw
+
+
+def _keep_up(context: dg.AssetExecutionContext, zone: RawZone) -> None:
+    """Do the raw zone's upkeep when it is due; the window is landed whatever becomes of it."""
+    try:
+        report = keep_up(zone)
+    except PgcdcError as error:
+        context.log.warning(f"Upkeep of the raw zone was put off: {error}")
+        return
+    if report != UpkeepReport():
+        context.log.info(
+            f"Upkeep: {report.files_merged} files merged, {report.log_entries_saved} log entries "
+            f"saved, {report.files_removed} files removed"
+        )
 
 
 def capture_limits(policy: StreamPolicy) -> CaptureLimits:
