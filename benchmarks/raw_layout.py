@@ -1,11 +1,11 @@
 """Measure how the raw zone lays its files out, beside the plain choices it was preferred to.
 
-    .venv/bin/python benchmarks/raw_layout.py [write] [tables] [windows] [--rows N] [--windows N]
+    .venv/bin/python benchmarks/raw_layout.py [write] [tables] [windows] [--rows N]
 
 `write`: 800,000 decoded changes of two tables to the durable commit: CPU, peak memory, size.
-`tables`: 100 tables mixed in one window: CPU, peak memory and files to write them, bytes and CPU to
-read one of them.
-`windows`: 10,000 windows of 20 changes: time to land one, log and files, before and after compaction.
+`tables`: 100 tables mixed in one window: CPU, peak memory and files to write them, bytes and CPU
+to read one of them.
+`windows`: 10,000 windows of 20 changes: CPU to land one, log and files, with and without upkeep.
 
 Every case runs in a process of its own. The figures stand in docs/decisions (raw zone by delta-rs).
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,13 +26,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.raw import files, schema
+from pgcdc_assets.raw import files, schema, table
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.upkeep import keep_up
 from pgcdc_assets.raw.zone import RawZone
 
 BATCH_ROWS = 32_768
@@ -69,7 +70,9 @@ def make_changes(path: Path, rows: int, tables: int) -> None:
 def _batch(row: np.ndarray, relation: np.ndarray, noise: str) -> pa.RecordBatch:
     count = len(row)
     texts = [
-        text.format(row=r, customer=r % 5000, cents=r * 37 % 99991, noise=noise[r * 7919 % 500_000 :][:90])
+        text.format(
+            row=r, customer=r % 5000, cents=r * 37 % 99991, noise=noise[r * 7919 % 500_000 :][:90]
+        )
         for r in row.tolist()
         for text in TUPLE
     ]
@@ -172,9 +175,9 @@ def run_case(name: str, changes: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as lake:
         command = [sys.executable, __file__, "--case", name, str(changes), lake]
         figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        table = Path(lake) / "bench" / "raw" / "changes"
-        if table.exists():
-            figures |= measure_table(str(table))
+        folder = Path(lake) / "bench" / "raw" / "changes"
+        if folder.exists():
+            figures |= measure_table(str(folder))
     return figures
 
 
@@ -221,21 +224,78 @@ def measure_table(uri: str) -> dict[str, float]:
     }
 
 
-def bench_cases(rows: int, tables: int, names: list[str]) -> None:
+def bench_cases(rows: int, tables: int, names: list[str], repetitions: int) -> None:
     """Run the cases on one workload and print a table."""
     with tempfile.TemporaryDirectory() as folder:
         changes = Path(folder) / "changes.arrow"
         make_changes(changes, rows, tables)
-        print(f"\n{rows:,} changes of {tables} tables, {changes.stat().st_size / 2**20:.0f} MB in memory")
+        print(
+            f"\n{rows:,} changes of {tables} tables, "
+            f"{changes.stat().st_size / 2**20:.0f} MB in memory, medians of {repetitions}"
+        )
         print(
             "| case | CPU s per million | seconds | peak RSS MB | size MB | files "
             "| read of one table: MB | CPU s |\n|---|--:|--:|--:|--:|--:|--:|--:|"
         )
+        # In turns, so that a busy minute of the machine does not fall on one case alone.
+        runs = [{name: run_case(name, changes) for name in names} for _ in range(repetitions)]
         for name in names:
-            f = run_case(name, changes)
+            f = {key: statistics.median(run[name][key] for run in runs) for key in runs[0][name]}
             cells = [f["cpu"] * 1e6 / rows, f["seconds"], f["rss_mb"]]
             cells += [f.get(n, 0) for n in ("size_mb", "files", "one_table_mb", "one_table_cpu")]
             print("| " + " | ".join([name.replace("_", " "), *(f"{c:.2f}" for c in cells)]) + " |")
+
+
+def land_windows(lake: Path, windows: int, upkeep: bool) -> dict[str, float]:
+    """Land many windows of 20 changes of five tables; measure the last tenth."""
+    # So that a benchmark of minutes sees what a day sees: log entries old enough to be removed.
+    table._PROPERTIES["delta.logRetentionDuration"] = "interval 1 second"
+    zone = RawZone(Lake(str(lake)), "bench")
+    number = np.arange(20)
+    some = _batch(number, number % 5, np.random.default_rng(1).bytes(1 << 18).hex())
+    position = schema.CHANGES.get_field_index("commit_lsn")
+    measured = max(1, windows // 10)
+    landing = upkeeping = 0.0
+    for number in range(windows):
+        lsn = pa.array([START + number] * some.num_rows, pa.int64())
+        rows = some.set_column(position, schema.CHANGES.field(position), lsn)
+        started = time.process_time()
+        zone.changes.land(LsnWindow.of(1, START + number, START + number + 1), [rows])
+        landed = time.process_time()
+        if upkeep:
+            keep_up(zone)
+        if number >= windows - measured:
+            landing += landed - started
+            upkeeping += time.process_time() - landed
+    folder = Path(zone.changes.table.uri)
+    log = list((folder / "_delta_log").iterdir())
+    started = time.perf_counter()
+    found = len(zone.changes.windows(1))
+    assert found == windows
+    return {
+        "landing_ms": landing / measured * 1e3,
+        "upkeep_ms": upkeeping / measured * 1e3,
+        "files": len(DeltaTable(str(folder)).file_uris()),
+        "log_entries": len(log),
+        "log_mb": sum(entry.stat().st_size for entry in log) / 2**20,
+        "list_windows_ms": (time.perf_counter() - started) * 1e3,
+        "one_table_cpu_ms": measure_table(str(folder))["one_table_cpu"] * 1e3,
+    }
+
+
+def bench_windows(windows: int) -> None:
+    """Land the windows without and with upkeep after each, and print a table."""
+    print(f"\n{windows:,} windows of 20 changes of five tables; the last tenth of them is timed")
+    print(
+        "| upkeep | CPU ms to land one | CPU ms of upkeep per window | live files | log entries "
+        "| log MB | ms to list all windows | CPU ms to read one table |\n"
+        "|---|--:|--:|--:|--:|--:|--:|--:|"
+    )
+    for upkeep in (False, True):
+        with tempfile.TemporaryDirectory() as lake:
+            figures = land_windows(Path(lake), windows, upkeep)
+        cells = [f"{figure:,.1f}".removesuffix(".0") for figure in figures.values()]
+        print("| " + " | ".join(["yes" if upkeep else "no", *cells]) + " |")
 
 
 def main() -> None:
@@ -243,6 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=["write", "tables", "windows"])
     parser.add_argument("--rows", type=int, default=800_000)
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--windows", type=int, default=10_000)
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -250,9 +311,11 @@ def main() -> None:
         return child(*options.case)
     plain = [name for name in CASES if name != "delta_rs_partitioned"]
     if "write" in options.parts:
-        bench_cases(options.rows, 2, plain)
+        bench_cases(options.rows, 2, plain, options.repetitions)
     if "tables" in options.parts:
-        bench_cases(options.rows, 100, list(CASES))
+        bench_cases(options.rows, 100, list(CASES), options.repetitions)
+    if "windows" in options.parts:
+        bench_windows(options.windows)
 
 
 if __name__ == "__main__":

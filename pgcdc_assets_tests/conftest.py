@@ -1,6 +1,7 @@
 """Loads the fixtures; each family is a file in `fixtures/`."""
 
 pytest_plugins = [
+    "pgcdc_assets_tests.fixtures.seed",
     "pgcdc_assets_tests.fixtures.servers",
     "pgcdc_assets_tests.fixtures.database",
     "pgcdc_assets_tests.fixtures.proxy",

@@ -1,0 +1,1 @@
+"""The raw zone: what was captured, as Postgres wrote it, in Delta tables without a JVM."""

@@ -159,9 +159,19 @@ class ChangeLog:
         table = self.table.load()
         return [] if table is None else self.journal.windows(table, epoch, since or 0)
 
-    def compact(self, minimum_files: int = MINIMUM_FILES) -> list[CompactionReport]:
-        """Merge neighbouring small files, if there are at least so many; safe beside landings."""
-        return compact(self.table, f"pgcdc:{self.capture}:compaction", minimum_files=minimum_files)
+    def compact(
+        self, minimum_files: int = MINIMUM_FILES, loaded: DeltaTable | None = None
+    ) -> list[CompactionReport]:
+        """Merge neighbouring small files, if there are at least so many; safe beside landings.
+
+        Args:
+            loaded: the newest version, where the caller has it.
+        """
+        loaded = loaded or self.table.load()
+        if loaded is None:
+            return []
+        app_id = f"pgcdc:{self.capture}:compaction"
+        return compact(self.table, loaded, app_id, minimum_files=minimum_files)
 
     def _unavailable(
         self, window: LsnWindow, captured_through: Lsn | None, reason: str

@@ -35,7 +35,7 @@ class CompactionReport:
 
 
 def compact(
-    table: RawTable, app_id: str, *, minimum_files: int = MINIMUM_FILES
+    table: RawTable, loaded: DeltaTable, app_id: str, *, minimum_files: int
 ) -> list[CompactionReport]:
     """Merge neighbouring small files of `raw/changes`, sorted by source table inside.
 
@@ -46,9 +46,6 @@ def compact(
     Raises:
         RawZoneError: the files do not hold the rows that the log says.
     """
-    loaded = table.load()
-    if loaded is None:
-        return []
     small = [file for file in data_files(loaded) if file.size_bytes < SMALL_FILE_BYTES]
     if len(small) < minimum_files:
         return []

@@ -32,10 +32,12 @@ def keep_up(
 ) -> UpkeepReport:
     """Do what is due; below both limits nothing is written."""
     changes = zone.changes
-    merged = sum(report.files_before for report in changes.compact(minimum_files))
     table = changes.table.load()
     if table is None:
         return UpkeepReport()
+    merged = sum(report.files_before for report in changes.compact(minimum_files, table))
+    if merged:
+        table.update_incremental()
     unsaved = changes.journal.unsaved_entries(table)
     if unsaved < minimum_log_entries:
         return UpkeepReport(files_merged=merged)

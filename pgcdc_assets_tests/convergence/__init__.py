@@ -1,0 +1,1 @@
+"""Random transactions, killed captures, and what must be true in the end."""
