@@ -1,0 +1,1 @@
+"""Dagster: everything that knows it, and nothing else does but the entry points."""

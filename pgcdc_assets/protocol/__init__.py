@@ -1,0 +1,1 @@
+"""pgoutput's bytes to Arrow: no connection, no file, no clock."""
