@@ -1,0 +1,97 @@
+"""What is to be folded, as a table of cases: no lake, no Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.errors import MergeConflict, WatermarkGap
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge.planning import plan_merge
+from pgcdc_assets.merge.report import TableTarget
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.summary import WindowSummary
+
+TARGET = TableTarget("shop", "items")
+
+
+def _window(start: int, end: int, changes: int = 1, epoch: int = 1) -> WindowSummary:
+    counts = {"shop.items": {"I": changes}} if changes else {}
+    return WindowSummary(LsnWindow.of(epoch, start, end), changes, changes, counts)
+
+
+def _copy(lsn: int, epoch: int = 1, table: str = "items") -> Copy:
+    return Copy(epoch, Lsn(lsn), "shop", table, 1, 10)
+
+
+WINDOWS = [_window(100, 200), _window(200, 300, changes=0), _window(300, 400, changes=5)]
+NEWEST = WINDOWS[-1].window
+
+
+def test_the_first_merge_takes_the_copy_and_every_window_after_it() -> None:
+    plan = plan_merge(TARGET, None, [_copy(100)], WINDOWS, NEWEST)
+    assert (plan.start, plan.end, plan.copy) == (100, 400, _copy(100))
+    assert [w.start for w in plan.windows] == [100, 200, 300]
+    assert plan.recorded_changes == 6
+
+
+def test_later_merges_go_on_at_the_watermark_and_leave_the_copy_alone() -> None:
+    plan = plan_merge(TARGET, (1, Lsn(200)), [_copy(100)], WINDOWS, NEWEST)
+    assert (plan.start, plan.end, plan.copy) == (200, 400, None)
+    assert plan.recorded_changes == 5
+
+
+def test_reading_begins_at_the_first_window_that_holds_a_change() -> None:
+    assert plan_merge(TARGET, (1, Lsn(200)), [], WINDOWS, NEWEST).first_change == 300
+    assert plan_merge(TARGET, (1, Lsn(350)), [], WINDOWS, NEWEST).first_change == 350
+
+
+def test_a_newer_copy_in_the_middle_of_a_window_replaces_what_was_before_it() -> None:
+    plan = plan_merge(TARGET, (1, Lsn(200)), [_copy(100), _copy(350)], WINDOWS, NEWEST)
+    assert (plan.start, plan.copy) == (350, _copy(350))
+    assert [w.start for w in plan.windows] == [300]
+
+
+def test_a_copy_beyond_the_asked_window_is_all_there_is_to_do() -> None:
+    plan = plan_merge(TARGET, (1, Lsn(100)), [_copy(350)], WINDOWS, WINDOWS[0].window)
+    assert (plan.start, plan.end, plan.windows) == (350, 350, ())
+
+
+def test_a_window_below_the_watermark_is_nothing_to_do() -> None:
+    plan = plan_merge(TARGET, (1, Lsn(400)), [_copy(100)], WINDOWS, WINDOWS[0].window)
+    assert (plan.start, plan.end, plan.copy, plan.windows) == (400, 400, None, ())
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected", "found"), [(0, 100, 200), (1, 200, 300), (2, 300, 400)]
+)
+def test_a_missing_window_is_a_gap_that_names_its_place(
+    missing: int, expected: int, found: int
+) -> None:
+    windows = [w for i, w in enumerate(WINDOWS) if i != missing]
+    with pytest.raises(WatermarkGap) as caught:
+        plan_merge(TARGET, None, [_copy(100)], windows, NEWEST)
+    assert (caught.value.expected, caught.value.found) == (expected, found)
+
+
+def test_a_table_without_a_copy_is_refused() -> None:
+    with pytest.raises(MergeConflict, match="snapshot"):
+        plan_merge(TARGET, None, [_copy(100, table="other")], WINDOWS, NEWEST)
+
+
+def test_a_new_epoch_needs_a_new_copy() -> None:
+    windows = [_window(50, 60, epoch=2)]
+    with pytest.raises(MergeConflict, match="epoch 2"):
+        plan_merge(TARGET, (1, Lsn(400)), [_copy(100)], windows, windows[0].window)
+
+
+def test_a_copy_of_a_new_epoch_is_newer_whatever_its_lsn() -> None:
+    windows = [_window(50, 60, epoch=2)]
+    plan = plan_merge(
+        TARGET, (1, Lsn(400)), [_copy(100), _copy(50, epoch=2)], windows, windows[0].window
+    )
+    assert (plan.epoch, plan.start, plan.end) == (2, 50, 60)
+
+
+def test_a_window_of_an_older_epoch_has_no_effect() -> None:
+    plan = plan_merge(TARGET, (2, Lsn(50)), [], WINDOWS, NEWEST)
+    assert (plan.epoch, plan.start, plan.end) == (2, 50, 50)

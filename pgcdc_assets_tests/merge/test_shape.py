@@ -1,0 +1,147 @@
+"""Columns, keys and names: what makes a table, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.shape import build_shape
+from pgcdc_assets.merge.types import delta_type
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets_tests.merge.history import column, relation
+
+
+def _numeric(precision: int, scale: int) -> int:
+    """make_numeric_typmod of Postgres's numeric.c."""
+    return (precision << 16 | (scale & 0x7FF)) + 4
+
+
+def _versions(*relations: Relation) -> list[RelationVersion]:
+    return [RelationVersion(1, i, Lsn(i), r) for i, r in enumerate(relations, 1)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "ddl"),
+    [
+        (column("c", "int2"), "SMALLINT"),
+        (column("c", "int8"), "BIGINT"),
+        (column("c", "oid"), "BIGINT"),
+        (column("c", "numeric", _numeric(10, 2)), "DECIMAL(10,2)"),
+        (column("c", "numeric", _numeric(38, 38)), "DECIMAL(38,38)"),
+        (column("c", "numeric", _numeric(5, -2)), "DECIMAL(7,0)"),
+        (column("c", "numeric", _numeric(3, 5)), "DECIMAL(5,5)"),
+        (column("c", "numeric", _numeric(39, 0)), "STRING"),
+        (column("c", "numeric", _numeric(38, -1)), "STRING"),
+        (column("c", "numeric", _numeric(10, 39)), "STRING"),
+        (column("c", "numeric"), "STRING"),
+        (column("c", "timestamptz"), "TIMESTAMP"),
+        (column("c", "timestamp", 3), "TIMESTAMP_NTZ"),
+        (column("c", "time"), "STRING"),
+        (column("c", "interval"), "STRING"),
+        (column("c", "money"), "STRING"),
+        (column("c", "bytea"), "BINARY"),
+        (column("c", "uuid"), "STRING"),
+        (column("c", "shop.status", kind="e"), "STRING"),
+        (column("c", "shop.int4", kind="c"), "STRING"),
+        (column("c", None), "STRING"),
+        (column("c", "_int4", element_type="int4"), "ARRAY<INT>"),
+        (
+            column("c", "_numeric", element_type="numeric", element_typmod=_numeric(6, 1)),
+            "ARRAY<DECIMAL(6,1)>",
+        ),
+        (column("c", "_status", kind="e", element_type="shop.status"), "ARRAY<STRING>"),
+        (column("c", "_box", element_type="box"), "STRING"),
+        (column("c", "public._geometry", element_type="public.geometry"), "STRING"),
+    ],
+)
+def test_each_postgres_type_has_its_delta_type(declared: Column, ddl: str) -> None:
+    """G1, G9: by base type and the typmod that governs it."""
+    assert delta_type(declared).ddl == ddl
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("id", "Name", "name"), '"name" and column "Name"'),
+        (("id", "STRASSE", "strasse"), '"strasse"'),
+        (("id", "_lsn"), '"_lsn"'),
+        (("id", "_Rescued"), '"_Rescued"'),
+    ],
+)
+def test_names_that_delta_cannot_tell_apart_are_refused(names: tuple[str, ...], shown: str) -> None:
+    with pytest.raises(MergeConflict, match=shown):
+        build_shape(_versions(relation(*map(column, names))), None)
+
+
+def test_the_key_is_the_setting_then_the_primary_key_then_the_identity() -> None:
+    columns = [column("a"), column("b"), column("c")]
+    made = relation(*columns, key=("c", "a"))
+    assert build_shape(_versions(made), None).key == (2, 0)
+    full = relation(*columns, key=("c", "a"), identity="f")
+    assert build_shape(_versions(full), ("b",)).key == (1,)
+    indexed = relation(
+        column("a"), column("b", is_key=True), column("c", is_key=True), key=(), identity="i"
+    )
+    assert build_shape(_versions(indexed), None).key == (1, 2)
+
+
+@pytest.mark.parametrize("identity", ["d", "n", "f"])
+def test_a_table_whose_rows_cannot_be_told_apart_is_refused(identity: str) -> None:
+    with pytest.raises(ReplicaIdentityError, match="key"):
+        build_shape(_versions(relation(column("a"), key=(), identity=identity)), None)
+
+
+def test_a_key_that_old_tuples_do_not_hold_is_refused() -> None:
+    made = relation(column("a"), column("b"), key=("a",))
+    with pytest.raises(ReplicaIdentityError, match='"b"'):
+        build_shape(_versions(made), ("b",))
+    with pytest.raises(MergeConflict, match='"missing"'):
+        build_shape(_versions(made), ("missing",))
+
+
+def test_an_added_column_is_not_in_older_tuples() -> None:
+    before = relation(column("id"), column("v", "text"))
+    after = relation(column("id"), column("v", "text"), column("w", "text"))
+    shape = build_shape(_versions(before, after), None)
+    assert [layout.positions for layout in shape.layouts] == [(0, 1, None), (0, 1, 2)]
+
+
+def _change_of(**change: Any) -> tuple[Relation, Relation]:
+    before = relation(column("id"), column("v", "text"))
+    id_column, v = before.columns
+    return before, replace(before, columns=(id_column, replace(v, **change)))
+
+
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        (_change_of(name="w"), "renamed"),
+        (_change_of(base_type="int4", type="integer"), "type changed"),
+        (_change_of(attnum=9), "dropped"),
+        (
+            (relation(column("id"), column("v")), relation(column("id"))),
+            "dropped",
+        ),
+        (
+            (relation(column("id")), relation(column("id"), relation_id=2000)),
+            "created again",
+        ),
+    ],
+)
+def test_a_change_of_columns_that_cannot_be_replayed_names_the_table(
+    versions: tuple[Relation, Relation], reason: str
+) -> None:
+    with pytest.raises(SchemaChangeError, match=rf"shop\.items.*{reason}"):
+        build_shape(_versions(*versions), None)
+
+
+def test_another_key_than_the_table_was_made_with_is_refused() -> None:
+    made = relation(column("id"), column("v"))
+    with pytest.raises(SchemaChangeError, match="key"):
+        build_shape(_versions(made), None, known_key='"v"')
+    assert build_shape(_versions(made), None, known_key='"id"').key == (0,)
