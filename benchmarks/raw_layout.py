@@ -295,7 +295,7 @@ def bench_windows(windows: int) -> None:
         with tempfile.TemporaryDirectory() as lake:
             figures = land_windows(Path(lake), windows, upkeep)
         cells = [f"{figure:,.1f}".removesuffix(".0") for figure in figures.values()]
-        print("| " + " | ".join(["yes" if upkeep else "no", *cells]) + " |")
+        print("| " + " | ".join(["yes" if upkeep else "no", *cells]) + " |", flush=True)
 
 
 def main() -> None:

@@ -56,6 +56,16 @@ def test_duckdb_reads_every_kind_of_tuple(filled: RawZone) -> None:
     assert found.to_pylist() == expected()
 
 
+def test_duckdb_reads_the_files_that_the_log_names(filled: RawZone) -> None:
+    files = DeltaTable(filled.changes.table.uri).file_uris()
+    with duckdb.connect() as connection:
+        connection.execute("set timezone = 'UTC'")
+        names = ", ".join(f'"{name}"' for name in COLUMNS)
+        query = f"select {names} from read_parquet($files) order by ordinal"
+        found = connection.sql(query, params={"files": files}).to_arrow_table()
+    assert found.to_pylist() == expected()
+
+
 @pytest.mark.spark
 def test_spark_reads_every_kind_of_tuple(filled: RawZone, spark: SparkSession) -> None:
     frame = spark.read.format("delta").load(filled.changes.table.uri)
