@@ -79,18 +79,14 @@ class _Builder:
         capture_job, snapshot_job, merge_job, check_job = self._jobs(
             raw.key, snapshot.key, list(scd_keys.values())
         )
+        keys = {table: spec.key for table, spec in sources.items()}
         targets = LagSensorTargets(raw.key, snapshot.key, (capture_job, snapshot_job))
         return dg.Definitions(
             assets=[
                 *sources.values(),
                 build_raw_asset(self.capture, raw, self.windows),
-                build_snapshot_asset(self.capture, snapshot, self.tables),
-                build_scd_assets(
-                    self.capture,
-                    scds,
-                    {table: spec.key for table, spec in sources.items()},
-                    self.windows,
-                ),
+                build_snapshot_asset(self.capture, snapshot, keys, self.tables),
+                build_scd_assets(self.capture, scds, keys, self.windows),
             ],
             asset_checks=[
                 build_source_checks(self.capture, raw.key, snapshot.key),

@@ -4,6 +4,7 @@ The first run also makes the slot, and copies all tables in the slot's own snaps
 and stream meet exactly at its consistent point.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -13,13 +14,21 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs import claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.snapshot import CopyFailure, CopyReport, copy_each_table
 
 
 def build_snapshot_asset(
-    capture: CdcCapture, spec: dg.AssetSpec, partitions: dg.PartitionsDefinition[str]
+    capture: CdcCapture,
+    spec: dg.AssetSpec,
+    sources: Mapping[CdcTable, dg.AssetKey],
+    partitions: dg.PartitionsDefinition[str],
 ) -> dg.AssetsDefinition:
-    """Build the asset that copies tables."""
+    """Build the asset that copies tables.
+
+    Args:
+        sources: the source tables' keys: what a copy saw of them is observed there.
+    """
     names = Names.of(capture)
     tables = {table.qualified_name: table for table in capture.tables}
 
@@ -39,9 +48,10 @@ def build_snapshot_asset(
         failures: list[CopyFailure] = []
         metadata: dict[str, dict[str, Any]] = {}
         with dagster_failures():
+            zone = lake.zone(capture.name)
             outcomes = copy_each_table(
                 postgres.settings(),
-                lake.zone(capture.name),
+                zone,
                 capture.slot,
                 capture.publication,
                 [(table.schema, table.table) for table in wanted],
@@ -54,6 +64,8 @@ def build_snapshot_asset(
                     continue
                 context.log.info(f"Copied {outcome.row_count} rows of {name}")
                 metadata[name] = copy_metadata(outcome)
+                seen = source_metadata(zone, outcome)
+                context.log_event(dg.AssetObservation(sources[tables[name]], metadata=seen))
         if failures:
             # The step's own result would mark every table of the run as copied.
             for name, entries in metadata.items():
@@ -66,6 +78,29 @@ def build_snapshot_asset(
         yield dg.MaterializeResult(asset_key=spec.key)
 
     return snapshot
+
+
+def source_metadata(zone: RawZone, report: CopyReport) -> dict[str, Any]:
+    """Describe a source table as its copy saw it: columns with Postgres's types, and rows."""
+    relations = [
+        version.relation
+        for version in zone.relations.versions(report.epoch)
+        if (version.relation.schema, version.relation.table) == (report.schema, report.table)
+    ]
+    columns = [
+        dg.TableColumn(
+            column.name,
+            column.type or "unknown",
+            tags={"key": ""} if column.is_key else None,
+        )
+        for relation in relations[-1:]
+        for column in relation.columns
+    ]
+    return {
+        "dagster/column_schema": dg.TableSchema(columns=columns),
+        "dagster/row_count": report.row_count,
+        "snapshot_lsn": str(report.snapshot_lsn),
+    }
 
 
 def copy_metadata(report: CopyReport) -> dict[str, Any]:

@@ -202,3 +202,17 @@ def start(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
 
     event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
     instance.report_dagster_event(event, run.run_id)
+
+
+def test_a_copy_describes_the_source_table_by_its_columns_and_rows(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    source = dg.AssetKey(["t", "source", "public", "b"])
+    (record,) = orchestrated.instance.fetch_observations(source, limit=5).records
+    observation = record.asset_observation
+    assert observation is not None
+    schema = observation.metadata["dagster/column_schema"].value
+    assert isinstance(schema, dg.TableSchema)
+    assert [(c.name, c.type) for c in schema.columns] == [("id", "integer"), ("n", "numeric")]
+    assert observation.metadata["dagster/row_count"].value == 0
