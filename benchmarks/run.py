@@ -15,6 +15,7 @@ from benchmarks.results import RESULTS, Result, save, table
 BENCHMARKS = {
     "capture": "benchmarks.capture",
     "large": "benchmarks.capture_large",
+    "wire": "benchmarks.capture_wire",
 }
 
 

@@ -1,0 +1,86 @@
+"""Ways to take messages off the wire: what each costs the walsender, and what it costs us.
+
+The messages are counted and dropped. The walsender's CPU says most: its core is the limit of a
+capture.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from benchmarks import workload
+from benchmarks.results import Result
+from benchmarks.source import Source, log, source
+from pgcdc_assets.postgres import stream
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.wire import LibpqWire, SocketWire, WireSettings
+from pgcdc_assets.protocol.frames import MessageBatch
+
+REPETITIONS = 3
+_TICKS_PER_SECOND = 100
+
+_WAYS = {
+    "libpq, eager": (LibpqWire, WireSettings(pause_seconds=0, busy_bytes=1)),
+    "libpq, pauses of 20 ms": (LibpqWire, WireSettings()),
+    "socket, eager": (SocketWire, WireSettings(pause_seconds=0, busy_bytes=1)),
+    "socket, pauses of 5 ms": (SocketWire, WireSettings(pause_seconds=0.005)),
+    "socket, pauses of 10 ms": (SocketWire, WireSettings(pause_seconds=0.01)),
+    "socket, pauses of 20 ms": (SocketWire, WireSettings()),
+    "socket, pauses of 40 ms": (SocketWire, WireSettings(pause_seconds=0.04)),
+}
+
+
+def run() -> Iterator[Result]:
+    """Measure each way over loopback TCP."""
+    with source(workload.run) as source_server:
+        measured: dict[str, list[tuple[float, float, float]]] = {way: [] for way in _WAYS}
+        for _ in range(REPETITIONS):
+            for way, (kind, settings) in _WAYS.items():
+                seconds, client, walsender = _read(source_server, kind, settings)
+                measured[way].append((seconds, client, walsender))
+                log(
+                    f"{way}: {seconds:.2f} s, CPU of the client {client:.2f} s, of the walsender "
+                    f"{walsender:.2f} s"
+                )
+        for way, figures in measured.items():
+            seconds, client, walsender = zip(*figures, strict=True)
+            yield Result.reported(f"wire: {way}: time", seconds, "s")
+            yield Result.reported(f"wire: {way}: client CPU", client, "s")
+            yield Result.reported(f"wire: {way}: walsender CPU", walsender, "s")
+
+
+def _read(source_server: Source, kind: type, settings: WireSettings) -> tuple[float, float, float]:
+    """Read the whole stream once; give seconds, our CPU and the walsender's."""
+    connection = ConnectionSettings(conninfo=source_server.conninfo(), name="bench")
+    with source_server.slot() as slot, mock.patch.object(stream, "SocketWire", kind):
+        began, cpu = time.monotonic(), time.process_time()
+        with stream.ReplicationStream(
+            connection,
+            slot,
+            workload.PUBLICATION,
+            source_server.start,
+            stream.StreamSettings(wire=settings),
+        ) as reading:
+            for batch in reading.batches():
+                if _has_reached(batch, int(source_server.end)):
+                    break
+            walsender = _cpu_seconds(reading.backend_pid)
+            return time.monotonic() - began, time.process_time() - cpu, walsender
+
+
+def _has_reached(batch: MessageBatch, end: int) -> bool:
+    keepalives = batch.starts[batch.buffer[batch.starts] == ord("k")]
+    return any(
+        int.from_bytes(batch.buffer[start + 1 : start + 9].tobytes(), "big") >= end
+        for start in np.asarray(keepalives).tolist()
+    )
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
