@@ -1,6 +1,6 @@
 """`make demo`: the whole pipeline once on the sample shop, ending with a comparison of every value.
 
-The shop's workload runs while the tables are copied, while windows are captured and while they are
+The shop's workload runs while the tables are copied, and while the first windows are captured and
 merged. Then it stops, the rest is brought in, and each table of the lake is compared with its
 source. Everything goes through Dagster, on an instance of its own: `make dev` shows the runs
 afterwards.
@@ -84,12 +84,13 @@ def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fre
             demo.start_spark()
             demo.sync("First contents and what is written meanwhile")
             demo.let_lag_grow(seconds)
-            lag_before = demo.lag()
-            say(f"The slot's lag: {size(lag_before)}")
-            demo.sync("The next changes, while the shop goes on writing")
             committed = workload.stop()
-        say(f"The shop is closed: {sum(committed.values()):,} transactions")
-        demo.sync("The rest")
+        lag_before = demo.lag()
+        say(
+            f"The shop is closed after {sum(committed.values()):,} transactions; the slot's lag is "
+            f"{size(lag_before)}"
+        )
+        demo.sync("The changes since")
         demo.sync("What Postgres wrote by itself meanwhile")
         lag_after = demo.lag()
         return demo.report(lag_before, lag_after)

@@ -64,7 +64,7 @@ def environment(clone: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_the_demo_ends_with_equal_tables_goes_on_with_them_and_finds_a_planted_difference(
     clone: Path, spark: SparkSession
 ) -> None:
