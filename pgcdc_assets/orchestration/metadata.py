@@ -32,7 +32,7 @@ def window_metadata(summary: WindowSummary) -> dict[str, Any]:
         "changes": changes_table(summary.counts),
         **_operation_totals(summary.counts),
         "window": window.key,
-        "epoch": window.epoch,
+        "epoch": str(window.epoch),
         "start_lsn": str(window.start),
         "end_lsn": str(window.end),
         "window_bytes": float(window.size_bytes),

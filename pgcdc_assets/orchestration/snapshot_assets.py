@@ -108,7 +108,7 @@ def copy_metadata(report: CopyReport) -> dict[str, Any]:
     return {
         "dagster/partition_row_count": report.row_count,
         "snapshot_lsn": str(report.snapshot_lsn),
-        "epoch": report.epoch,
+        "epoch": str(report.epoch),
         "bytes": float(report.bytes),
         "seconds": round(report.seconds, 3),
         "rows_per_second": round(report.row_count / max(report.seconds, 1e-6), 1),
