@@ -51,6 +51,7 @@ class WireSettings:
         pause_seconds: after the first byte, how long the kernel collects before we read again.
         busy_bytes: less than this in a pause, and what is there is handed over.
         send_seconds: a packet that cannot be sent in this time is an error.
+        start_seconds: the server has so long to answer START_REPLICATION.
     """
 
     batch_bytes: int = 8 * 1024 * 1024
@@ -58,6 +59,7 @@ class WireSettings:
     pause_seconds: float = 0.02
     busy_bytes: int = 32 * 1024
     send_seconds: float = 10.0
+    start_seconds: float = 60.0
 
 
 class ServerError(Exception):
@@ -125,9 +127,20 @@ class SocketWire:
         self._is_started = False
         self.bytes_received = 0
         self.heard_at = time.monotonic()
+        try:
+            self._start(command)
+        except BaseException:
+            # The caller ends libpq's side; the connection lives until this one is closed too.
+            self._socket.close()
+            raise
+
+    def _start(self, command: bytes) -> None:
         self._send_frame(b"Q", command + b"\0")
+        deadline = time.monotonic() + self._settings.start_seconds
         while not self._is_started:
             self.read()
+            if not self._is_started and time.monotonic() > deadline:
+                raise TimeoutError("the server did not start the stream in time")
 
     def read(self) -> MessageBatch | None:
         self._receive()

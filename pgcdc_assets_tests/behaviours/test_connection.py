@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+from psycopg import pq
 from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets import failpoints
@@ -18,7 +19,7 @@ from pgcdc_assets.postgres import stream as stream_module
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.stream import StreamSettings
-from pgcdc_assets.postgres.wire import LibpqWire, SocketWire
+from pgcdc_assets.postgres.wire import LibpqWire, SocketWire, WireSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.capturing import Capturing
@@ -85,6 +86,16 @@ def test_a_silent_cut_is_noticed_in_the_set_time(capturing: Capturing, proxy: Tc
     assert capturing.confirmed() == window.start
     capturing.capture()
     assert capturing.texts("t") == [["1"]]
+
+
+def test_a_server_that_does_not_start_the_stream_is_given_up(capturing: Capturing) -> None:
+    """B1: silence before the first message has its limit too."""
+    conninfo = capturing.settings.conninfo_for("capture", replication=True)
+    conn = pq.PGconn.connect(conninfo.encode())
+
+    with pytest.raises(TimeoutError, match="did not start"):
+        SocketWire(conn, b"select pg_sleep(20)", WireSettings(start_seconds=0.3))
+    conn.finish()
 
 
 @pytest.mark.usefixtures("wire")
