@@ -9,6 +9,9 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.raw.lake import Lake
 
+# As Spark SQL writes them, and the UI knows them.
+_SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
+
 
 def open_table(lake: Lake, path: str) -> DeltaTable:
     """Open a table of the lake."""
@@ -35,4 +38,4 @@ def _type_name(kind: Any) -> str:
         return f"array<{_type_name(kind.element_type)}>"
     if name == "map":
         return f"map<{_type_name(kind.key_type)},{_type_name(kind.value_type)}>"
-    return str(name or kind)
+    return _SQL_NAMES.get(str(name or kind), str(name or kind))
