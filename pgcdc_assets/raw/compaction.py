@@ -80,9 +80,14 @@ def _merge(
     expected = sum(file.row_count for file in files)
     groups = RelationGroups()
     with table.writer() as writer:
-        for batch in scan(table, files, table.schema.names):
-            for group in groups.add(batch):
-                writer.write(group)
+        try:
+            for batch in scan(table, files, table.schema.names):
+                for group in groups.add(batch):
+                    writer.write(group)
+        except FileNotFoundError as error:
+            raise RawZoneError(
+                raw_zone=table.uri, reason="a file that its log names is gone; its rows are lost."
+            ) from error
         for group in groups.drain():
             writer.write(group)
         merged = writer.finish()

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 BUDGET_BYTES = 48 * 1024 * 1024
-SMALL_GROUP_BYTES = 512 * 1024
+SMALL_GROUP_BYTES = 1024 * 1024
 LONG_RUN_ROWS = 256
 
 # Rows without a relation (logical messages) sort before all tables.

@@ -215,15 +215,16 @@ class RawTable:
 
     def _unreadable(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(
-            reason=f"The Delta table {self.uri} cannot be read: {_first_line(error)}"
+            reason=f"The Delta table {self.uri} cannot be read: {first_line(error)}"
         )
 
     def _unwritable(self, error: Exception) -> TransientError:
         return TransientError(
-            reason=f"The Delta table {self.uri} cannot be written: {_first_line(error)} "
+            reason=f"The Delta table {self.uri} cannot be written: {first_line(error)} "
             "Nothing was committed; see that the lake has space and is writable, then run it again."
         )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Shorten an engine's error to what a sentence can quote."""
     return (str(error).splitlines() or [type(error).__name__])[0]

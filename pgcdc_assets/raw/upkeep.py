@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deltalake.exceptions import DeltaError
+
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.compaction import MINIMUM_FILES
+from pgcdc_assets.raw.table import first_line
 from pgcdc_assets.raw.zone import RawZone
 
 MINIMUM_LOG_ENTRIES = 256
@@ -30,7 +34,13 @@ def keep_up(
     minimum_files: int = MINIMUM_FILES,
     minimum_log_entries: int = MINIMUM_LOG_ENTRIES,
 ) -> UpkeepReport:
-    """Do what is due; below both limits nothing is written."""
+    """Do what is due; below both limits nothing is written.
+
+    Raises:
+        TransientError: the lake could not be written; the rows are safe, and the next upkeep goes
+            on.
+        RawZoneError: files do not hold the rows that the log says; they were left as they are.
+    """
     changes = zone.changes
     table = changes.table.load()
     if table is None:
@@ -42,7 +52,13 @@ def keep_up(
     if unsaved < minimum_log_entries:
         return UpkeepReport(files_merged=merged)
     changes.journal.save(table)
-    table.create_checkpoint()
-    table.cleanup_metadata()
-    removed = table.vacuum(dry_run=False, full=True)
+    try:
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        removed = table.vacuum(dry_run=False, full=True)
+    except (DeltaError, OSError) as error:
+        raise TransientError(
+            reason=f"The upkeep of {changes.table.uri} failed: {first_line(error)} Nothing that is "
+            "in use was removed; the next upkeep goes on with it."
+        ) from error
     return UpkeepReport(merged, unsaved, len(removed))

@@ -51,7 +51,7 @@ CAPTURE_FAILPOINTS = (
     "after_delta_commit",
     "after_status_packet",
 )
-CHILD_SECONDS = 120
+CHILD_SECONDS = 500
 
 
 @dataclass

@@ -6,6 +6,10 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
 from pgcdc_assets.raw.zone import RawZone
@@ -67,3 +71,12 @@ def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:
     reports = zone.changes.compact(2)
     assert [(r.files_before, r.files_after, r.row_count) for r in reports] == [(4, 1, 4)] * 2
     assert landed(zone, 1) == landed(zone, 2) == [(100 + n, 0) for n in range(4)]
+
+
+def test_compaction_stops_at_a_file_that_is_gone(zone: RawZone) -> None:
+    land_small_windows(zone, 6)
+    next(Path(zone.changes.table.uri).glob("*.parquet")).unlink()
+    version = DeltaTable(zone.changes.table.uri).version()
+    with pytest.raises(RawZoneError, match="a file that its log names is gone"):
+        keep_up(zone, minimum_files=2)
+    assert DeltaTable(zone.changes.table.uri).version() == version
