@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -55,26 +56,17 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         TransientError: another merge of the table was faster.
     """
     started = time.monotonic()
-    plan, app_id = work.plan, zone.app_id(work.plan.epoch)
-    state = work.state
-    inserted = updated = deleted = 0
-    shape: TableShape | None = None
-    if plan.copy is not None:
-        shape = _shape_of_copy(work, plan.copy)
-        copied = _read_copy(spark, zone, plan.copy)
-        scd1.write_copy(spark, work.path, copied, shape, app_id, plan.copy.snapshot_lsn)
-        inserted = plan.copy.row_count
-        deleted = (state.row_count or 0) if state is not None else 0
+    plan, state = work.plan, work.state
+    counts = _Counts()
+    if plan.copy is not None and not _is_made_by_its_changes(work):
+        counts += _write_copy(spark, zone, work, plan.copy)
         state = _state(zone, work, plan.copy.snapshot_lsn)
-    if work.facts is not None and state is not None:
-        rows_before = state.row_count
-        shape, counts = _fold(spark, zone, work, state)
+    if work.facts is not None:
+        counts += _fold(spark, zone, work, state)
         state = _state(zone, work, plan.end)
-        if counts is None:
-            counts = (state.row_count or 0, 0, rows_before or 0)
-        inserted, updated, deleted = inserted + counts[0], counts[1], deleted + counts[2]
     elif plan.end > plan.start:
-        advance_watermark(zone.lake, work.path, app_id, plan.end)
+        advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.end)
+    assert state is not None
     return MergeReport(
         *work.name,
         work.scd,
@@ -83,37 +75,85 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         watermark_after=plan.end,
         windows_folded=len(plan.windows),
         changes_read=work.facts.change_count if work.facts is not None else 0,
-        rows_inserted=inserted,
-        rows_updated=updated,
-        rows_deleted=deleted,
-        rows_rescued=_count_rescued(spark, work, shape),
+        rows_inserted=counts.inserted,
+        rows_updated=counts.updated,
+        rows_deleted=counts.deleted,
+        rows_rescued=_count_rescued(spark, work) if counts.may_be_rescued else 0,
         snapshot_lsn=plan.copy.snapshot_lsn if plan.copy is not None else None,
-        row_count=state.row_count if state is not None else None,
+        row_count=state.row_count,
         seconds=time.monotonic() - started,
     )
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """What was written."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    may_be_rescued: bool = False
+
+    def __add__(self, other: _Counts) -> _Counts:
+        return _Counts(
+            self.inserted + other.inserted,
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.may_be_rescued or other.may_be_rescued,
+        )
+
+
+def _is_made_by_its_changes(work: TableWork) -> bool:
+    """Say whether the copy is empty and rows follow: then one commit makes the table."""
+    copy = work.plan.copy
+    return copy is not None and copy.row_count == 0 and bool(work.version_order)
+
+
+def _write_copy(spark: SparkSession, zone: RawZone, work: TableWork, copy: Copy) -> _Counts:
+    shape = build_shape([_version_of_copy(work, copy)], work.plan.target.key)
+    app_id = zone.app_id(work.plan.epoch)
+    copied = _read_copy(spark, zone, copy)
+    scd1.write_copy(work.path, copied, shape, app_id, copy.snapshot_lsn)
+    return _Counts(copy.row_count, 0, _rows_in(work.state), shape.may_rescue)
+
+
 def _fold(
-    spark: SparkSession, zone: RawZone, work: TableWork, state: TargetState
-) -> tuple[TableShape | None, tuple[int, int, int] | None]:
-    """Fold the changes in; counts are None where the contents were replaced."""
+    spark: SparkSession, zone: RawZone, work: TableWork, state: TargetState | None
+) -> _Counts:
     plan, facts = work.plan, work.facts
     assert facts is not None
     app_id = zone.app_id(plan.epoch)
+    before = _rows_in(state)
     if not work.version_order:
         # Nothing but TRUNCATE: the table keeps its shape and loses its rows.
         nothing = spark.read.format("delta").load(work.path).where("false")
         scd1.overwrite(nothing, work.path, app_id, plan.end)
-        return None, None
+        return _Counts(deleted=before)
     shape = _shape_of_changes(work, state)
-    add_columns(spark, work.path, state.columns, shape)
     fold = Fold(shape, facts)
     changes = _read_changes(spark, zone, work)
-    rows = scd1.fold_changes(spark, work.path, changes, fold)
+    if _is_made_by_its_changes(work):
+        rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
+        scd1.create_or_replace(work.path, rows, shape, app_id, plan.end)
+        return _Counts(_rows_after(zone, work), 0, before, shape.may_rescue)
+    assert state is not None
+    add_columns(spark, work.path, state.columns, shape)
     if state.is_empty or facts.truncated is not None:
-        scd1.replace_contents(work.path, rows, fold, app_id, plan.end)
-        return shape, None
-    return shape, scd1.merge_rows(spark, work.path, rows, fold, app_id, plan.end)
+        rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
+        scd1.replace_contents(work.path, rows, shape, app_id, plan.end)
+        return _Counts(_rows_after(zone, work), 0, before, shape.may_rescue)
+    stored = spark.read.format("delta").load(work.path)
+    rows = scd1.fold_changes(changes, fold, stored)
+    merged = scd1.merge_rows(spark, work.path, rows, fold, app_id, plan.end)
+    return _Counts(*merged, shape.may_rescue)
+
+
+def _rows_in(state: TargetState | None) -> int:
+    return (state.row_count or 0) if state is not None else 0
+
+
+def _rows_after(zone: RawZone, work: TableWork) -> int:
+    return _rows_in(read_target(zone.lake, zone.name, work.path))
 
 
 def _state(zone: RawZone, work: TableWork, watermark: Lsn) -> TargetState:
@@ -127,7 +167,7 @@ def _state(zone: RawZone, work: TableWork, watermark: Lsn) -> TargetState:
     return state
 
 
-def _shape_of_copy(work: TableWork, copy: Copy) -> TableShape:
+def _version_of_copy(work: TableWork, copy: Copy) -> RelationVersion:
     candidates = [v for v in _relations(work) if v.version == copy.relation_version]
     # A table that was dropped and created again counts its versions anew.
     seen = [v for v in candidates if v.lsn <= copy.snapshot_lsn] or candidates
@@ -137,20 +177,28 @@ def _shape_of_copy(work: TableWork, copy: Copy) -> TableShape:
             reason=f"relation version {copy.relation_version} of "
             f"{work.plan.target.qualified_name} is not described in raw/relations.",
         )
-    return build_shape([max(seen, key=lambda v: v.lsn)], work.plan.target.key)
+    return max(seen, key=lambda v: v.lsn)
 
 
-def _shape_of_changes(work: TableWork, state: TargetState) -> TableShape:
+def _shape_of_changes(work: TableWork, state: TargetState | None) -> TableShape:
     """Build the shape from the version that the table was made with and those of the changes."""
     assert work.facts is not None
-    known = state.properties
     name = work.plan.target.qualified_name
-    if scd1.RELATION_ID not in known:
-        raise MergeConflict(
-            table=name,
-            reason=f"the Delta table {work.path} was not made by this package. Move it away",
-        )
-    relation_id, made_with = int(known[scd1.RELATION_ID]), int(known[scd1.RELATION_VERSION])
+    known_key = None
+    if _is_made_by_its_changes(work):
+        assert work.plan.copy is not None
+        copied = _version_of_copy(work, work.plan.copy)
+        relation_id, made_with = copied.relation.relation_id, copied.version
+    else:
+        properties = state.properties if state is not None else {}
+        if scd1.RELATION_ID not in properties:
+            raise MergeConflict(
+                table=name,
+                reason=f"the Delta table {work.path} was not made by this package. Move it away",
+            )
+        relation_id = int(properties[scd1.RELATION_ID])
+        made_with = int(properties[scd1.RELATION_VERSION])
+        known_key = properties.get(scd1.KEY)
     if work.facts.relation_ids != {relation_id}:
         raise SchemaChangeError(
             relation=name, column="(all)", reason="the table was dropped and created again"
@@ -165,8 +213,8 @@ def _shape_of_changes(work: TableWork, state: TargetState) -> TableShape:
             raw_zone=work.path,
             reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
         )
-    key = work.plan.target.key
-    return build_shape([versions[number] for number in order], key, known.get(scd1.KEY))
+    ordered = [versions[number] for number in order]
+    return build_shape(ordered, work.plan.target.key, known_key)
 
 
 def _relations(work: TableWork) -> list[RelationVersion]:
@@ -216,10 +264,8 @@ def _read_changes(spark: SparkSession, zone: RawZone, work: TableWork) -> DataFr
     )
 
 
-def _count_rescued(spark: SparkSession, work: TableWork, shape: TableShape | None) -> int:
+def _count_rescued(spark: SparkSession, work: TableWork) -> int:
     """Count the rows written by this merge that have a rescued value."""
-    if shape is None or not any(field.type.may_rescue for field in shape.fields):
-        return 0
     row = spark.sql(
         f"SELECT count(*) AS n FROM {delta_table(work.path)} "
         f"WHERE _rescued IS NOT NULL AND _lsn >= {int(work.plan.start)}"

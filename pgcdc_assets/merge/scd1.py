@@ -31,9 +31,7 @@ UNKNOWN_VALUE = "pgcdc: an unchanged TOAST value is nowhere to be found"
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 
 
-def write_copy(
-    spark: SparkSession, path: str, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn
-) -> None:
+def write_copy(path: str, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn) -> None:
     """Replace the table, or create it, with the rows of a copy.
 
     Args:
@@ -77,11 +75,14 @@ def table_properties(shape: TableShape) -> dict[str, str]:
     return properties
 
 
-def fold_changes(spark: SparkSession, path: str, changes: DataFrame, fold: Fold) -> DataFrame:
+def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
     """Fold raw changes to one row per key: what the key holds after them.
 
     Columns: `k0` ..., `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content` and, where a
     change left something out, `unknown`: fields to be taken from the table's row.
+
+    Args:
+        stored: the table's rows; None when there were none at the beginning of the range.
     """
     keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
     if not fold.unknown:
@@ -98,17 +99,18 @@ def fold_changes(spark: SparkSession, path: str, changes: DataFrame, fold: Fold)
         return f"v{index}.text" if index in fold.unknown else f"tuple[{index}]"
 
     rows = typed(winners, fold.shape, text, [*keep, "unknown", "is_elsewhere", *origin])
-    if not fold.facts.has_old_tuples:
+    if stored is None or not fold.facts.has_old_tuples:
         return rows
-    return _fetch_from_old_keys(spark, path, rows, fold)
+    return _fetch_from_old_keys(rows, fold, stored)
 
 
-def _fetch_from_old_keys(spark: SparkSession, path: str, rows: DataFrame, fold: Fold) -> DataFrame:
+def _fetch_from_old_keys(rows: DataFrame, fold: Fold, stored: DataFrame) -> DataFrame:
     """Take what is still unknown from the row that the table has under the key it came from."""
     shape = fold.shape
-    stored = spark.read.format("delta").load(path).alias("t")
     met = _same_key(fold, "o", "u")
-    joined = rows.alias("s").join(stored, on=F.expr(f"is_elsewhere AND {met}"), how="left")
+    joined = rows.alias("s").join(
+        stored.alias("t"), on=F.expr(f"is_elsewhere AND {met}"), how="left"
+    )
     kept = [
         name
         for name in rows.columns
@@ -125,8 +127,8 @@ def _fetch_from_old_keys(spark: SparkSession, path: str, rows: DataFrame, fold: 
     return joined.selectExpr(*columns)
 
 
-def replace_contents(path: str, rows: DataFrame, fold: Fold, app_id: str, watermark: Lsn) -> None:
-    """Write folded rows into a table that holds nothing that matters any more."""
+def rows_alone(rows: DataFrame, fold: Fold) -> DataFrame:
+    """Make of folded rows the whole contents of a table: there is no row to take anything from."""
     rows = rows.where("is_content")
     if fold.unknown:
         width = range(len(fold.shape.fields))
@@ -135,11 +137,18 @@ def replace_contents(path: str, rows: DataFrame, fold: Fold, app_id: str, waterm
         rows = rows.selectExpr(*others, *known).select(
             *(f"c{i}" for i in width), "rescued", "lsn", "ordinal", "commit_ts"
         )
-    overwrite(rows.select(*target_columns(fold.shape)), path, app_id, watermark)
+    return rows
+
+
+def replace_contents(
+    path: str, rows: DataFrame, shape: TableShape, app_id: str, watermark: Lsn
+) -> None:
+    """Replace the table's rows by the numbered columns, and keep its shape."""
+    overwrite(rows.select(*target_columns(shape)), path, app_id, watermark)
 
 
 def overwrite(rows: DataFrame, path: str, app_id: str, watermark: Lsn) -> None:
-    """Replace the table's rows and keep its shape."""
+    """Replace the table's rows, and keep its shape."""
     (
         rows.write.format("delta")
         .mode("overwrite")

@@ -57,6 +57,11 @@ class TableShape:
     layouts: tuple[Layout, ...]
 
     @property
+    def may_rescue(self) -> bool:
+        """Whether some column may not hold every text."""
+        return any(field.type.may_rescue for field in self.fields)
+
+    @property
     def key_names(self) -> tuple[str, ...]:
         """Names of the key's columns."""
         return tuple(self.fields[i].name for i in self.key)

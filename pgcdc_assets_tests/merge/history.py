@@ -110,7 +110,7 @@ class Landing:
         return self.relations[0]
 
     def begin(self, copied: Iterable[Texts] = (), *, at: int | None = None) -> None:
-        """Record the epoch and land a copy of the table at the current LSN."""
+        """Record the epoch and land a copy of the table at the current LSN; others are empty."""
         if self.zone.epochs.latest() is None or self.zone.epochs.latest().epoch < self.epoch:
             self.zone.epochs.append(
                 Epoch(
@@ -127,6 +127,9 @@ class Landing:
             )
         self.describe()
         self.copy(copied, at=at)
+        for other in {r.relation_id: r for r in self.relations}.values():
+            if other.relation_id != self.relation.relation_id:
+                self.zone.snapshots.land_copy(self.epoch, Lsn(self.lsn), other, 1, [])
 
     def describe(self) -> None:
         """Store the relation versions."""
@@ -161,6 +164,9 @@ class Landing:
         self.windows.append(window)
         return window
 
+    def _table(self, change: Change) -> str:
+        return next(r.table for r in self.relations if r.relation_id == change.relation_id)
+
     def raw_row(self, change: Change, commit_lsn: int, ordinal: int) -> dict[str, Any]:
         """Describe one row of raw/changes."""
         return {
@@ -173,7 +179,7 @@ class Landing:
             "relation_id": change.relation_id,
             "relation_version": change.version,
             "schema": self.relation.schema,
-            "table": self.relation.table,
+            "table": self._table(change),
             "old_kind": change.old_kind,
             "old": None if change.old is None else list(change.old),
             "new": _without_unchanged(change),
