@@ -71,7 +71,7 @@ def build_scd_assets(
                 key = keys[report.schema, report.table, report.scd]
                 table = places[key][0]
                 yield dg.MaterializeResult(
-                    asset_key=key, metadata=_metadata(zone, report, sources[table])
+                    asset_key=key, metadata=_metadata(zone, report, through, sources[table])
                 )
         if failures:
             raise_failed("Not merged", [(f"{f.schema}.{f.table}", f.error) for f in failures])
@@ -89,8 +89,10 @@ def _targets(places: list[tuple[CdcTable, int]]) -> list[TableTarget]:
     ]
 
 
-def _metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> dict[str, Any]:
-    metadata = merge_metadata(report)
+def _metadata(
+    zone: RawZone, report: MergeReport, through: LsnWindow, source: dg.AssetKey
+) -> dict[str, Any]:
+    metadata = merge_metadata(report, through)
     columns = read_columns(zone.lake, report.path)
     metadata["dagster/column_schema"] = dg.TableSchema(columns=columns)
     names = [column.name for column in columns]

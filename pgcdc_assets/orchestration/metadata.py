@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.summary import WindowSummary
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture import CaptureReport
     from pgcdc_assets.merge.report import MergeReport
+
+THROUGH_METADATA = "through_window"
 
 _OPERATIONS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates", "M": "messages"}
 
@@ -82,9 +84,10 @@ def lag_metadata(status: SlotStatus, captured_through: Lsn, lag_seconds: float) 
     return metadata
 
 
-def merge_metadata(report: MergeReport) -> dict[str, Any]:
+def merge_metadata(report: MergeReport, through: LsnWindow) -> dict[str, Any]:
     """Describe what merging did to one table."""
     metadata: dict[str, Any] = {
+        THROUGH_METADATA: through.key,
         "watermark": _text(report.watermark_after),
         "watermark_before": _text(report.watermark_before),
         "windows_folded": report.windows_folded,

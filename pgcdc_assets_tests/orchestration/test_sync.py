@@ -57,6 +57,10 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
     assert second.change_count == 50 + 5 + 1 + 1
     assert set(second.seconds) >= {"sensors", "capture", "session", "merge"}
 
+    merges = orchestrated.instance.get_runs(filters=dg.RunsFilter(job_name=f"{NAME}_merge"))
+    ranges = [run.tags["dagster/asset_partition_range_start"] for run in merges]
+    assert sorted(ranges) == orchestrated.windows(), "no window is merged twice"
+
     windows = set(orchestrated.windows())
     assert materialized(orchestrated, orchestrated.raw) == windows
     assert materialized(orchestrated, scd("a")) == windows
