@@ -185,7 +185,7 @@ def create(conninfo: str, scale: float = 1.0) -> None:
     """
     counts = {
         "customers": max(20, int(2_000 * scale)),
-        "products": max(10, int(500 * scale)),
+        "products": max(50, int(500 * scale)),
         "orders": max(50, int(10_000 * scale)),
     }
     with closing(psycopg2.connect(conninfo)) as connection, connection.cursor() as cursor:
