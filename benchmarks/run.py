@@ -16,6 +16,7 @@ BENCHMARKS = {
     "capture": "benchmarks.capture",
     "large": "benchmarks.capture_large",
     "wire": "benchmarks.capture_wire",
+    "merge": "benchmarks.merge",
 }
 
 

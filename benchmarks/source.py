@@ -87,7 +87,7 @@ class Source:
         conninfo = self.conninfo(unix_socket=unix_socket)
         with self.slot() as slot, tempfile.TemporaryDirectory(dir=self.folder) as lake:
             window = LsnWindow.of(1, self.start, self.end)
-            self._record_epoch(lake, slot)
+            self.record_epoch(RawZone(Lake(lake), DATABASE), slot)
             finished = subprocess.run(
                 [
                     sys.executable,
@@ -104,11 +104,12 @@ class Source:
             raise SystemExit(f"{measured['row_count']} of {self.changes} changes were landed")
         return measured
 
-    def _record_epoch(self, lake: str, slot: str) -> None:
+    def record_epoch(self, zone: RawZone, slot: str) -> None:
+        """Note in a raw zone that its first epoch is captured from this slot."""
         settings = ConnectionSettings(conninfo=self.conninfo(), name="bench")
         with query_connection(settings, "bench") as conn:
             identity = read_server_identity(conn)
-        RawZone(Lake(lake), "bench").epochs.append(
+        zone.epochs.append(
             Epoch(
                 epoch=1,
                 start_lsn=self.start,

@@ -1,0 +1,123 @@
+"""Merging the workload's orders into SCD1, beside a plain Spark job that only copies the raw rows.
+
+The baseline reads the same raw rows and writes them once as a Delta table, as they are: no types,
+no order, no key. Both run in one warm embedded session, in turns; medians. The workload is captured
+as two windows. `merge_scd1_vs_plain_write` folds both into a table that does not exist yet;
+`merge_scd1_second_window_vs_plain_write` folds the second one into the table that the first one
+made, so that rows are matched, updated and deleted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from benchmarks import workload
+from benchmarks.results import Result
+from benchmarks.source import Source, log, source
+from pgcdc_assets.capture import capture_window
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+REPETITIONS = 5
+_WARM_UP = 2
+_NAME = "bench"
+_ORDERS = TableTarget("public", "orders")
+
+
+def run() -> Iterator[Result]:
+    """Measure both merges."""
+    with tempfile.TemporaryDirectory(prefix="pgcdc-bench-merge-") as folder:
+        root = Path(folder)
+        with source(workload.run) as server:
+            windows = _capture(server, RawZone(Lake(str(root / "captured")), _NAME))
+        spark = spark_session("pgcdc benchmark")
+        try:
+            yield from _measure(spark, root, windows)
+        finally:
+            spark.stop()
+
+
+def _capture(server: Source, zone: RawZone) -> list[LsnWindow]:
+    """Land the workload as two windows, and empty copies before them."""
+    middle = Lsn((server.start + server.end) // 2)
+    windows = [
+        LsnWindow.of(1, server.start, middle),
+        LsnWindow.of(1, middle, server.end),
+    ]
+    settings = ConnectionSettings(conninfo=server.conninfo(), name=_NAME)
+    with server.slot() as slot:
+        server.record_epoch(zone, slot)
+        for window in windows:
+            report = capture_window(settings, zone, slot, workload.PUBLICATION, window)
+            log(f"captured {report.row_count:,} changes")
+    for version in zone.relations.versions(1):
+        zone.snapshots.land_copy(1, server.start, version.relation, version.version, [])
+    return windows
+
+
+def _measure(spark: SparkSession, root: Path, windows: Sequence[LsnWindow]) -> Iterator[Result]:
+    plain, plain_second, whole, second = [], [], [], []
+    changes = second_changes = 0
+    for number in range(_WARM_UP + REPETITIONS):
+        # A lake of its own for each repetition, so that neither Spark nor Delta knows the tables.
+        both, apart = (_lake(root, f"{kind}-{number}") for kind in ("both", "apart"))
+        timings = (
+            _write(spark, both, windows[0].start),
+            _merge(spark, both, windows[1]),
+            _write(spark, apart, windows[1].start),
+        )
+        _merge(spark, apart, windows[0])
+        timings = (*timings, _merge(spark, apart, windows[1]))
+        (plain_seconds, _), (seconds, changes), (plain_apart, _), (apart_seconds, merged) = timings
+        second_changes = merged
+        log(
+            f"plain write {plain_seconds:.1f} s, merge {seconds:.1f} s; second window: plain write "
+            f"{plain_apart:.1f} s, merge {apart_seconds:.1f} s"
+        )
+        if number >= _WARM_UP:
+            plain.append(plain_seconds)
+            whole.append(seconds)
+            plain_second.append(plain_apart)
+            second.append(apart_seconds)
+    yield Result.of("merge_scd1_vs_plain_write", whole, plain, "s")
+    yield Result.reported("merge_scd1", [changes / s for s in whole], "changes/s")
+    yield Result.of("merge_scd1_second_window_vs_plain_write", second, plain_second, "s")
+    yield Result.reported(
+        "merge_scd1_second_window", [second_changes / s for s in second], "changes/s"
+    )
+
+
+def _lake(root: Path, name: str) -> RawZone:
+    """Make a lake without tables over the captured raw zone."""
+    capture = root / name / _NAME
+    capture.mkdir(parents=True)
+    (capture / "raw").symlink_to(root / "captured" / _NAME / "raw")
+    return RawZone(Lake(str(root / name)), _NAME)
+
+
+def _write(spark: SparkSession, zone: RawZone, start: int) -> tuple[float, int]:
+    """Copy the raw rows of orders from a commit LSN on into a new Delta table."""
+    began = time.monotonic()
+    rows = spark.read.format("delta").load(zone.changes.table.uri)
+    rows = rows.where(f"table = 'orders' AND commit_lsn >= {int(start)}")
+    rows.write.format("delta").save(zone.lake.path(_NAME, f"plain-{int(start)}"))
+    return time.monotonic() - began, 0
+
+
+def _merge(spark: SparkSession, zone: RawZone, through: LsnWindow) -> tuple[float, int]:
+    """Merge orders; give seconds and changes."""
+    began = time.monotonic()
+    (report,) = merge_tables(spark, zone, [_ORDERS], through)
+    seconds = time.monotonic() - began
+    if not isinstance(report, MergeReport):
+        raise SystemExit(f"not merged: {report.error}")
+    return seconds, report.changes_read
