@@ -16,7 +16,9 @@ BENCHMARKS = {
     "capture": "benchmarks.capture",
     "large": "benchmarks.capture_large",
     "wire": "benchmarks.capture_wire",
+    "copy": "benchmarks.table_copy",
     "merge": "benchmarks.merge",
+    "sync": "benchmarks.sync",
 }
 
 

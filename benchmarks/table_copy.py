@@ -1,9 +1,6 @@
-"""Measure the copy of a table against ADBC and against COPY into nothing, and its memory on wide
-rows.
+"""The copy of a table, beside ADBC, beside COPY into nothing; and its memory on wide rows.
 
-    .venv/bin/python -m benchmarks.table_copy [--rows N] [--wide-rows N] [--repetitions N]
-
-Sides, alternating, each in a process of its own against one embedded server over loopback TCP:
+Four sides in turns, each in a process of its own against one embedded server over loopback TCP:
 
 `copy`: COPY text decoded by numpy to `list<large_string>` batches, as the snapshot does it.
 `adbc`: the same batches by ADBC from `select array[textin(OUT(column)), ...]`; the plain
@@ -14,22 +11,22 @@ Sides, alternating, each in a process of its own against one embedded server ove
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 from psycopg2 import sql
 
+from benchmarks.results import Result
+from benchmarks.source import log
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
@@ -37,6 +34,10 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.copy import copy_published
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+
+REPETITIONS = 3
+_ROWS = 500_000
+_WIDE_ROWS = 1_000_000
 
 _TABLES = """
 create table orders as
@@ -84,7 +85,7 @@ def _copy(settings: ConnectionSettings, name: str) -> int:
 
 
 def _land(settings: ConnectionSettings, name: str) -> int:
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         zone = RawZone(Lake(folder), "bench")
         relation = _table(settings, name).relation
         return zone.snapshots.land_copy(1, Lsn(1), relation, 1, _copied(settings, name))
@@ -153,87 +154,48 @@ def _run_side(side: str, conninfo: str, table: str) -> dict[str, float]:
 
 
 def _in_process(side: str, conninfo: str, table: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.table_copy", "--side", side, conninfo, table]
+    command = [sys.executable, "-m", "benchmarks.table_copy", side, conninfo, table]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
 
 
-def measure(
-    rows: int = 500_000, wide_rows: int = 1_000_000, repetitions: int = 3
-) -> list[dict[str, Any]]:
-    """Run all sides and give the results in the form of `benchmarks/results.json`."""
-    with tempfile.TemporaryDirectory(prefix="pgcdc-bench-", ignore_cleanup_errors=True) as folder:
+def run() -> Iterator[Result]:
+    """Measure all sides."""
+    samples: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES}
+    with TemporaryDirectory(prefix="pgcdc-bench-copy-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         server = EmbeddedServer(Path(folder) / "data", 18, UNSAFE_BUT_FAST)
         try:
             conninfo = server.start().conninfo()
-            settings = ConnectionSettings(conninfo, "bench")
-            with query_connection(settings, "bench", statement_timeout_ms=0) as conn:
-                for statement in _TABLES.format(rows=rows, wide_rows=wide_rows).split(";"):
-                    with conn.cursor() as cursor:
-                        cursor.execute("set search_path = public")
-                        cursor.execute(statement)
-            samples: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES}
-            for repetition in range(repetitions):
-                for side in _SIDES:
+            _make_tables(ConnectionSettings(conninfo, "bench"))
+            for _ in range(REPETITIONS):
+                for side, series in samples.items():
                     found = _in_process(side, conninfo, "orders")
-                    samples[side].append(found)
-                    print(
-                        f"table_copy {repetition + 1}/{repetitions} {side:5}"
-                        f" {found['rows_per_second'] / 1e3:6.0f} k rows/s"
-                        f"  cpu {found['cpu']:.1f} s  rss {found['rss_mb']:.0f} MB",
-                        file=sys.stderr,
+                    series.append(found)
+                    log(
+                        f"{side:5} {found['rows_per_second'] / 1e3:6.0f} k rows/s"
+                        f"  cpu {found['cpu']:.1f} s  memory {found['rss_mb']:.0f} MB"
                     )
-            wide = _in_process("land", conninfo, "wide") if wide_rows else None
+            wide = _in_process("land", conninfo, "wide")
         finally:
             server.remove()
-    speed = {
-        side: statistics.median(sample["rows_per_second"] for sample in found)
-        for side, found in samples.items()
-    }
-    results = [
-        _result(f"table_copy_vs_{other}", speed["copy"], speed[other], "rows/s", repetitions)
-        for other in ("adbc", "sink")
-    ]
-    results.append(
-        _result("table_copy_landed_vs_sink", speed["land"], speed["sink"], "rows/s", repetitions)
-    )
-    if wide is not None:
-        orders = statistics.median(sample["rss_mb"] for sample in samples["land"])
-        results.append(_result("table_copy_rss_wide_vs_orders", wide["rss_mb"], orders, "MB", 1))
-    return results
+    speed = {side: [one["rows_per_second"] for one in series] for side, series in samples.items()}
+    yield Result.of("table_copy_vs_adbc", speed["copy"], speed["adbc"], "rows/s")
+    yield Result.of("table_copy_vs_copy_to_nothing", speed["copy"], speed["sink"], "rows/s")
+    yield Result.of("table_copy_landed_vs_copy_to_nothing", speed["land"], speed["sink"], "rows/s")
+    memory = [one["rss_mb"] for one in samples["land"]]
+    yield Result.reported("table_copy_peak_memory", memory, "MB")
+    yield Result.reported("table_copy_peak_memory_wide_rows", [wide["rss_mb"]], "MB")
 
 
-def _result(name: str, ours: float, baseline: float, unit: str, repetitions: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ours": round(ours, 1),
-        "baseline": round(baseline, 1),
-        "ratio": round(ours / baseline, 3),
-        "unit": unit,
-        "repetitions": repetitions,
-    }
-
-
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=500_000)
-    parser.add_argument("--wide-rows", type=int, default=1_000_000)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument(
-        "--side", nargs=3, metavar=("SIDE", "CONNINFO", "TABLE"), help=argparse.SUPPRESS
-    )
-    arguments = parser.parse_args()
-    if arguments.side:
-        print(json.dumps(_run_side(*arguments.side)))
-        return
-    for result in measure(arguments.rows, arguments.wide_rows, arguments.repetitions):
-        print(json.dumps(result))
+def _make_tables(settings: ConnectionSettings) -> None:
+    with query_connection(settings, "bench", statement_timeout_ms=0) as conn:
+        for statement in _TABLES.format(rows=_ROWS, wide_rows=_WIDE_ROWS).split(";"):
+            with conn.cursor() as cursor:
+                cursor.execute("set search_path = public")
+                cursor.execute(statement)
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(_run_side(*sys.argv[1:])))

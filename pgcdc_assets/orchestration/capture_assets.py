@@ -10,9 +10,14 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.capture import CaptureLimits, capture_window
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, WindowUnavailable
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, check_windows
+from pgcdc_assets.orchestration.checks import (
+    COUNTED_AS_DECODED,
+    WITHOUT_GAPS,
+    check_windows,
+    rows_missing,
+)
 from pgcdc_assets.orchestration.failures import dagster_failures
 from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names
@@ -61,20 +66,25 @@ def build_raw_asset(
             zone = lake.zone(capture.name)
             summaries = []
             for window in windows:
-                report = capture_window(
-                    postgres.settings(),
-                    zone,
-                    capture.slot,
-                    capture.publication,
-                    window,
-                    capture_limits(capture.stream),
-                )
+                try:
+                    report = capture_window(
+                        postgres.settings(),
+                        zone,
+                        capture.slot,
+                        capture.publication,
+                        window,
+                        capture_limits(capture.stream),
+                    )
+                    summary = zone.changes.summary(window)
+                except WindowUnavailable as error:
+                    # The run fails, and the check stays red on the asset's page afterwards.
+                    yield rows_missing(spec.key, error)
+                    raise
                 context.log.info(
                     f"Window {window.key}: {report.row_count} changes in "
                     f"{report.transaction_count} transactions"
                     + (", captured before" if report.already_captured else "")
                 )
-                summary = zone.changes.summary(window)
                 summaries.append(summary)
                 context.add_asset_metadata(
                     capture_metadata(report, summary), asset_key=spec.key, partition_key=window.key

@@ -11,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.errors import WindowUnavailable
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import PostgresResource
 from pgcdc_assets.orchestration.settings import CdcCapture
@@ -54,12 +55,22 @@ def check_windows(
         dg.AssetCheckResult(
             asset_key=raw,
             check_name=COUNTED_AS_DECODED,
-            # Reading a window's summary counts its rows again and raises when they are not those
-            # that its commit recorded.
+            # To get here every summary was read, which counts a window's rows again and raises
+            # when they are not those that its commit recorded: then `rows_missing` is the result.
             passed=True,
             metadata={"row_count": float(row_count), "window": last.key},
         ),
     ]
+
+
+def rows_missing(raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckResult:
+    """Judge a window whose rows are not those that were decoded."""
+    return dg.AssetCheckResult(
+        asset_key=raw,
+        check_name=COUNTED_AS_DECODED,
+        passed=False,
+        metadata={"window": error.facts["window"], "reason": error.facts["reason"]},
+    )
 
 
 def build_source_checks(

@@ -10,8 +10,9 @@ reader's end has room, each of these writes travels the whole way through the ke
 reader for 200 bytes: more CPU than decoding the WAL takes, on the server's one busy core. While the
 reader's end is full, messages are appended to what waits already, at half the cost. So we do not
 read what there is as soon as it is there: after the first bytes we pause, then take all that has
-gathered, until a pause brings little. A Unix socket holds too few messages for that; there a read
-waits for SO_RCVLOWAT bytes.
+gathered, until a pause brings little. A Unix socket holds too few messages for that; there one call
+reads until the batch is full or the pause is over (MSG_WAITALL), without a return to Python in
+between, where it would wait for the interpreter's lock while the decoder holds it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class WireSettings:
     Attributes:
         batch_bytes: a batch is handed over when it has so many bytes.
         quiet_seconds: how long a read waits for the first byte.
-        pause_seconds: after the first byte, how long the kernel collects before we read again.
+        pause_seconds: after the first byte, how long the kernel collects before we read again; over
+            a Unix socket, how long one read waits in all.
         busy_bytes: less than this in a pause, and what is there is handed over.
         send_seconds: a packet that cannot be sent in this time is an error.
         start_seconds: the server has so long to answer START_REPLICATION.
@@ -116,10 +118,10 @@ class SocketWire:
         self._settings = settings
         self._socket = socket.socket(fileno=os.dup(conn.socket))
         self._socket.setblocking(True)
-        self._set(socket.SO_RCVTIMEO, _timeval(settings.quiet_seconds))
+        self._set(socket.SO_RCVTIMEO, _timeval(settings.pause_seconds))
         self._set(socket.SO_SNDTIMEO, _timeval(settings.send_seconds))
-        if self._socket.family == socket.AF_UNIX:
-            self._set(socket.SO_RCVLOWAT, settings.busy_bytes)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         self._send_lock = threading.Lock()
         self._buffer = np.empty(settings.batch_bytes + SLACK_BYTES, np.uint8)
         self._filled = 0
@@ -171,11 +173,11 @@ class SocketWire:
 
     def _receive(self) -> None:
         """Read until the buffer is full or the stream falls quiet."""
-        is_busy = self._take()
+        is_busy = bool(self._readable.poll(self._settings.quiet_seconds * 1000)) and self._take()
         while is_busy and self._room:
             before = self._filled
             if self._socket.family == socket.AF_UNIX:
-                self._take()
+                self._take(socket.MSG_WAITALL)
             else:
                 # The server fills the kernel's buffers meanwhile; then all of it is taken at once.
                 time.sleep(self._settings.pause_seconds)

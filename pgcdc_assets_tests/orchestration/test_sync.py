@@ -111,6 +111,25 @@ def test_a_window_materialised_again_is_verified_and_changes_nothing(
     assert equal_to_source(orchestrated, "b")
 
 
+def test_a_window_whose_rows_are_gone_fails_and_its_check_is_red(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    orchestrated.commit("insert into b select n, n from generate_series(1, 3) n")
+    orchestrated.land()
+    table = orchestrated.zone.changes.table.load()
+    assert table is not None
+    table.delete("ordinal = 1")
+    (key,) = orchestrated.windows()
+    result = orchestrated.location.repository.get_job(f"{NAME}_capture").execute_in_process(
+        instance=orchestrated.instance, partition_key=key, raise_on_error=False
+    )
+    assert not result.success
+    (check,) = result.get_asset_check_evaluations()
+    assert (check.check_name, check.passed) == ("rows_as_decoded", False)
+    assert "2 of the 3 rows" in check.metadata["reason"].value
+
+
 def test_one_broken_table_fails_alone_and_is_merged_later(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
