@@ -39,13 +39,13 @@ def run() -> Iterator[Result]:
         def prepare_and_work(conn: psycopg2.extensions.connection) -> int:
             environment["PGCDC_DSN"] = conn.dsn
             for name in NAMES:
-                _sync(name, environment, Path(folder))
+                sync_once(name, environment, Path(folder))
             return workload.run(conn)
 
         with source(prepare_and_work) as server:
             parts = defaultdict(list)
             for name in NAMES:
-                seconds = _sync(name, environment, Path(folder), server.changes)
+                seconds = sync_once(name, environment, Path(folder), server.changes)
                 log(f"{name}: " + ", ".join(f"{part} {s:.1f} s" for part, s in seconds.items()))
                 for part, taken in seconds.items():
                     parts[part].append(taken)
@@ -54,22 +54,15 @@ def run() -> Iterator[Result]:
         yield Result.reported(f"sync_cold_{part}", taken, "s")
 
 
-def _sync(
+def sync_once(
     name: str, environment: Mapping[str, str], folder: Path, changes: int | None = None
 ) -> dict[str, float]:
     """Run the command in a process of its own; give its parts and the whole in seconds."""
     report_file = folder / "report.json"
-    command = [
-        sys.executable,
-        "-m",
-        "pgcdc_assets.cli",
-        "sync",
-        "-m",
-        "benchmarks.sync_definitions",
-    ]
+    command = [sys.executable, "-m", "pgcdc_assets.cli", "sync", "-m", _MODULE]
     began = time.monotonic()
     finished = subprocess.run(
-        [*command, "-m", _MODULE, "--name", name, "--json", str(report_file)],
+        [*command, "--name", name, "--json", str(report_file)],
         check=False,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,

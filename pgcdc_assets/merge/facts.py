@@ -8,19 +8,31 @@ job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import datetime as dt
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.reading import read_changes
 from pgcdc_assets.raw.zone import RawZone
 
 _GROUP = ("schema", "table", "relation_id", "relation_version", "op", "old_kind")
-_COLUMNS = (*_GROUP, "commit_lsn", "ordinal", "unchanged")
+_COLUMNS = (*_GROUP, "commit_lsn", "ordinal", "commit_ts", "unchanged")
+
+Range = tuple[int, Lsn, Lsn]
+
+
+@dataclass(frozen=True, order=True)
+class Truncate:
+    """Where a TRUNCATE stands in the stream, and when it was committed."""
+
+    commit_lsn: int
+    ordinal: int
+    commit_ts: dt.datetime
 
 
 @dataclass
@@ -33,7 +45,7 @@ class ChangeFacts:
         has_old_tuples: some update brought an old tuple: its key may have changed.
         old_kinds: kinds of old tuples that updates and deletes brought; None for none.
         unchanged: per relation version the tuple positions that were ever unchanged TOAST.
-        truncated: position of the last TRUNCATE.
+        truncates: every TRUNCATE, in order.
     """
 
     relation_ids: set[int] = field(default_factory=set)
@@ -42,7 +54,7 @@ class ChangeFacts:
     has_old_tuples: bool = False
     old_kinds: set[str | None] = field(default_factory=set)
     unchanged: dict[int, set[int]] = field(default_factory=dict)
-    truncated: tuple[int, int] | None = None
+    truncates: list[Truncate] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
@@ -56,39 +68,42 @@ class ChangeFacts:
 
 
 def read_facts(
-    zone: RawZone, epoch: int, starts: Mapping[tuple[str, str], Lsn], end: Lsn
-) -> dict[tuple[str, str], ChangeFacts]:
-    """Count the changes of each table from its own start on.
+    zone: RawZone, ranges: Mapping[Range, Collection[tuple[str, str]]]
+) -> dict[tuple[Range, tuple[str, str]], ChangeFacts]:
+    """Count the changes of tables in their ranges: one scan for each range.
 
     Args:
-        starts: per (schema, table) where its range begins.
-        end: where all ranges end.
+        ranges: per epoch, start and end the tables (schema, table) that are folded over it.
     """
-    facts: dict[tuple[str, str], ChangeFacts] = {}
-    for start in sorted(set(starts.values())):
-        wanted = {table for table, own in starts.items() if own == start}
+    found: dict[tuple[Range, tuple[str, str]], ChangeFacts] = {}
+    for (epoch, start, end), tables in sorted(ranges.items()):
+        facts: dict[tuple[str, str], ChangeFacts] = {}
         batches = read_changes(
             zone.changes.table, epoch=epoch, start=start, end=end, columns=_COLUMNS
         )
         for batch in batches:
-            _add(facts, wanted, pa.Table.from_batches([batch]))
-    return facts
+            _add(facts, tables, pa.Table.from_batches([batch]))
+        for table, own in facts.items():
+            own.truncates.sort()
+            found[(epoch, start, end), table] = own
+    return found
 
 
 def versions_in_order(
-    zone: RawZone, through: LsnWindow, table: tuple[str, str], facts: ChangeFacts, start: Lsn
+    zone: RawZone, within: Range, table: tuple[str, str], facts: ChangeFacts
 ) -> list[int]:
     """List the relation versions of a range by when the stream last used them."""
     last = facts.versions
     if len(set(last.values())) == len(last):
         return sorted(last, key=lambda version: last[version])
     # Several shapes in one transaction: its ordinals decide.
+    epoch, start, end = within
     positions: dict[int, tuple[int, int]] = {}
     for batch in read_changes(
         zone.changes.table,
-        epoch=through.epoch,
+        epoch=epoch,
         start=start,
-        end=through.end,
+        end=end,
         source=table,
         columns=("relation_version", "commit_lsn", "ordinal", "op"),
     ):
@@ -102,7 +117,7 @@ def versions_in_order(
 
 
 def _add(
-    facts: dict[tuple[str, str], ChangeFacts], wanted: set[tuple[str, str]], rows: pa.Table
+    facts: dict[tuple[str, str], ChangeFacts], wanted: Collection[tuple[str, str]], rows: pa.Table
 ) -> None:
     counted = rows.group_by(list(_GROUP), use_threads=False).aggregate(
         [([], "count_all"), ("commit_lsn", "max")]
@@ -120,8 +135,7 @@ def _add(
             found.old_kinds.add(group["old_kind"])
     for row in _of(wanted, rows.filter(pc.field("op") == "T").to_pylist()):
         found = facts[row["schema"], row["table"]]
-        position = (row["commit_lsn"], row["ordinal"])
-        found.truncated = max(found.truncated or position, position)
+        found.truncates.append(Truncate(row["commit_lsn"], row["ordinal"], row["commit_ts"]))
     for row in _of(wanted, _unchanged_positions(rows)):
         found = facts[row["schema"], row["table"]]
         found.unchanged.setdefault(row["relation_version"], set()).add(row["position"])
@@ -143,5 +157,7 @@ def _unchanged_positions(rows: pa.Table) -> list[dict[str, Any]]:
     return distinct
 
 
-def _of(wanted: set[tuple[str, str]], rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _of(
+    wanted: Collection[tuple[str, str]], rows: Iterable[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     return (row for row in rows if (row["schema"], row["table"]) in wanted)

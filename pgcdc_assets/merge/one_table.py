@@ -16,7 +16,9 @@ from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.report import MergeReport
 from pgcdc_assets.merge.shape import TableShape, build_shape
 from pgcdc_assets.merge.sql import delta_table, string
+from pgcdc_assets.merge.tuning import tune
 from pgcdc_assets.merge.watermark import TargetState, advance_watermark, read_target
+from pgcdc_assets.raw.reading import change_files
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
@@ -25,6 +27,12 @@ from pgcdc_assets.raw.zone import RawZone
 # through the records of that many windows.
 IDLE_WINDOWS = 10
 
+# Given and not read from the files: Spark would open one before it plans the merge.
+_RAW = (
+    "epoch INT, commit_lsn BIGINT, ordinal BIGINT, commit_ts TIMESTAMP, op STRING, "
+    "relation_id BIGINT, relation_version INT, schema STRING, table STRING, old_kind STRING, "
+    "old ARRAY<STRING>, new ARRAY<STRING>, unchanged ARRAY<INT>"
+)
 _READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new unchanged".split()
 
 
@@ -58,6 +66,7 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
     started = time.monotonic()
     plan, state = work.plan, work.state
     counts = _Counts()
+    tune(spark, _rows_to_handle(work), state.size_bytes if state is not None else 0)
     if plan.copy is not None and not _is_made_by_its_changes(work):
         counts += _write_copy(spark, zone, work, plan.copy)
         state = _state(zone, work, plan.copy.snapshot_lsn)
@@ -78,11 +87,16 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         rows_inserted=counts.inserted,
         rows_updated=counts.updated,
         rows_deleted=counts.deleted,
-        rows_rescued=_count_rescued(spark, work) if counts.may_be_rescued else 0,
+        rows_rescued=_count_rescued(spark, work, state) if counts.may_be_rescued else 0,
         snapshot_lsn=plan.copy.snapshot_lsn if plan.copy is not None else None,
         row_count=state.row_count,
         seconds=time.monotonic() - started,
     )
+
+
+def _rows_to_handle(work: TableWork) -> int:
+    copied = work.plan.copy.row_count if work.plan.copy is not None else 0
+    return copied + (work.facts.change_count if work.facts is not None else 0)
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,7 @@ def _fold(
         return _Counts(_rows_after(zone, work), 0, before, shape.may_rescue)
     assert state is not None
     add_columns(spark, work.path, state.columns, shape)
-    if state.is_empty or facts.truncated is not None:
+    if state.is_empty or facts.truncates:
         rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
         scd1.replace_contents(work.path, rows, shape, app_id, plan.end)
         return _Counts(_rows_after(zone, work), 0, before, shape.may_rescue)
@@ -240,21 +254,26 @@ def _read_copy(spark: SparkSession, zone: RawZone, copy: Copy) -> DataFrame:
 
 
 def _read_changes(spark: SparkSession, zone: RawZone, work: TableWork) -> DataFrame:
-    """Read the table's changes of the range that no TRUNCATE has undone."""
+    """Read the table's changes of the range that no TRUNCATE has undone.
+
+    The files are named to Spark one by one. To let Delta find them costs three Spark jobs and about
+    a second, which is more than a small merge.
+    """
     plan, facts = work.plan, work.facts
     assert facts is not None
     (relation_id,) = facts.relation_ids
     after = f"commit_lsn >= {int(plan.first_change)}"
-    if facts.truncated is not None:
-        lsn, ordinal = facts.truncated
+    if facts.truncates:
+        lsn, ordinal = facts.truncates[-1].commit_lsn, facts.truncates[-1].ordinal
         after = (
             f"commit_lsn >= {lsn} AND (commit_lsn > {lsn} OR (commit_lsn = {lsn} "
             f"AND ordinal > {ordinal}))"
         )
     schema, table = work.name
+    files = change_files(zone.changes.table, plan.epoch, plan.first_change, plan.end)
     return (
-        spark.read.format("delta")
-        .load(zone.changes.table.uri)
+        spark.read.schema(_RAW)
+        .parquet(*files)
         .where(
             f"epoch = {plan.epoch} AND {after} AND commit_lsn < {int(plan.end)} "
             f"AND relation_id = {relation_id} "
@@ -264,8 +283,14 @@ def _read_changes(spark: SparkSession, zone: RawZone, work: TableWork) -> DataFr
     )
 
 
-def _count_rescued(spark: SparkSession, work: TableWork) -> int:
-    """Count the rows written by this merge that have a rescued value."""
+def _count_rescued(spark: SparkSession, work: TableWork, state: TargetState) -> int:
+    """Count the rows written by this merge that have a rescued value.
+
+    Where the new files' statistics say that there is none, which is the rule, nothing is read.
+    """
+    known = work.state.rescued if work.state is not None else {}
+    if not any(count != 0 for path, count in state.rescued.items() if path not in known):
+        return 0
     row = spark.sql(
         f"SELECT count(*) AS n FROM {delta_table(work.path)} "
         f"WHERE _rescued IS NOT NULL AND _lsn >= {int(work.plan.start)}"

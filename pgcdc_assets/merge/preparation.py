@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from pgcdc_assets.errors import ConfigurationError, PgcdcError
+from pgcdc_assets.errors import ConfigurationError, PgcdcError, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.facts import ChangeFacts, read_facts, versions_in_order
-from pgcdc_assets.merge.planning import Plan, plan_merge
+from pgcdc_assets.merge.facts import ChangeFacts, Range, read_facts, versions_in_order
+from pgcdc_assets.merge.planning import Landed, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure, TableTarget
 from pgcdc_assets.merge.watermark import TargetState, read_target, table_path
 from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 SCD_TYPES = (1,)
@@ -55,7 +58,7 @@ class TableWork:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to write."""
-        return self.plan.copy is None and self.facts is None
+        return self.plan.copy is None and self.facts is None and self.plan.is_last
 
 
 @dataclass(frozen=True)
@@ -68,46 +71,94 @@ class _Place:
 
 
 def prepare(
-    zone: RawZone, targets: Sequence[TableTarget], through: LsnWindow
+    zone: RawZone,
+    targets: Sequence[TableTarget],
+    through: LsnWindow,
+    root: str | None = None,
+    *,
+    skips_to_copy: bool = False,
 ) -> Iterator[TableWork | MergeFailure]:
-    """Look at each table's state, plan its merge, and count its changes in one scan for all."""
+    """Look at each table's state, plan its merge, and count its changes in one scan for all.
+
+    Args:
+        root: the address that takes the place of the capture's folder; copies above `through` are
+            not used there.
+        skips_to_copy: for tables with history, see `plan_merge`.
+    """
     places = []
     for target in targets:
         for scd in target.scd:
             try:
-                places.append(_place(zone, target, scd))
+                places.append(_place(zone, target, scd, root))
             except PgcdcError as error:
                 yield MergeFailure(target.schema, target.table, error)
     copies = zone.snapshots.complete_copies()
-    windows = zone.changes.windows(through.epoch, _lowest_watermark(places, through.epoch))
-    relations: dict[int, tuple[RelationVersion, ...]] = {}
+    lowest = _lowest_watermark(places, through.epoch)
+
+    @cache
+    def landed(epoch: int) -> Sequence[WindowSummary]:
+        return zone.changes.windows(epoch, lowest if epoch == through.epoch else None)
+
+    @cache
+    def relations(epoch: int) -> tuple[RelationVersion, ...]:
+        return tuple(zone.relations.versions(epoch))
+
     works = []
     for place in places:
-        watermark = place.state.watermark if place.state is not None else None
         try:
-            plan = plan_merge(place.target, watermark, copies, windows, through)
+            plan = _plan(place, copies, landed, through, root is not None, skips_to_copy)
         except PgcdcError as error:
             yield MergeFailure(place.target.schema, place.target.table, error)
             continue
-        if plan.epoch not in relations:
-            relations[plan.epoch] = tuple(zone.relations.versions(plan.epoch))
         works.append(
             TableWork(
-                plan, place.scd, place.path, place.state, relations[plan.epoch], place.started
+                plan, place.scd, place.path, place.state, relations(plan.epoch), place.started
             )
         )
-    yield from _with_facts(zone, works, through)
+    yield from _with_facts(zone, works)
 
 
-def _place(zone: RawZone, target: TableTarget, scd: int) -> _Place:
+def _place(zone: RawZone, target: TableTarget, scd: int, root: str | None) -> _Place:
     started = time.monotonic()
     if scd not in SCD_TYPES:
         raise ConfigurationError(
             reason=f"Table {target.qualified_name}: there is no SCD type {scd} here, only "
             f"{', '.join(map(str, SCD_TYPES))}."
         )
-    path = table_path(zone.lake, zone.name, target.schema, target.table, scd)
+    path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
     return _Place(target, scd, path, read_target(zone.lake, zone.name, path), started)
+
+
+def _plan(
+    place: _Place,
+    copies: Sequence[Copy],
+    landed: Landed,
+    through: LsnWindow,
+    is_bounded: bool,
+    skips_to_copy: bool,
+) -> Plan:
+    """Plan a table's merge; history that is not all there goes on with the next copy."""
+    watermark = place.state.watermark if place.state is not None else None
+    in_order = place.target.keeps_history(place.scd)
+
+    def plan(skips: bool) -> Plan:
+        return plan_merge(
+            place.target,
+            watermark,
+            copies,
+            landed,
+            through,
+            in_order=in_order,
+            is_bounded=is_bounded,
+            skips_to_copy=skips,
+        )
+
+    try:
+        return plan(skips_to_copy)
+    except WatermarkGap:
+        if not in_order or skips_to_copy:
+            raise
+        return plan(True)
 
 
 def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:
@@ -121,17 +172,20 @@ def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:
     return lowest
 
 
-def _with_facts(
-    zone: RawZone, works: Sequence[TableWork], through: LsnWindow
-) -> Iterator[TableWork]:
-    starts = {work.name: work.plan.first_change for work in works if work.plan.recorded_changes}
-    facts: dict[tuple[str, str], ChangeFacts] = {}
-    if starts:
-        facts = read_facts(zone, through.epoch, starts, through.end)
+def _with_facts(zone: RawZone, works: Sequence[TableWork]) -> Iterator[TableWork]:
+    ranges: dict[Range, set[tuple[str, str]]] = {}
     for work in works:
-        found = facts.get(work.name)
+        if work.plan.recorded_changes:
+            ranges.setdefault(_range(work.plan), set()).add(work.name)
+    facts = read_facts(zone, ranges)
+    for work in works:
+        found = facts.get((_range(work.plan), work.name))
         if found is None:
             yield work
             continue
-        order = versions_in_order(zone, through, work.name, found, work.plan.first_change)
+        order = versions_in_order(zone, _range(work.plan), work.name, found)
         yield replace(work, facts=found, version_order=tuple(order))
+
+
+def _range(plan: Plan) -> Range:
+    return plan.epoch, plan.first_change, plan.end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgcdc_assets.lsn import Lsn
 
@@ -14,17 +14,29 @@ class TableTarget:
     Attributes:
         scd: the kinds of SCD table, each a table of its own.
         key: the merge key; None takes the primary key, or the replica identity's index.
+        tracked: columns whose change opens a version in SCD2; None: all. The others are kept as
+            they last were.
+        soft_delete: SCD1 keeps deleted rows and marks them.
+        keyless: what SCD1 makes of a table without a key: `bag`, its rows with their duplicates, or
+            `log`, its changes.
     """
 
     schema: str
     table: str
     scd: tuple[int, ...] = (1,)
     key: tuple[str, ...] | None = None
+    tracked: tuple[str, ...] | None = None
+    soft_delete: bool = False
+    keyless: str = "bag"
 
     @property
     def qualified_name(self) -> str:
         """`schema.table`, for messages."""
         return f"{self.schema}.{self.table}"
+
+    def keeps_history(self, scd: int) -> bool:
+        """Say whether a kind of table shows what was before a copy, and not the copy alone."""
+        return scd == 2 or self.soft_delete
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,21 @@ class MergeReport:
     snapshot_lsn: Lsn | None = None
     row_count: int | None = None
     seconds: float = 0.0
+
+    def followed_by(self, later: MergeReport) -> MergeReport:
+        """Report two steps of one table as one."""
+        return replace(
+            later,
+            watermark_before=self.watermark_before,
+            windows_folded=self.windows_folded + later.windows_folded,
+            changes_read=self.changes_read + later.changes_read,
+            rows_inserted=self.rows_inserted + later.rows_inserted,
+            rows_updated=self.rows_updated + later.rows_updated,
+            rows_deleted=self.rows_deleted + later.rows_deleted,
+            rows_rescued=self.rows_rescued + later.rows_rescued,
+            snapshot_lsn=later.snapshot_lsn or self.snapshot_lsn,
+            seconds=self.seconds + later.seconds,
+        )
 
 
 @dataclass(frozen=True)

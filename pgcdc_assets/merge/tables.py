@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import MergeConflict, PgcdcError, TransientError
+from pgcdc_assets.errors import DefiniteError, MergeConflict, PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.one_table import merge_table, pass_by
 from pgcdc_assets.merge.preparation import TableWork, prepare
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
 from pgcdc_assets.merge.scd1 import UNKNOWN_VALUE
-from pgcdc_assets.merge.session import own_session
+from pgcdc_assets.merge.session import own_sessions
 from pgcdc_assets.raw.zone import RawZone
 
 
@@ -30,14 +31,17 @@ def merge_tables(
     through: LsnWindow,
     *,
     parallelism: int = 2,
+    root: str | None = None,
 ) -> Iterator[MergeReport | MergeFailure]:
     """Fold each table from its own watermark through the window's end; yield as each one is done.
 
     Args:
+        through: its end counts; it may lie inside a captured window.
         parallelism: tables that are merged side by side.
+        root: the address of a folder that takes the place of the capture's own for the SCD tables.
     """
     busy: list[TableWork] = []
-    for work in prepare(zone, targets, through):
+    for work in prepare(zone, targets, through, root):
         if isinstance(work, MergeFailure):
             yield work
         elif work.is_idle:
@@ -45,24 +49,60 @@ def merge_tables(
         else:
             busy.append(work)
     if busy:
-        yield from _side_by_side(spark, zone, busy, min(parallelism, len(busy)))
+        with own_sessions(spark, min(parallelism, len(busy))) as sessions:
+            yield from _side_by_side(sessions, busy, _Merge(zone, through, root))
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """What all tables of one call have in common."""
+
+    zone: RawZone
+    through: LsnWindow
+    root: str | None
+
+    def run(self, spark: SparkSession, work: TableWork) -> MergeReport:
+        """Merge one table, step by step where copies lie between its changes."""
+        report = self._step(spark, work)
+        while not work.plan.is_last:
+            work = self._following(work)
+            report = report.followed_by(self._step(spark, work))
+        return report
+
+    def _step(self, spark: SparkSession, work: TableWork) -> MergeReport:
+        try:
+            return merge_table(spark, self.zone, work)
+        except DefiniteError:
+            if work.plan.is_last or work.plan.copy is not None:
+                raise
+            # The copy that follows says what came of the changes that cannot be folded.
+            return merge_table(spark, self.zone, self._following(work, skips_to_copy=True))
+
+    def _following(self, work: TableWork, *, skips_to_copy: bool = False) -> TableWork:
+        target = replace(work.plan.target, scd=(work.scd,))
+        (found,) = prepare(
+            self.zone, [target], self.through, self.root, skips_to_copy=skips_to_copy
+        )
+        if isinstance(found, MergeFailure):
+            raise found.error
+        return found
 
 
 def _side_by_side(
-    spark: SparkSession, zone: RawZone, works: Sequence[TableWork], parallelism: int
+    sessions: Sequence[SparkSession], works: Sequence[TableWork], merge: _Merge
 ) -> Iterator[MergeReport | MergeFailure]:
-    sessions: SimpleQueue[SparkSession] = SimpleQueue()
-    for _ in range(parallelism):
-        sessions.put(own_session(spark))
+    free: SimpleQueue[SparkSession] = SimpleQueue()
+    for session in sessions:
+        free.put(session)
 
     def run(work: TableWork) -> MergeReport | MergeFailure:
-        session = sessions.get()
+        session = free.get()
         try:
-            return _guarded(work, lambda busy: merge_table(session, zone, busy))
+            return _guarded(work, lambda busy: merge.run(session, busy))
         finally:
-            sessions.put(session)
+            free.put(session)
 
-    with ThreadPoolExecutor(parallelism, "pgcdc-merge") as pool:
+    with ThreadPoolExecutor(len(sessions), "pgcdc-merge") as pool:
         futures = [pool.submit(run, work) for work in works]
         try:
             for future in as_completed(futures):

@@ -21,12 +21,21 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 
+_NULL_RESCUED = "null_count._rescued"
+
 _PLAIN = re.compile(r"[A-Za-z0-9_$-][A-Za-z0-9_.$-]*")
 
 
-def table_path(lake: Lake, name: str, schema: str, table: str, scd: int) -> str:
-    """Give the address of an SCD table."""
-    return lake.path(name, f"scd{scd}", _folder(schema), _folder(table))
+def table_path(
+    lake: Lake, name: str, schema: str, table: str, scd: int, root: str | None = None
+) -> str:
+    """Give the address of an SCD table.
+
+    Args:
+        root: the address that takes the place of the capture's folder in the lake.
+    """
+    place = f"scd{scd}", _folder(schema), _folder(table)
+    return lake.path(name, *place) if root is None else "/".join((root.rstrip("/"), *place))
 
 
 def read_watermark(
@@ -44,8 +53,11 @@ class TargetState:
     Attributes:
         watermark: epoch and LSN; None for a table that holds nothing of ours yet.
         columns: names in order.
-        row_count: rows; None where a file has no statistics, or where it was not asked for.
+        row_count: rows; None where a file has no statistics.
         is_empty: it has no rows, not even deleted ones.
+        size_bytes: of all files.
+        rescued: per file how many of its rows have a rescued value; None where a file has no
+            statistics of that column.
     """
 
     path: str
@@ -54,6 +66,8 @@ class TargetState:
     columns: tuple[str, ...]
     is_empty: bool
     row_count: int | None
+    size_bytes: int
+    rescued: Mapping[str, int | None]
 
 
 def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
@@ -61,7 +75,8 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     table = _load(lake, path)
     if table is None:
         return None
-    written = _written_rows(table)
+    files = pa.table(table.get_add_actions(flatten=True))
+    written = _written_rows(files)
     return TargetState(
         path=path,
         watermark=_watermark(table, lake, name),
@@ -69,6 +84,8 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
         columns=tuple(field.name for field in table.schema().fields),
         is_empty=written == 0,
         row_count=_row_count(table, written),
+        size_bytes=int(pc.sum(files.column("size_bytes")).as_py() or 0),
+        rescued=_rescued_rows(files),
     )
 
 
@@ -122,10 +139,18 @@ def _watermark(table: DeltaTable, lake: Lake, name: str) -> tuple[int, Lsn] | No
     return None
 
 
-def _written_rows(table: DeltaTable) -> int | None:
+def _written_rows(files: pa.Table) -> int | None:
     """Count the rows of the files, with those that deletion vectors hide."""
-    counts = pa.table(table.get_add_actions()).column("num_records")
+    counts = files.column("num_records")
     return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+
+def _rescued_rows(files: pa.Table) -> dict[str, int | None]:
+    paths = files.column("path").to_pylist()
+    if _NULL_RESCUED not in files.column_names:
+        return dict.fromkeys(paths)
+    counts = pc.subtract(files.column("num_records"), files.column(_NULL_RESCUED))
+    return dict(zip(paths, counts.to_pylist(), strict=True))
 
 
 def _row_count(table: DeltaTable, written: int | None) -> int | None:

@@ -57,6 +57,17 @@ def files_between(files: Sequence[DataFile], epoch: int, start: int, end: int) -
     ]
 
 
+def change_files(table: RawTable, epoch: int, start: int, end: int) -> list[str]:
+    """List the addresses of the files that may hold changes of the epoch in a range of LSNs.
+
+    They are plain Parquet files with every column of `raw/changes`: a reader that has this list
+    needs nothing of the log.
+    """
+    loaded = table.load()
+    files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
+    return [f"{table.uri}/{file.path}" for file in files]
+
+
 def scan(
     table: RawTable,
     files: Sequence[DataFile],

@@ -6,7 +6,7 @@ import pytest
 
 from pgcdc_assets.errors import MergeConflict, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.planning import plan_merge
+from pgcdc_assets.merge.planning import Landed, plan_merge
 from pgcdc_assets.merge.report import TableTarget
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.summary import WindowSummary
@@ -23,41 +23,46 @@ def _copy(lsn: int, epoch: int = 1, table: str = "items") -> Copy:
     return Copy(epoch, Lsn(lsn), "shop", table, 1, 10)
 
 
+def _landed(*windows: WindowSummary) -> Landed:
+    return lambda epoch: [w for w in windows if w.window.epoch == epoch]
+
+
 WINDOWS = [_window(100, 200), _window(200, 300, changes=0), _window(300, 400, changes=5)]
+LANDED = _landed(*WINDOWS)
 NEWEST = WINDOWS[-1].window
 
 
 def test_the_first_merge_takes_the_copy_and_every_window_after_it() -> None:
-    plan = plan_merge(TARGET, None, [_copy(100)], WINDOWS, NEWEST)
+    plan = plan_merge(TARGET, None, [_copy(100)], LANDED, NEWEST)
     assert (plan.start, plan.end, plan.copy) == (100, 400, _copy(100))
     assert [w.start for w in plan.windows] == [100, 200, 300]
     assert plan.recorded_changes == 6
 
 
 def test_later_merges_go_on_at_the_watermark_and_leave_the_copy_alone() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(200)), [_copy(100)], WINDOWS, NEWEST)
+    plan = plan_merge(TARGET, (1, Lsn(200)), [_copy(100)], LANDED, NEWEST)
     assert (plan.start, plan.end, plan.copy) == (200, 400, None)
     assert plan.recorded_changes == 5
 
 
 def test_reading_begins_at_the_first_window_that_holds_a_change() -> None:
-    assert plan_merge(TARGET, (1, Lsn(200)), [], WINDOWS, NEWEST).first_change == 300
-    assert plan_merge(TARGET, (1, Lsn(350)), [], WINDOWS, NEWEST).first_change == 350
+    assert plan_merge(TARGET, (1, Lsn(200)), [], LANDED, NEWEST).first_change == 300
+    assert plan_merge(TARGET, (1, Lsn(350)), [], LANDED, NEWEST).first_change == 350
 
 
 def test_a_newer_copy_in_the_middle_of_a_window_replaces_what_was_before_it() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(200)), [_copy(100), _copy(350)], WINDOWS, NEWEST)
+    plan = plan_merge(TARGET, (1, Lsn(200)), [_copy(100), _copy(350)], LANDED, NEWEST)
     assert (plan.start, plan.copy) == (350, _copy(350))
     assert [w.start for w in plan.windows] == [300]
 
 
 def test_a_copy_beyond_the_asked_window_is_all_there_is_to_do() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(100)), [_copy(350)], WINDOWS, WINDOWS[0].window)
+    plan = plan_merge(TARGET, (1, Lsn(100)), [_copy(350)], LANDED, WINDOWS[0].window)
     assert (plan.start, plan.end, plan.windows) == (350, 350, ())
 
 
 def test_a_window_below_the_watermark_is_nothing_to_do() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(400)), [_copy(100)], WINDOWS, WINDOWS[0].window)
+    plan = plan_merge(TARGET, (1, Lsn(400)), [_copy(100)], LANDED, WINDOWS[0].window)
     assert (plan.start, plan.end, plan.copy, plan.windows) == (400, 400, None, ())
 
 
@@ -69,29 +74,74 @@ def test_a_missing_window_is_a_gap_that_names_its_place(
 ) -> None:
     windows = [w for i, w in enumerate(WINDOWS) if i != missing]
     with pytest.raises(WatermarkGap) as caught:
-        plan_merge(TARGET, None, [_copy(100)], windows, NEWEST)
+        plan_merge(TARGET, None, [_copy(100)], _landed(*windows), NEWEST)
     assert (caught.value.expected, caught.value.found) == (expected, found)
 
 
 def test_a_table_without_a_copy_is_refused() -> None:
     with pytest.raises(MergeConflict, match="snapshot"):
-        plan_merge(TARGET, None, [_copy(100, table="other")], WINDOWS, NEWEST)
+        plan_merge(TARGET, None, [_copy(100, table="other")], LANDED, NEWEST)
 
 
 def test_a_new_epoch_needs_a_new_copy() -> None:
     windows = [_window(50, 60, epoch=2)]
     with pytest.raises(MergeConflict, match="epoch 2"):
-        plan_merge(TARGET, (1, Lsn(400)), [_copy(100)], windows, windows[0].window)
+        plan_merge(TARGET, (1, Lsn(400)), [_copy(100)], _landed(*windows), windows[0].window)
 
 
 def test_a_copy_of_a_new_epoch_is_newer_whatever_its_lsn() -> None:
     windows = [_window(50, 60, epoch=2)]
     plan = plan_merge(
-        TARGET, (1, Lsn(400)), [_copy(100), _copy(50, epoch=2)], windows, windows[0].window
+        TARGET,
+        (1, Lsn(400)),
+        [_copy(100), _copy(50, epoch=2)],
+        _landed(*windows),
+        windows[0].window,
     )
     assert (plan.epoch, plan.start, plan.end) == (2, 50, 60)
 
 
 def test_a_window_of_an_older_epoch_has_no_effect() -> None:
-    plan = plan_merge(TARGET, (2, Lsn(50)), [], WINDOWS, NEWEST)
+    plan = plan_merge(TARGET, (2, Lsn(50)), [], LANDED, NEWEST)
     assert (plan.epoch, plan.start, plan.end) == (2, 50, 50)
+
+
+def test_a_window_that_is_cut_is_read_up_to_the_cut() -> None:
+    plan = plan_merge(TARGET, (1, Lsn(100)), [], LANDED, LsnWindow.of(1, 0, 350))
+    assert (plan.start, plan.end) == (100, 350)
+    assert [w.start for w in plan.windows] == [100, 200, 300]
+
+
+def test_a_bounded_merge_does_not_see_copies_above_its_end() -> None:
+    copies = [_copy(100), _copy(350)]
+    through = LsnWindow.of(1, 0, 300)
+    plan = plan_merge(TARGET, None, copies, LANDED, through, is_bounded=True)
+    assert (plan.copy, plan.end) == (_copy(100), 300)
+
+
+def test_history_takes_changes_and_copies_in_order() -> None:
+    """A copy in between is the difference to what the changes before it made."""
+    copies = [_copy(100), _copy(350)]
+    first = plan_merge(TARGET, None, copies, LANDED, NEWEST, in_order=True)
+    assert (first.copy, first.start, first.end, first.is_last) == (_copy(100), 100, 349, False)
+    second = plan_merge(TARGET, (1, Lsn(349)), copies, LANDED, NEWEST, in_order=True)
+    assert (second.copy, second.start, second.end, second.is_last) == (_copy(350), 350, 400, True)
+    late = plan_merge(TARGET, (1, Lsn(200)), copies, LANDED, NEWEST, in_order=True)
+    assert (late.copy, late.start, late.end, late.is_last) == (None, 200, 349, False)
+
+
+def test_history_that_cannot_be_folded_goes_on_with_the_next_copy() -> None:
+    plan = plan_merge(
+        TARGET, (1, Lsn(200)), [_copy(350)], LANDED, NEWEST, in_order=True, skips_to_copy=True
+    )
+    assert (plan.copy, plan.start, plan.end, plan.is_last) == (_copy(350), 350, 400, True)
+
+
+def test_history_takes_the_rest_of_an_epoch_before_the_copy_of_the_next() -> None:
+    copies = [_copy(100), _copy(50, epoch=2)]
+    landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
+    through = LsnWindow.of(2, 50, 60)
+    rest = plan_merge(TARGET, (1, Lsn(300)), copies, landed, through, in_order=True)
+    assert (rest.epoch, rest.copy, rest.start, rest.end) == (1, None, 300, 400)
+    after = plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True)
+    assert (after.epoch, after.copy, after.end, after.is_last) == (2, copies[1], 60, True)

@@ -1,0 +1,37 @@
+"""Session settings that follow the size of one merge.
+
+A merge of a few rows is all planning: writing, compiling and re-planning code for stages that end
+in milliseconds takes most of its time. A large one is the opposite. So the same session is told
+before each table what kind of merge comes.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+SMALL_CHANGES = 20_000
+SMALL_BYTES = 32 * 1024 * 1024
+
+_SMALL = {
+    # Without it each stage is planned when the ones before it have ended.
+    "spark.sql.adaptive.enabled": "false",
+    # Java source is written, formatted and looked up for each stage, even where it was compiled.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+    # Eight jobs of bookkeeping mark rows as deleted; a small file is written anew in one.
+    "spark.databricks.delta.merge.deletionVectors.persistent": "false",
+}
+
+
+def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
+    """Prepare a session, which nobody else uses, for a merge of this size.
+
+    Args:
+        target_bytes: of all files of the SCD table.
+    """
+    is_small = change_count <= SMALL_CHANGES and target_bytes <= SMALL_BYTES
+    for name, value in _SMALL.items():
+        if is_small:
+            spark.conf.set(name, value)
+        else:
+            spark.conf.unset(name)
