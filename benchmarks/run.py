@@ -19,6 +19,7 @@ BENCHMARKS = {
     "copy": "benchmarks.table_copy",
     "merge": "benchmarks.merge",
     "sync": "benchmarks.sync",
+    "sync_small": "benchmarks.sync_small",
 }
 
 

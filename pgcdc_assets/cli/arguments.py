@@ -11,7 +11,8 @@ _EPILOG = """\
 environment:
   PGCDC_DSN           libpq URI of the source; unset: the embedded server of `make dev`
   PGCDC_LAKE          folder or object-store URI; unset: .pgcdc/lake
-  PGCDC_SPARK_REMOTE  Spark Connect address; unset: an embedded session
+  PGCDC_SPARK_REMOTE  Spark Connect address, or `local` for an embedded session; unset: the server
+                      of `pgcdc spark start` if it runs, else an embedded session
   DAGSTER_HOME        the Dagster instance; unset: .pgcdc/dagster
 
 exit status:
@@ -53,13 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         "capture and merge everything that was committed before the start, then end",
     )
     _capture_options(sync)
-    sync.add_argument(
-        "--wait-seconds",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="limit of waiting for runs of others that are in the way (default: %(default)g)",
-    )
+    _wait_option(sync)
     sync.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file")
 
     status = _command(commands, "status", "show slot, lag and each table's watermark")
@@ -72,9 +67,44 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _capture_options(renew, name_required=True)
 
-    verify = _command(commands, "verify", "compare source and tables, value by value")
+    verify = _command(
+        commands,
+        "verify",
+        "compare source and tables at one LSN while writers go on, and name the keys that differ",
+    )
     _capture_options(verify)
     verify.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
+    verify.add_argument(
+        "--wait-only",
+        action="store_true",
+        help="let the daemon capture what was committed before, instead of capturing it here",
+    )
+    _wait_option(verify)
+
+    rebuild = _command(
+        commands, "rebuild", "build SCD tables from the raw zone alone; Postgres is not asked"
+    )
+    rebuild.add_argument("name", metavar="NAME", help="the capture")
+    rebuild.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
+    rebuild.add_argument(
+        "--through",
+        metavar="LSN",
+        help="fold what was committed before this LSN, such as 16/B374D848; the next merge goes on "
+        "from there (default: all that is captured)",
+    )
+    _module_option(rebuild)
+
+    spark = _command(
+        commands, "spark", "start, stop or describe a Spark server, which spares merges their JVM"
+    )
+    spark.add_argument(
+        "action",
+        choices=("start", "stop", "status"),
+        help="start: until stop, used by every merge of this folder; both may be repeated",
+    )
+    spark.add_argument(
+        "--memory", metavar="SIZE", help="of the server's heap at a start (default: 2g)"
+    )
     return parser
 
 
@@ -96,11 +126,25 @@ def _command(
 def _capture_options(parser: argparse.ArgumentParser, *, name_required: bool = False) -> None:
     default = "" if name_required else "; default: all that the module declares"
     parser.add_argument("--name", required=name_required, help=f"one capture{default}")
+    _module_option(parser)
+
+
+def _module_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m",
         "--module",
         default="pgcdc_assets.definitions",
         help="Dagster code location that declares the captures (default: %(default)s)",
+    )
+
+
+def _wait_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--wait-seconds",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="limit of waiting for runs of others that are in the way (default: %(default)g)",
     )
 
 

@@ -4,6 +4,9 @@ A shell that starts a job in the background makes it ignore SIGINT, and `dagster
 what it inherits and then reacts to nothing. So this process takes SIGINT and SIGTERM for itself,
 gives Dagster a session of its own with the defaults restored, and passes on the one signal that
 ends it in order.
+
+A Spark server is started first, so that no run of Dagster starts a JVM; it is stopped at the end,
+unless it ran before.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from types import FrameType
 from pgcdc_assets.demo.console import say
 from pgcdc_assets.demo.stage import LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.defaults import project_root
+from pgcdc_assets.orchestration.defaults import project_root, state_folder
 from pgcdc_assets.orchestration.instance import prepare_home
+from pgcdc_assets.spark_server import SparkServer
 
 HOST = "127.0.0.1"
 _SECONDS_TO_STOP = 60
@@ -38,6 +42,7 @@ def run_dev(
         signal.signal(each, _interrupt)
     try:
         with (
+            SparkServer(state_folder()).running(say),
             stage(fresh=fresh, scale=scale) as set_up,
             LiveWorkload(set_up.conninfo, connections=connections, rate=rate),
         ):

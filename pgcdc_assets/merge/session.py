@@ -3,53 +3,38 @@
 The same code runs in an embedded session and against a Spark Connect server, so nothing here or in
 the other modules of `merge` reaches for the JVM. Settings that decide what is written (time zone,
 timestamp type, ANSI) are set on the session that merges and not left to whoever started it.
+
+A session on a server lives there until it is released, an hour after its last use otherwise. So
+whatever is opened here is closed again: sessions of a merge when it ends, a process's own one when
+the process ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
 
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.merge.spark_settings import SESSION_CONF, embedded_conf
 
-# What the written values depend on.
-_SESSION_CONF = {
-    "spark.sql.session.timeZone": "UTC",
-    # An index beyond a tuple's end is an error and never a quiet NULL; casts that may fail say
-    # try_cast.
-    "spark.sql.ansi.enabled": "true",
-    # The default INT96 has nanoseconds: readers that follow it overflow outside the years 1677 to
-    # 2262.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    "spark.databricks.delta.schema.autoMerge.enabled": "false",
-}
+# A server of this machine that refuses connections is gone. The client would try again for ten
+# minutes, which is meant for clusters behind a network.
+_LOCAL_RETRIES = 4
+_LOCAL_SECONDS = 5
+_DEFAULT_PORT = 15002
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_EMBEDDED_CONF = {
-    "spark.jars.packages": DELTA_PACKAGE,
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.driver.memory": "2g",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    # The default of 50 tasks to replay a table's log costs seconds on one machine.
-    "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-}
-
-
-def embedded_conf() -> dict[str, str]:
-    """The settings of a session that runs in this process, for whoever builds it elsewhere."""
-    cores = os.cpu_count() or 2
-    return {
-        **_EMBEDDED_CONF,
-        **_SESSION_CONF,
-        "spark.master": f"local[{cores}]",
-        "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
-    }
+# How PySpark notes that a process talks to a server: its functions then build Connect columns.
+_IN_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 
 
 def spark_session(
@@ -61,25 +46,185 @@ def spark_session(
         remote: address of a Spark Connect server (`sc://host:port`); None starts an embedded
             session.
         conf: settings that come on top of ours.
+
+    Raises:
+        ConfigurationError: an embedded session runs in this process, so it cannot use a server.
+        TransientError: the server does not answer.
     """
-    builder = SparkSession.builder.appName(app_name)
-    settings = {**(_SESSION_CONF if remote else embedded_conf()), **(conf or {})}
-    if remote:
-        builder = builder.remote(remote)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with connecting(remote):
+        builder = SparkSession.builder.appName(app_name)
+        settings = {**(SESSION_CONF if remote else embedded_conf()), **(conf or {})}
+        if remote:
+            builder = builder.remote(remote)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        return settled(builder.getOrCreate())
+
+
+def runs_embedded() -> bool:
+    """Say whether this process has an embedded session, beside which it cannot use a server."""
+    return SparkContext._active_spark_context is not None
+
+
+@contextmanager
+def connecting(remote: str | None) -> Iterator[None]:
+    """Make the process ready for a builder's `getOrCreate`, and say what is wrong if it fails.
+
+    A process may have a session on another server, or on one that was restarted since, or whose
+    session ended for being idle: such a one is dropped, or `getOrCreate` would return it.
+
+    Args:
+        remote: the server's address; None for an embedded session.
+
+    Raises:
+        ConfigurationError: an embedded session runs in this process, so it cannot use a server.
+        TransientError: the server does not answer.
+    """
+    if remote and runs_embedded():
+        raise ConfigurationError(
+            reason="This process has an embedded Spark session already, so it cannot use the Spark "
+            f"server at {shown(remote)}: run them one after the other"
+        )
+    known = _connected()
+    if known is not None and not (remote and _serves(known, remote)):
+        _drop(known)
+    if remote is None:
+        os.environ.pop(_IN_CONNECT_MODE, None)
+    else:
+        _check_listens(remote)
+    try:
+        yield
+    except PySparkException as error:
+        if remote is None:
+            raise
+        raise TransientError(
+            reason=f"The Spark server at {shown(remote)} does not answer "
+            f"({error.getCondition() or type(error).__name__}): see that it runs, and run it again"
+        ) from error
+
+
+def settled(session: SparkSession) -> SparkSession:
+    """See that a session on a server is released when the process ends."""
+    client = _client(session)
+    if client is not None:
+        _retry_briefly(client)
+        atexit.unregister(_release_known)
+        atexit.register(_release_known)
+    return session
+
+
+def shown(remote: str) -> str:
+    """Write a server's address without what may be secret in it."""
+    return remote.partition("/;")[0]
 
 
 def own_session(spark: SparkSession) -> SparkSession:
     """Open a session beside the given one, with settings and temporary views of its own.
 
     Delta takes a MERGE's application transaction from the session's settings, so tables that are
-    merged side by side must not share a session.
+    merged side by side must not share a session. Give it back by `release_session`.
     """
-    session: SparkSession = (
-        spark.cloneSession() if hasattr(spark, "cloneSession") else spark.newSession()
-    )
-    for key, value in _SESSION_CONF.items():
+    if _client(spark) is None:
+        session = spark.newSession()
+    else:
+        session = spark.cloneSession()
+        _retry_briefly(_client(session))
+    for key, value in SESSION_CONF.items():
         session.conf.set(key, value)
     return session
+
+
+def release_session(session: SparkSession) -> None:
+    """End a session that `own_session` opened; on a server it would stay for an hour."""
+    client = _client(session)
+    if client is None or client.is_closed:
+        return
+    try:
+        client.release_session()
+    except PySparkException:
+        # The server is gone, or ended the session by itself: there is nothing to release.
+        pass
+    finally:
+        client.close()
+        # A client waits for the process's end to tidy up, and would be kept until then.
+        atexit.unregister(client._on_exit)
+
+
+@contextmanager
+def own_sessions(spark: SparkSession, count: int) -> Iterator[list[SparkSession]]:
+    """Open sessions beside the given one for the block."""
+    opened: list[SparkSession] = []
+    try:
+        for _ in range(count):
+            opened.append(own_session(spark))
+        yield opened
+    finally:
+        for session in opened:
+            release_session(session)
+
+
+def _client(session: SparkSession) -> Any:
+    """The connection of a session on a server; None for an embedded one."""
+    return None if hasattr(session, "newSession") else session.client
+
+
+def _connected() -> Any:
+    """The session that this process has on a server, if any."""
+    if _IN_CONNECT_MODE not in os.environ:
+        return None
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    return ConnectSession.getActiveSession() or ConnectSession._get_default_session()
+
+
+def _serves(session: Any, remote: str) -> bool:
+    """Whether a session is on that server, and the server still knows it."""
+    place = urlsplit(shown(remote)).netloc
+    if session.client._builder.endpoint not in (place, f"{place}:{_DEFAULT_PORT}"):
+        return False
+    try:
+        session.conf.get("spark.sql.session.timeZone")
+    except PySparkException:
+        return False
+    return True
+
+
+def _check_listens(remote: str) -> None:
+    """See that a server of this machine takes connections."""
+    place = urlsplit(shown(remote))
+    if place.hostname not in _LOCAL_HOSTS:
+        return
+    try:
+        with socket.create_connection(
+            (place.hostname, place.port or _DEFAULT_PORT), timeout=_LOCAL_SECONDS
+        ):
+            return
+    except OSError as error:
+        raise TransientError(
+            reason=f"No Spark server listens at {shown(remote)} ({error.strerror}): see that it "
+            "runs, and run it again"
+        ) from error
+
+
+def _drop(session: Any) -> None:
+    """Release a process's own session, and let the next builder make a new one."""
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    release_session(session)
+    if ConnectSession._default_session is session:
+        ConnectSession._default_session = None
+    if getattr(ConnectSession._active_session, "session", None) is session:
+        ConnectSession._active_session.session = None
+
+
+def _release_known() -> None:
+    known = _connected()
+    if known is not None:
+        _drop(known)
+
+
+def _retry_briefly(client: Any) -> None:
+    if client.host in _LOCAL_HOSTS:
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        client.set_retry_policies([DefaultPolicy(max_retries=_LOCAL_RETRIES)])

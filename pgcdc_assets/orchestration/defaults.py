@@ -9,6 +9,8 @@ from pgcdc_assets.errors import ConfigurationError
 
 DSN_VARIABLE = "PGCDC_DSN"
 SPARK_VARIABLE = "PGCDC_SPARK_REMOTE"
+# A value of the variable above: an embedded session, whatever server runs.
+EMBEDDED_SPARK = "local"
 EMBEDDED_DATABASE = "shop"
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -17,6 +17,7 @@ from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark_server import SparkServer
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -84,11 +85,12 @@ class LakeResource(dg.ConfigurableResource[None]):
 
 
 class SparkResource(dg.ConfigurableResource[None]):
-    """The Spark session of merges: embedded, or a Spark Connect server."""
+    """The Spark session of merges: on a Spark Connect server, or embedded."""
 
     remote: str | None = Field(
         default=None,
-        description="Spark Connect address (sc://host:15002); unset: PGCDC_SPARK_REMOTE, else an "
+        description="Spark Connect address (sc://host:15002), or `local` for an embedded session; "
+        "unset: PGCDC_SPARK_REMOTE, else the server of `pgcdc spark start` if it runs, else an "
         "embedded session.",
     )
     spark_config: dict[str, str] = Field(
@@ -100,13 +102,36 @@ class SparkResource(dg.ConfigurableResource[None]):
 
         The resource below is dagster-pyspark's lazy one; it and Spark are imported here, because
         importing definitions must not pay for them.
+
+        Raises:
+            ConfigurationError: this process has an embedded session, and is to use a server now.
+            TransientError: the server does not answer.
         """
         from dagster_pyspark import LazyPySparkResource
 
-        from pgcdc_assets.merge.session import embedded_conf
+        from pgcdc_assets.merge.session import connecting, runs_embedded, settled
+        from pgcdc_assets.merge.spark_settings import embedded_conf
 
-        remote = self.remote or os.environ.get(defaults.SPARK_VARIABLE, "").strip()
+        remote = self._chosen_remote()
+        if remote is None and not runs_embedded():
+            remote = self._own_server()
+        remote = None if remote == defaults.EMBEDDED_SPARK else remote
         conf = {"spark.remote": remote} if remote else embedded_conf()
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
-        session: SparkSession = LazyPySparkResource(spark_config=config).spark_session
-        return session
+        with connecting(remote):
+            session: SparkSession = LazyPySparkResource(spark_config=config).spark_session
+            return settled(session)
+
+    def _chosen_remote(self) -> str | None:
+        return self.remote or os.environ.get(defaults.SPARK_VARIABLE, "").strip() or None
+
+    def _own_server(self) -> str | None:
+        """Find the server of this state folder.
+
+        Many Spark settings count at the start of a session only: a capture that has settings of its
+        own gets a session of its own.
+        """
+        if self.spark_config:
+            return None
+        server = SparkServer(defaults.state_folder()).usable()
+        return server.remote if server is not None else None

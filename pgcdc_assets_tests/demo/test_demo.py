@@ -21,6 +21,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.spark_server import SparkServer
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -42,12 +43,17 @@ def clone() -> Iterator[Path]:
             shutil.copy(ROOT / name, folder)
         yield folder
     finally:
+        spark_server_of(folder).stop()
         server_of(folder).remove()
         shutil.rmtree(folder)
 
 
 def server_of(clone: Path) -> EmbeddedServer:
     return EmbeddedServer(clone / ".pgcdc" / "postgres")
+
+
+def spark_server_of(clone: Path) -> SparkServer:
+    return SparkServer(clone / ".pgcdc")
 
 
 def command(*arguments: str) -> list[str]:
@@ -127,12 +133,15 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
             limit_seconds=200,
             poll_seconds=1,
         )
+        spark_server = spark_server_of(clone).usable()
+        assert spark_server is not None
         dev.send_signal(signal.SIGINT)
         assert dev.wait(timeout=120) == 0
     finally:
         if dev.poll() is None:
             os.killpg(dev.pid, signal.SIGKILL)
     assert not server_of(clone).is_running
+    assert not spark_server.is_alive()
     with socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", port)) != 0
 

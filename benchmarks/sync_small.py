@@ -1,0 +1,75 @@
+"""A `pgcdc sync` of ten changed rows: on a warm Spark Connect server, beside an embedded session.
+
+Both merge into the same tables, in turns, each after ten more rows were updated. The embedded one
+starts a JVM each time, as a process without a server does; the server is the one of
+`pgcdc spark start`, and has merged once before. `process` is the interpreter's start and end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psycopg2
+
+from benchmarks import workload
+from benchmarks.results import Result
+from benchmarks.source import log, source
+from benchmarks.sync import sync_once
+from benchmarks.sync_definitions import NAMES
+from pgcdc_assets.spark_server import SparkServer
+
+REPETITIONS = 5
+_ROWS = 10
+_CHANGES = 40_000
+_NAME = NAMES[0]
+
+_UPDATE = "update orders set status = 'changed', updated_at = now() where id between %s and %s"
+
+
+def run() -> Iterator[Result]:
+    """Measure the wall time of both, and the parts of it."""
+    with TemporaryDirectory(prefix="pgcdc-bench-sync-small-") as folder:
+        root = Path(folder)
+        (root / "dagster").mkdir()
+        embedded = {
+            "PGCDC_LAKE": str(root / "lake"),
+            "DAGSTER_HOME": str(root / "dagster"),
+            "PGCDC_SPARK_REMOTE": "local",
+        }
+
+        def prepare(conn: psycopg2.extensions.connection) -> int:
+            embedded["PGCDC_DSN"] = conn.dsn
+            return workload.run(conn, _CHANGES)
+
+        with source(prepare), SparkServer(root / "state").running(log) as server:
+            on_server = {**embedded, "PGCDC_SPARK_REMOTE": server.remote}
+            sync_once(_NAME, on_server, root)
+            parts = defaultdict(list)
+            # The first orders are deleted by the workload.
+            first = 5_001
+            # The first round only warms up.
+            for number in range(REPETITIONS + 1):
+                for kind, environment in (("server", on_server), ("embedded", embedded)):
+                    _update(embedded["PGCDC_DSN"], first)
+                    first += _ROWS
+                    seconds = sync_once(_NAME, environment, root, _ROWS)
+                    log(f"{kind}: " + ", ".join(f"{p} {s:.1f} s" for p, s in seconds.items()))
+                    if number > 0:
+                        for part, taken in seconds.items():
+                            parts[part, kind].append(taken)
+    yield Result.of(
+        "sync_small_server_vs_embedded", parts["whole", "server"], parts["whole", "embedded"], "s"
+    )
+    for part in ("start_up", "sensors", "capture", "session", "merge", "process"):
+        taken = (parts[part, "server"], parts[part, "embedded"])
+        yield Result.of(f"sync_small_{part}_server_vs_embedded", *taken, "s")
+
+
+def _update(dsn: str, first: int) -> None:
+    with closing(psycopg2.connect(dsn)) as conn, conn, conn.cursor() as cursor:
+        cursor.execute("set local synchronous_commit = on")
+        cursor.execute(_UPDATE, (first, first + _ROWS - 1))

@@ -1,0 +1,70 @@
+"""`pgcdc spark`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from pgcdc_assets.orchestration.defaults import SPARK_VARIABLE, state_folder
+from pgcdc_assets.spark_process import RunningServer
+from pgcdc_assets.spark_server import SparkServer
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start, stop or describe the Spark server of this state folder."""
+    server = SparkServer(state_folder(), _settings(options))
+    return {"start": _start, "stop": _stop, "status": _status}[options.action](server)
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
+    return {} if options.memory is None else {"spark.driver.memory": options.memory}
+
+
+def _start(server: SparkServer) -> int:
+    running, is_new = server.start(_say)
+    print(f"{'Started' if is_new else 'Runs already'}: {_described(running)}")
+    if os.environ.get(SPARK_VARIABLE, "").strip():
+        print(f"{SPARK_VARIABLE} is set in this shell, and comes before this server")
+    return 0
+
+
+def _stop(server: SparkServer) -> int:
+    ended = server.stop()
+    if ended is None:
+        print(f"No Spark server runs in {server.folder}")
+    else:
+        print(f"Stopped the Spark server, process {ended.pid}")
+    return 0
+
+
+def _status(server: SparkServer) -> int:
+    found = server.find()
+    if found is None:
+        print(f"No Spark server runs in {server.folder}: pgcdc spark start starts one")
+        return 0
+    doing = "" if found.ready else ", still starting"
+    if found.ready and not found.answers():
+        doing = ", but takes no connections: end it by pgcdc spark stop"
+    print(f"{_described(found)}{doing}")
+    print(f"  log {server.log_file}")
+    return 0
+
+
+def _described(server: RunningServer) -> str:
+    megabytes = server.resident_bytes / 1e6
+    return (
+        f"Spark server {server.address}, process {server.pid}, up "
+        f"{_duration(server.uptime_seconds)}, {megabytes:,.0f} MB of memory"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

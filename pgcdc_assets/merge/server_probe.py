@@ -1,0 +1,63 @@
+"""`python -m pgcdc_assets.merge.server_probe`: waits for a Spark server, and works on it once.
+
+A process of its own, so that whoever starts a server neither loads PySpark nor hangs on a server
+that takes connections and says nothing. The address comes on standard input: it holds a token, and
+a command line is for everybody to read.
+
+What a merge does is done once to a tiny table. It shows that Delta is there and may write, and the
+server then has loaded the classes that its first merge would else wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from pyspark.sql.connect.session import SparkSession
+
+from pgcdc_assets.merge.sql import delta_table
+
+_POLL_SECONDS = 0.1
+
+
+def main() -> None:
+    """Read `{"remote": ..., "port": ..., "folder": ...}` and end with 0 once a merge worked."""
+    asked: dict[str, Any] = json.load(sys.stdin)
+    _wait_for_port(asked["port"])
+    session = SparkSession.builder.remote(asked["remote"]).create()
+    try:
+        _merge_once(session, f"{asked['folder']}/probe")
+    finally:
+        session.stop()
+
+
+def _wait_for_port(port: int) -> None:
+    """Wait for as long as the process lives that started this one: the limit is its own."""
+    starter = os.getppid()
+    while os.getppid() == starter:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(_POLL_SECONDS)
+    sys.exit(1)
+
+
+def _merge_once(session: SparkSession, path: str) -> None:
+    session.range(3).write.format("delta").mode("overwrite").option(
+        "delta.enableDeletionVectors", "true"
+    ).save(path)
+    session.range(1, 4).createOrReplaceTempView("probe")
+    merged = session.sql(
+        f"MERGE INTO {delta_table(path)} t USING probe s ON t.id = s.id "
+        "WHEN MATCHED THEN UPDATE SET t.id = s.id WHEN NOT MATCHED THEN INSERT *"
+    )
+    if merged.collect()[0]["num_affected_rows"] != 3:
+        raise RuntimeError("a MERGE of three rows did not affect three rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The sessions of a merge: apart from each other, and gone from a server when it is done."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge.session import own_sessions, spark_session
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark_process import RunningServer
+from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
+
+pytestmark = pytest.mark.spark
+
+SETTING = "spark.databricks.delta.write.txnAppId"
+
+
+def test_sessions_side_by_side_share_neither_settings_nor_views(spark: SparkSession) -> None:
+    with own_sessions(spark, 2) as (one, two):
+        one.conf.set(SETTING, "mine")
+        one.range(1).createOrReplaceTempView("pgcdc_source")
+        two.range(2).createOrReplaceTempView("pgcdc_source")
+        assert [each.table("pgcdc_source").count() for each in (one, two)] == [1, 2]
+        assert one.conf.get(SETTING) == "mine"
+        for other in (spark, two):
+            assert other.conf.get(SETTING, None) is None
+        assert two.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.range(3).count() == 3
+
+
+def test_a_released_session_is_gone_from_the_server(
+    connect_session: SparkSession, spark_server: RunningServer
+) -> None:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    with own_sessions(connect_session, 2) as opened:
+        released = [session.client._session_id for session in opened]
+    for name in released:
+        again = ConnectSession.builder.remote(f"{spark_server.remote};session_id={name}").create()
+        with pytest.raises(PySparkException, match="SESSION_CLOSED"):
+            again.range(1).collect()
+        again.client.close()
+
+
+def test_merges_leave_no_session_on_the_server(
+    spark: SparkSession, spark_kind: str, zone: RawZone, request: pytest.FixtureRequest
+) -> None:
+    if spark_kind != "connect":
+        pytest.skip("only a server keeps sessions")
+    if shutil.which("jcmd") is None:
+        pytest.skip("counting a JVM's objects takes a JDK's jcmd")
+    server: RunningServer = request.getfixturevalue("spark_server")
+    tables = ("items", "other")
+    landing = Landing(
+        zone,
+        [relation(column("id"), table=t, relation_id=1000 + i) for i, t in enumerate(tables)],
+    )
+    landing.begin()
+    counts = []
+    for number in range(4):
+        window = landing.land([insert(str(number)), insert(str(number), relation_id=1001)])
+        targets = [TableTarget("shop", table) for table in tables]
+        for report in merge_tables(spark, zone, targets, window):
+            assert isinstance(report, MergeReport), report
+        counts.append(sessions_on(server))
+    assert counts[0] == counts[-1], counts
+
+
+def sessions_on(server: RunningServer) -> int:
+    """How many sessions the server's process holds on to; asking collects its garbage first."""
+    histogram = subprocess.run(
+        ["jcmd", str(server.pid), "GC.class_histogram"], check=True, capture_output=True, text=True
+    ).stdout
+    found = re.search(
+        r"^\s*\d+:\s+(\d+)\s+\d+\s+org\.apache\.spark\.sql\.connect\.service\.SessionHolder$",
+        histogram,
+        re.MULTILINE,
+    )
+    return int(found[1]) if found else 0
+
+
+def test_a_process_with_an_embedded_session_says_that_it_cannot_use_a_server(
+    embedded_session: SparkSession,
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"sc://localhost:1\b") as caught:
+        spark_session("test", remote="sc://localhost:1/;token=sesame")
+    assert "sesame" not in str(caught.value)
+
+
+_SECOND_SESSION = """
+import sys
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.merge.session import release_session, spark_session
+remote = sys.argv[1]
+first = spark_session("test", remote=remote)
+assert first.range(2).count() == 2
+assert spark_session("test", remote=remote) is first
+first.client.release_session()
+second = spark_session("test", remote=remote)
+assert second is not first and second.range(3).count() == 3
+try:
+    spark_session("test", remote="sc://localhost:1/;token=sesame")
+except TransientError as error:
+    assert "sc://localhost:1 " in str(error) and "sesame" not in str(error), error
+else:
+    raise AssertionError("nobody listens on port 1")
+third = spark_session("test", remote=remote)
+assert third.range(4).count() == 4
+"""
+
+
+def test_a_session_that_ended_on_the_server_is_replaced_and_a_silent_server_is_named(
+    spark_server: RunningServer,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _SECOND_SESSION, spark_server.remote],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
