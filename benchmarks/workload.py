@@ -73,6 +73,12 @@ def run(conn: psycopg2.extensions.connection, changes: int = CHANGES_PER_UNIT) -
     return total
 
 
+def insert_orders(conn: psycopg2.extensions.connection, first: int, last: int) -> None:
+    """Insert the orders with these numbers in a single transaction."""
+    with conn.cursor() as cursor:
+        cursor.execute(_INSERT_ORDERS, {"first": first, "last": last})
+
+
 def run_one_transaction(conn: psycopg2.extensions.connection, rows: int) -> int:
     """Insert so many orders, above all that `run` made, in a single transaction."""
     with conn.cursor() as cursor:

@@ -3,37 +3,98 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pgcdc_assets.cli.tables import print_table
-from pgcdc_assets.errors import ConfigurationError, DifferenceFound
-from pgcdc_assets.orchestration.loading import LoadedCapture, load_location
-from pgcdc_assets.verify import Comparison, compare_table
+from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError
+from pgcdc_assets.verify import Comparison, compare_at, source_moment, wait_captured
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
+    from pgcdc_assets.orchestration.settings import CdcTable
+
+_NULL = "NULL"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare tables with the source.
+    """Compare tables with the source, both at one LSN.
 
     Raises:
         DifferenceFound: one of them differs.
     """
-    different = []
-    for loaded in load_location(options.module).select(options.name):
-        results = list(_compare(loaded, options.tables))
-        print_table(
-            ("table", "source rows", "target rows", "missing", "extra", "differing", "columns"),
-            [_row(result) for result in results],
-        )
-        different += [f"{r.schema}.{r.table}" for r in results if not r.is_equal]
+    logging.getLogger("dagster").setLevel(logging.DEBUG if options.debug else logging.CRITICAL)
+    from pgcdc_assets.orchestration.instance import open_instance
+    from pgcdc_assets.orchestration.loading import load_location
+
+    location = load_location(options.module)
+    captures = location.select(options.name)
+    results: list[Comparison] = []
+    failures: list[PgcdcError] = []
+    with open_instance() as instance:
+        for loaded in captures:
+            for outcome in _verify(instance, location, loaded, options):
+                if isinstance(outcome, Comparison):
+                    results.append(outcome)
+                else:
+                    failures.append(outcome)
+    different = [result for result in results if not result.is_equal]
+    _print(results, different)
+    if failures:
+        raise max(failures, key=lambda error: error.exit_status)
     if different:
-        raise DifferenceFound(
-            reason=f"{', '.join(different)} differ from the source. While writers are active, "
-            "changes that are not merged yet show as differences: run `pgcdc sync` and verify at "
-            "rest."
-        )
+        names = ", ".join(result.qualified_name for result in different)
+        raise DifferenceFound(reason=f"Not equal to the source at the same LSN: {names}.")
     return 0
 
 
-def _compare(loaded: LoadedCapture, names: list[str]) -> list[Comparison]:
+def _verify(
+    instance: dg.DagsterInstance,
+    location: CodeLocation,
+    loaded: LoadedCapture,
+    options: argparse.Namespace,
+) -> Iterator[Comparison | PgcdcError]:
+    """Compare one capture's tables; give the errors of tables that could not be compared."""
+    from pgcdc_assets.orchestration.defaults import state_folder
+    from pgcdc_assets.orchestration.output import stderr_to
+    from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
+    from pgcdc_assets.orchestration.targets import target_of
+
+    capture = loaded.capture
+    tables = _selected(loaded, options.tables)
+    settings = loaded.postgres.settings()
+    zone = loaded.lake.zone(capture.name)
+    spark_log = None if options.debug else state_folder() / "spark.log"
+    with source_moment(settings, zone, capture.slot) as moment:
+        _say(f"{capture.name}: comparing at {moment.lsn}")
+        if options.wait_only:
+            wait_captured(zone, moment, options.wait_seconds)
+        else:
+            limits = SyncLimits(wait_seconds=options.wait_seconds)
+            sync_capture(instance, location, loaded, say=_say, limits=limits, spark_log=spark_log)
+            wait_captured(zone, moment, 0.0)
+        with stderr_to(spark_log):
+            spark = loaded.spark.session()
+        for table in tables:
+            began = time.monotonic()
+            try:
+                found = compare_at(
+                    spark, settings, zone, capture.publication, target_of(table, [1]), moment
+                )
+            except PgcdcError as error:
+                print(f"pgcdc: {table.qualified_name}: {error}", file=sys.stderr)
+                yield error
+                continue
+            _say(f"{table.qualified_name}: {time.monotonic() - began:.1f} s")
+            yield found
+
+
+def _selected(loaded: LoadedCapture, names: Sequence[str]) -> list[CdcTable]:
     tables = {table.qualified_name: table for table in loaded.capture.tables if 1 in table.scd}
     unknown = sorted(set(names) - set(tables))
     if unknown:
@@ -41,28 +102,47 @@ def _compare(loaded: LoadedCapture, names: list[str]) -> list[Comparison]:
             reason=f"Capture {loaded.capture.name} has no table {', '.join(unknown)}; it has "
             f"{', '.join(tables)}"
         )
-    zone = loaded.lake.zone(loaded.capture.name)
-    return [
-        compare_table(
-            loaded.postgres.settings(),
-            zone,
-            loaded.capture.publication,
-            table.schema,
-            table.table,
-            table.key,
+    return [table for name, table in tables.items() if not names or name in names]
+
+
+def _print(results: Sequence[Comparison], different: Sequence[Comparison]) -> None:
+    print_table(
+        ("table", "at", "source rows", "target rows", "missing", "extra", "differing", "columns"),
+        [_row(result) for result in results],
+    )
+    for result in different:
+        if not result.differences:
+            continue
+        key = ", ".join(result.key_columns)
+        total = result.missing + result.extra + result.differing
+        print(f"\n{result.qualified_name}: {len(result.differences)} of {total} rows, by ({key})")
+        print_table(
+            ("", "key", "columns"),
+            [
+                (row.kind.value, _key(row.key), ", ".join(row.columns) or "-")
+                for row in result.differences
+            ],
         )
-        for name, table in tables.items()
-        if not names or name in names
-    ]
 
 
 def _row(result: Comparison) -> tuple[str, ...]:
+    mark = "" if result.is_counted else "at least "
     return (
-        f"{result.schema}.{result.table}",
+        result.qualified_name,
+        str(result.lsn),
         str(result.source_rows),
         str(result.target_rows),
-        str(result.missing),
-        str(result.extra),
-        str(result.differing),
+        f"{mark}{result.missing}",
+        f"{mark}{result.extra}",
+        f"{mark}{result.differing}",
         ", ".join(result.columns) or "-",
     )
+
+
+def _key(texts: Sequence[str | None]) -> str:
+    """Write a key for a terminal: on one line, and NULL unlike the word."""
+    return ", ".join(_NULL if text is None else ascii(text) for text in texts)
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

@@ -20,7 +20,13 @@ from pydantic import Field
 from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, StreamPolicy, WindowPolicy
+from pgcdc_assets.orchestration.settings import (
+    CdcCapture,
+    CdcTable,
+    RetentionPolicy,
+    StreamPolicy,
+    WindowPolicy,
+)
 from pgcdc_assets.orchestration.translator import PgcdcTranslator
 
 
@@ -77,6 +83,22 @@ class StreamModel(dg.Model, Resolvable):
     )
 
 
+class RetentionModel(dg.Model, Resolvable):
+    """What is kept for how long, and when upkeep runs."""
+
+    raw_days: float | None = Field(
+        default=None,
+        description="Raw windows that are merged everywhere go after so many days; default: never.",
+    )
+    old_version_days: float = Field(
+        default=RetentionPolicy.old_version_days,
+        description="How long files that a merge has replaced stay for readers.",
+    )
+    schedule: str = Field(
+        default=RetentionPolicy.schedule, description="Cron expression of the upkeep, in UTC."
+    )
+
+
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     """Captures a Postgres publication, and keeps tables of it in the lake.
 
@@ -106,7 +128,14 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     spark_config: dict[str, str] = Field(default={}, description="Spark settings.")
     windows: WindowModel = Field(default=WindowModel(), description="Opening of windows.")
     stream: StreamModel = Field(default=StreamModel(), description="The replication stream.")
+    retention: RetentionModel = Field(
+        default=RetentionModel(), description="What is kept for how long."
+    )
     merge_parallelism: int = Field(default=2, description="Tables merged side by side.")
+    verify_wait_seconds: float = Field(
+        default=CdcCapture.verify_wait_seconds,
+        description="How long the check equals_source waits for the capture.",
+    )
     is_sample: bool = Field(
         default=False,
         description="Leave this capture out once PGCDC_DSN is set and the folder has another one.",
@@ -126,7 +155,9 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             tables=tuple(CdcTable.parse(t.name, t.scd, t.key) for t in self.tables),
             windows=WindowPolicy(**self.windows.model_dump()),
             stream=StreamPolicy(**self.stream.model_dump()),
+            retention=RetentionPolicy(**self.retention.model_dump()),
             merge_parallelism=self.merge_parallelism,
+            verify_wait_seconds=self.verify_wait_seconds,
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

@@ -7,7 +7,13 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, StreamPolicy, WindowPolicy
+from pgcdc_assets.orchestration.settings import (
+    CdcCapture,
+    CdcTable,
+    RetentionPolicy,
+    StreamPolicy,
+    WindowPolicy,
+)
 
 CAPTURE_METADATA = "pgcdc/capture"
 
@@ -35,6 +41,7 @@ def capture_of(metadata: Any) -> CdcCapture:
             "tables": tables,
             "windows": WindowPolicy(**data["windows"]),
             "stream": StreamPolicy(**data["stream"]),
+            "retention": RetentionPolicy(**data["retention"]),
         }
     )
 

@@ -20,6 +20,7 @@ from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs import claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.tables import read_columns
+from pgcdc_assets.orchestration.targets import target_of
 from pgcdc_assets.raw.zone import RawZone
 
 
@@ -84,7 +85,7 @@ def _targets(places: list[tuple[CdcTable, int]]) -> list[TableTarget]:
     for table, scd in places:
         kinds.setdefault(table, []).append(scd)
     return [
-        TableTarget(table.schema, table.table, tuple(sorted(scds)), table.key)
+        target_of(table, scds)
         for table, scds in sorted(kinds.items(), key=lambda item: item[0].qualified_name)
     ]
 

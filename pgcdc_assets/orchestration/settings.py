@@ -124,6 +124,29 @@ class StreamPolicy:
 
 
 @dataclass(frozen=True)
+class RetentionPolicy:
+    """What is kept for how long, and when upkeep runs.
+
+    Attributes:
+        raw_days: raw windows that are merged into every table go when their last change was
+            committed longer ago; None: they stay.
+        old_version_days: files that a merge has replaced stay so long for readers of older
+            versions.
+        schedule: cron expression, in UTC.
+    """
+
+    raw_days: float | None = None
+    old_version_days: float = 7.0
+    schedule: str = "17 3 * * *"
+
+    def __post_init__(self) -> None:
+        for name in ("raw_days", "old_version_days"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigurationError(reason=f"retention.{name} must not be negative")
+
+
+@dataclass(frozen=True)
 class CdcCapture:
     """One capture: a publication, the slot that reads it, and the tables kept from it.
 
@@ -131,6 +154,8 @@ class CdcCapture:
         name: names the assets, the slot's default and the lake folder.
         slot: the replication slot; made by the first snapshot when it does not exist.
         merge_parallelism: tables merged side by side in the one Spark session.
+        verify_wait_seconds: how long the check `equals_source` waits until the moment that it reads
+            the source at is captured.
     """
 
     name: str
@@ -139,7 +164,9 @@ class CdcCapture:
     slot: str = ""
     windows: WindowPolicy = field(default_factory=WindowPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     merge_parallelism: int = 2
+    verify_wait_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

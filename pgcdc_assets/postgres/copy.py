@@ -68,7 +68,7 @@ def hold_snapshot(settings: ConnectionSettings, snapshot_name: str) -> Iterator[
         The name under which the snapshot is exported now.
     """
     with query_connection(settings, "snapshot", statement_timeout_ms=0) as conn:
-        _begin(conn, snapshot_name)
+        begin_at(conn, snapshot_name)
         with conn.cursor() as cursor:
             cursor.execute("select pg_export_snapshot()")
             row = cursor.fetchone()
@@ -98,21 +98,21 @@ def copy_relation(
         ConnectionLost: the server went away.
     """
     with query_connection(settings, "copy", statement_timeout_ms=0) as conn:
-        query = _query(relation, is_partitioned, row_filter)
+        query = rows_of(relation, is_partitioned, row_filter)
         try:
-            _begin(conn, snapshot_name)
-            _lock_unchanged(settings, conn, relation, query)
+            begin_at(conn, snapshot_name)
+            lock_unchanged(settings, conn, relation, query)
         except (UndefinedTable, UndefinedColumn) as error:
             raise TableChanged(relation=relation.qualified_name) from error
         except psycopg2.Error as error:
-            raise _failure(settings, relation, error) from error
+            raise reading_failure(settings, relation, error) from error
         statement = sql.SQL("copy ({}) to stdout").format(query).as_string(conn)
         try:
             for chunk in _chunks(conn, statement, chunk_bytes):
                 rows = decode_copy_text(chunk, len(relation.columns))
                 yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
         except psycopg2.Error as error:
-            raise _failure(settings, relation, error) from error
+            raise reading_failure(settings, relation, error) from error
 
 
 def copy_published(
@@ -128,7 +128,12 @@ def copy_published(
     )
 
 
-def _begin(conn: Connection, snapshot_name: str) -> None:
+def begin_at(conn: Connection, snapshot_name: str) -> None:
+    """Begin a transaction that reads as of an exported snapshot.
+
+    Raises:
+        TransientError: the snapshot is gone.
+    """
     with conn.cursor() as cursor:
         if conn.server_version >= 170000:
             cursor.execute("set transaction_timeout = 0")
@@ -140,15 +145,18 @@ def _begin(conn: Connection, snapshot_name: str) -> None:
                 raise
             raise TransientError(
                 reason=f"Snapshot {snapshot_name} is gone: the session that held it has ended. Run "
-                f"the copy "
-                "again."
+                "it again."
             ) from error
 
 
-def _lock_unchanged(
+def lock_unchanged(
     settings: ConnectionSettings, conn: Connection, relation: Relation, query: sql.Composable
 ) -> None:
-    """Keep the table from being altered, then check that nobody altered it since the snapshot."""
+    """Keep the table from being altered, then check that nobody altered it since the snapshot.
+
+    Raises:
+        TableChanged: somebody did.
+    """
     relation_id = relation.relation_id
     with conn.cursor() as cursor:
         # Takes the lock and checks our privileges as the copy itself will; LOCK TABLE would ask for
@@ -175,7 +183,8 @@ def _shape(column: Column) -> tuple[str, int | None, int, int]:
     return column.name, column.attnum, column.type_oid, column.typmod
 
 
-def _query(relation: Relation, is_partitioned: bool, row_filter: str | None) -> sql.Composed:
+def rows_of(relation: Relation, is_partitioned: bool, row_filter: str | None) -> sql.Composed:
+    """Write the query that gives a table's rows as its publication sends them."""
     return sql.SQL("select {columns} from {only} {table}{where}").format(
         columns=sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns),
         only=sql.SQL("" if is_partitioned else "only"),
@@ -240,23 +249,26 @@ def _chunks(conn: Connection, statement: str, chunk_bytes: int) -> Iterator[byte
         raise sink.failure
 
 
-def _failure(settings: ConnectionSettings, relation: Relation, error: psycopg2.Error) -> PgcdcError:
-    name, doing = relation.qualified_name, f"copying {relation.qualified_name}"
+def reading_failure(
+    settings: ConnectionSettings, relation: Relation, error: psycopg2.Error
+) -> PgcdcError:
+    """Say what keeps a table's rows from being read, without the server's sentence."""
+    name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
     role = quoted(settings.describe().rpartition(" as ")[2])
     if "row-level security" in str(error):
         return ConfigurationError(
-            reason=f"Table {name} has row-level security, which would hide rows from its copy. Let "
+            reason=f"Table {name} has row-level security, which would hide rows. Let "
             f"this role see all of them with: alter role {role} bypassrls"
         )
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
-            reason=f"Table {name} cannot be copied: this role may not read it. Grant it with: "
+            reason=f"Table {name} cannot be read by this role. Grant it with: "
             f"grant "
             f"usage on schema {quoted(relation.schema)} to {role}; grant select on "
             f"{quoted(relation.schema, relation.table)} to {role}"
         )
     # The server's own sentence may quote a value, so only the kind of error is told.
     return statement_failure(settings.describe(), doing, error) or DefiniteError(
-        reason=f"Table {name} cannot be copied: Postgres reports {type(error).__name__} (SQLSTATE "
+        reason=f"Table {name} cannot be read: Postgres reports {type(error).__name__} (SQLSTATE "
         f"{error.pgcode}); the server's log has its sentence."
     )

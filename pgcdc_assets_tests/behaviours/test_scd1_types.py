@@ -21,6 +21,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.database import create_database, drop_database
 from pgcdc_assets_tests.fixtures.servers import ServerPool
 from pgcdc_assets_tests.merge.pipeline import Pipeline
+from pgcdc_assets_tests.verify.comparing import verify
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -321,6 +322,14 @@ def _inserts(groups: Mapping[str, Sequence[Case]], first_id: int) -> list[str]:
 def test_values_are_typed_exactly_or_rescued_exactly(merged: Pipeline, group: str) -> None:
     """G1, G2, G3, G4, G5, G6, G7, G9, G10."""
     _check(merged, group, GROUPS[group])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_value_is_equal_to_the_source_at_one_lsn(merged: Pipeline, group: str) -> None:
+    """G1 to G10, by the digests that Postgres and Spark compute."""
+    found = verify(merged, group)
+    assert found.is_equal, found
+    assert found.source_rows > 0
 
 
 def test_types_of_extensions_and_xml_are_exact_text(

@@ -1,4 +1,7 @@
-"""Source against SCD1, value by value, by a way of its own.
+"""Source against SCD1 as both are now, value by value, by a way of its own.
+
+For tests and demonstrations at rest: it takes no LSN and holds a digest of every row. What runs
+beside writers, and at any size, is `comparing.py`.
 
 The source's rows come as Postgres's own texts in one snapshot; the target's rows come through
 delta-rs, without a JVM. The texts are read by `values.py` and not by the expressions that merged
@@ -25,37 +28,12 @@ from pgcdc_assets.postgres.copy import copy_published
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.values import Reader, Unreadable, comparable, reader_for
+from pgcdc_assets.verify.report import Comparison
 
 # Differing rows whose columns are looked at; more would tell nothing new.
 _EXAMINED_ROWS = 1000
 
 _RESCUED = "_rescued"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What comparing one table found.
-
-    Attributes:
-        missing: rows of the source whose key the target has not.
-        extra: rows of the target whose key the source has not.
-        differing: rows with the same key and other values.
-        columns: where the differing rows differ.
-    """
-
-    schema: str
-    table: str
-    source_rows: int
-    target_rows: int
-    missing: int = 0
-    extra: int = 0
-    differing: int = 0
-    columns: tuple[str, ...] = ()
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether both sides hold the same rows."""
-        return not (self.missing or self.extra or self.differing or self.columns)
 
 
 @dataclass

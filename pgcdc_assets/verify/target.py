@@ -1,0 +1,114 @@
+"""Digests of an SCD1 table's rows, computed by Spark as Postgres computes the source's.
+
+See `postgres/digests.py` for what a digest is. Everything is SQL text over one temporary view of a
+session of its own, so that it runs on every kind of session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.merge.sql import identifier, string
+from pgcdc_assets.postgres.digests import NULL_MARK, Bucket, RowDetail
+from pgcdc_assets.verify.canonical import ComparedColumn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_VIEW = "pgcdc_verified"
+
+# A row that the source deleted, where the table keeps such rows.
+_DELETED = "_deleted"
+
+
+@dataclass(frozen=True)
+class TargetVersion:
+    """One version of a Delta table that holds an SCD1 table's rows."""
+
+    path: str
+    version: int | None = None
+
+
+class TargetDigests:
+    """Asks Spark for digests of one table's rows.
+
+    Args:
+        session: nobody else uses it meanwhile; its time zone is UTC.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        frame: DataFrame,
+        columns: Sequence[ComparedColumn],
+        key: Sequence[int],
+    ) -> None:
+        self._session = session
+        self._columns = tuple(columns)
+        self._key = tuple(key)
+        names = {column.name for column in columns}
+        is_kept = ""
+        if _DELETED in frame.columns and _DELETED not in names:
+            is_kept = f" WHERE NOT coalesce({identifier(_DELETED)}, false)"
+        frame.createOrReplaceTempView(_VIEW)
+        texts = ", ".join(f"{column.text} AS t{i}" for i, column in enumerate(columns))
+        pieces = [_piece(i) for i in range(len(columns))]
+        self._rows = (
+            f"SELECT *, md5(concat({', '.join(pieces[i] for i in self._key)})) AS key_digest, "
+            f"md5(concat({', '.join(pieces)})) AS row_digest "
+            f"FROM (SELECT {texts} FROM {_VIEW}{is_kept})"
+        )
+
+    def buckets(self, digits: int) -> dict[str, Bucket]:
+        """Sum up the rows of each bucket that has any."""
+        part = "sum(CAST(conv(substr(row_digest, {}, 8), 16, 10) AS BIGINT))"
+        rows = self._session.sql(
+            f"SELECT substr(key_digest, 1, {digits}), count(*), {part.format(1)}, "
+            f"{part.format(9)} FROM ({self._rows}) GROUP BY 1"
+        ).collect()
+        return {row[0]: Bucket(row[1], row[2], row[3]) for row in rows}
+
+    def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Give digests of key and row, by the key's digest, of all rows in the buckets."""
+        wanted = ", ".join(string(bucket) for bucket in buckets)
+        found: pa.Table = self._session.sql(
+            f"SELECT key_digest, row_digest FROM ({self._rows}) "
+            f"WHERE substr(key_digest, 1, {len(buckets[0])}) IN ({wanted}) ORDER BY key_digest"
+        ).toArrow()
+        for batch in found.to_batches(max_chunksize=10_000):
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+    def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
+        """Look closely at the rows with these keys."""
+        if not key_digests:
+            return
+        key = ", ".join(f"t{i}" for i in self._key)
+        columns = ", ".join(f"md5({_piece(i)})" for i in range(len(self._columns)))
+        wanted = ", ".join(string(digest) for digest in key_digests)
+        rows = self._session.sql(
+            f"SELECT key_digest, row_digest, array({key}), array({columns}) FROM ({self._rows}) "
+            f"WHERE key_digest IN ({wanted})"
+        ).collect()
+        for row in rows:
+            yield RowDetail(row[0], row[1], tuple(row[2]), tuple(row[3]))
+
+
+def read_version(session: SparkSession, target: TargetVersion) -> DataFrame:
+    """Read a version of a table; the newest where none is given."""
+    reader = session.read.format("delta")
+    if target.version is not None:
+        reader = reader.option("versionAsOf", str(target.version))
+    return reader.load(target.path)
+
+
+def column_types(frame: DataFrame) -> Mapping[str, str]:
+    """Name the Spark types of the columns."""
+    return dict(frame.dtypes)
+
+
+def _piece(index: int) -> str:
+    text = f"t{index}"
+    return f"coalesce(concat(CAST(octet_length({text}) AS STRING), ':', {text}), '{NULL_MARK}')"

@@ -1,0 +1,293 @@
+"""The comparison at one LSN finds what is planted and names it, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.errors import ConfigurationError, MergeConflict, TransientError
+from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.merge.sql import delta_table
+from pgcdc_assets.verify import (
+    Comparison,
+    Difference,
+    Kind,
+    compare_at,
+    source_moment,
+    wait_captured,
+)
+from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
+from pgcdc_assets_tests.verify.comparing import compare, moment_of, verify
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+ODD_TEXTS = [
+    "",
+    " ",
+    "NULL",
+    "a,b",
+    'say "x"',
+    "it's",
+    "back\\slash",
+    "tab\tand\nline",
+    "{1}",
+    "é€😀",
+    "100%",
+    "N",
+    "1:a",
+]
+
+
+def plant(pipeline: Pipeline, statement: str, table: str = "t") -> None:
+    """Change the SCD1 table behind the merge's back; its watermark stays."""
+    pipeline.spark.sql(statement.format(t=delta_table(pipeline.path(table))))
+
+
+def found_in(comparison: Comparison) -> set[tuple[Kind, tuple[str | None, ...]]]:
+    return {(difference.kind, difference.key) for difference in comparison.differences}
+
+
+def test_equal_after_the_copy_after_changes_and_before_they_are_merged(pipeline: Pipeline) -> None:
+    pipeline.start(
+        "create table t (id int primary key, v text, n numeric(10, 2))",
+        "insert into t select i, 'row ' || i, i / 4.0 from generate_series(1, 500) i",
+    )
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    pipeline.database.execute("update t set v = null where id % 7 = 0")
+    pipeline.database.execute("delete from t where id % 5 = 0")
+    pipeline.database.execute("insert into t values (1000, '', null)")
+    found = verify(pipeline)
+    assert found.is_equal, found
+    assert found.source_rows == found.target_rows == 401
+    pipeline.merge()
+    assert verify(pipeline).is_equal
+    staging = Path(pipeline.zone.lake.path(pipeline.zone.name, "verify"))
+    assert not staging.exists() or not list(staging.iterdir())
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
+    pipeline: Pipeline, is_merged: bool
+) -> None:
+    pipeline.start(
+        "create table t (id int primary key, v text, n int)",
+        "insert into t select i, 'row ' || i, i from generate_series(1, 2000) i",
+    )
+    pipeline.sync()
+    if not is_merged:
+        # Whoever folds these has to find the planted rows where they are, and leave them there.
+        pipeline.database.execute("update t set n = n + 1 where id % 100 = 0")
+    plant(pipeline, "UPDATE {t} SET v = 'wrong', n = -1 WHERE id = 17")
+    plant(pipeline, "DELETE FROM {t} WHERE id = 1234")
+    plant(
+        pipeline,
+        "INSERT INTO {t} SELECT 9999 AS id, v, n, _lsn, _ordinal, _commit_ts, _rescued FROM {t} "
+        "WHERE id = 1",
+    )
+    found = verify(pipeline)
+    assert (found.missing, found.extra, found.differing) == (1, 1, 1)
+    assert found.columns == ("v", "n")
+    assert found.key_columns == ("id",)
+    assert set(found.differences) == {
+        Difference(Kind.MISSING, ("1234",)),
+        Difference(Kind.EXTRA, ("9999",)),
+        Difference(Kind.DIFFERS, ("17",), ("v", "n")),
+    }
+
+
+def test_a_row_that_is_there_twice_is_extra(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    plant(pipeline, "INSERT INTO {t} SELECT * FROM {t}")
+    found = verify(pipeline)
+    assert found_in(found) == {(Kind.EXTRA, ("1",))}
+
+
+def test_composite_and_odd_keys_are_named_as_they_are(pipeline: Pipeline) -> None:
+    pipeline.tables = ("t",)
+    pipeline.start('create table t (b text, "a %s" bigint, v text, primary key ("a %s", b))')
+    for number, text in enumerate(ODD_TEXTS):
+        pipeline.database.execute(
+            "insert into t values (%s, %s, %s)", (text, number % 3, f"v{number}")
+        )
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    plant(pipeline, "UPDATE {t} SET v = 'wrong' WHERE true")
+    found = verify(pipeline)
+    assert found.differing == len(ODD_TEXTS)
+    assert found.key_columns == ("a %s", "b")
+    expected = {(Kind.DIFFERS, (str(number % 3), text)) for number, text in enumerate(ODD_TEXTS)}
+    assert found_in(found) == expected
+
+
+def test_null_and_the_empty_text_differ(pipeline: Pipeline) -> None:
+    pipeline.start(
+        "create table t (id int primary key, v text)", "insert into t values (1, null), (2, '')"
+    )
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    plant(pipeline, "UPDATE {t} SET v = IF(id = 1, '', NULL)")
+    assert verify(pipeline).differing == 2
+
+
+def test_a_rescued_text_counts_as_the_value(pipeline: Pipeline) -> None:
+    pipeline.start(
+        "create table t (id int primary key, v numeric(6, 2))", "insert into t values (1, 'NaN')"
+    )
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    plant(pipeline, "UPDATE {t} SET _rescued = NULL")
+    assert verify(pipeline).columns == ("v",)
+
+
+def test_many_differences_are_counted_and_some_are_named(pipeline: Pipeline) -> None:
+    pipeline.start(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, 'v' from generate_series(1, 30000) i",
+    )
+    pipeline.sync()
+    plant(pipeline, "UPDATE {t} SET v = 'w' WHERE id <= 20000")
+    plant(pipeline, "DELETE FROM {t} WHERE id > 29000")
+    found = verify(pipeline)
+    assert (found.missing, found.extra, found.differing) == (1000, 0, 20000)
+    assert found.is_counted
+    assert len(found.differences) == 20
+    assert {difference.kind for difference in found.differences} == {Kind.MISSING, Kind.DIFFERS}
+
+
+def test_row_filter_and_column_list_hold_on_the_source_too(pipeline: Pipeline) -> None:
+    """D13: the publication's filter says which rows are compared."""
+    database = pipeline.database
+    database.execute("create table t (id int primary key, v text, hidden text)")
+    database.execute("insert into t select i, 'v{}%%s', 'h' from generate_series(1, 20) i")
+    database.execute(
+        f"create publication {PUBLICATION} for table t (id, v) where (id % 2 = 0 and v like '%s')"
+    )
+    pipeline.copy()
+    pipeline.sync()
+    database.execute("insert into t values (21, '%s', 'h'), (22, '%s', 'h')")
+    found = verify(pipeline)
+    assert found.is_equal, found
+    assert found.source_rows == 11
+
+
+def test_what_is_committed_after_the_moment_is_on_neither_side(pipeline: Pipeline) -> None:
+    """One window holds changes from before and after the moment; merges have gone beyond it."""
+    pipeline.start(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, 'old' from generate_series(1, 100) i",
+    )
+    pipeline.sync()
+    pipeline.database.execute("update t set v = 'before' where id <= 10")
+    with moment_of(pipeline) as moment:
+        pipeline.database.execute("update t set v = 'after' where id <= 20")
+        pipeline.database.execute("delete from t where id > 90")
+        pipeline.capture()
+        unmerged = compare(pipeline, moment)
+        pipeline.merge()
+        merged = compare(pipeline, moment)
+    for found in (unmerged, merged):
+        assert found.is_equal, found
+        assert found.source_rows == 100
+        assert found.lsn == moment.lsn
+    assert len(pipeline.rows()) == 90
+
+
+def test_a_copy_taken_before_the_moment_is_part_of_it(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    pipeline.database.execute("update t set v = 'b'")
+    pipeline.copy("t")
+    pipeline.database.execute("insert into t values (2, 'c')")
+    assert verify(pipeline).is_equal
+
+
+def test_a_table_of_its_own_key_in_the_settings_is_compared_by_it(pipeline: Pipeline) -> None:
+    pipeline.start(
+        "create table t (id int primary key, v text unique not null)",
+        "alter table t replica identity full",
+        "insert into t values (1, 'a'), (2, 'b')",
+    )
+    pipeline.capture()
+    pipeline.merge(None, TableTarget("public", "t", key=("v",)))
+    plant(pipeline, "UPDATE {t} SET id = 7 WHERE v = 'b'")
+    found = verify(pipeline, key=("v",))
+    assert found.differences == (Difference(Kind.DIFFERS, ("b",), ("id",)),)
+
+
+def test_a_column_that_one_side_lacks_is_a_difference(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    pipeline.database.execute("alter table t add column added int")
+    found = verify(pipeline)
+    assert found.columns == ("added",)
+    assert not found.is_equal
+
+
+def test_a_table_that_was_never_merged_or_is_not_published_is_named(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key, v text)")
+    with pytest.raises(ConfigurationError, match=r"public\.t was never merged"):
+        verify(pipeline)
+    pipeline.sync()
+    pipeline.database.execute("create table other (id int primary key)")
+    with pytest.raises((ConfigurationError, MergeConflict), match=r"public\.other"):
+        verify(pipeline, "other")
+
+
+def test_a_table_that_is_altered_meanwhile_is_left_to_another_try(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        pipeline.database.execute("truncate t")
+        with pytest.raises(TransientError, match="altered while it was compared"):
+            compare(pipeline, moment)
+
+
+def test_a_moment_that_nobody_captures_is_waited_for_a_limited_time(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key)")
+    pipeline.sync()
+    with moment_of(pipeline) as moment:
+        with pytest.raises(TransientError, match=f"read at {moment.lsn}, but test is captured"):
+            wait_captured(pipeline.zone, moment, 0.1)
+
+
+def test_an_open_transaction_delays_a_moment_for_a_limited_time(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key)")
+    pipeline.sync()
+    settings = pipeline.database.settings(lock_timeout_ms=300)
+    with pipeline.database.connect(autocommit=False) as other, other.cursor() as cursor:
+        cursor.execute("insert into t values (1)")
+        with pytest.raises(TransientError, match="pg_terminate_backend"):
+            with source_moment(settings, pipeline.zone, pipeline.slot):
+                raise AssertionError("the slot cannot have been made")
+
+
+def test_a_moment_leaves_no_slot_behind(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key)")
+    with moment_of(pipeline):
+        slots = pipeline.database.query(
+            "select slot_name from pg_replication_slots where database = current_database()"
+        )
+        assert slots == [(pipeline.slot,)]
+
+
+def test_the_limit_of_a_statement_does_not_hold_for_reading_a_table(pipeline: Pipeline) -> None:
+    pipeline.start(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, repeat(md5(i::text), 20) from generate_series(1, 100000) i",
+    )
+    pipeline.sync()
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        found = compare_at(
+            pipeline.spark,
+            pipeline.database.settings(statement_timeout_ms=250),
+            pipeline.zone,
+            PUBLICATION,
+            TableTarget("public", "t"),
+            moment,
+        )
+    assert found.is_equal

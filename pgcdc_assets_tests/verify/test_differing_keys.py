@@ -1,0 +1,39 @@
+"""Two sorted streams of digests: which keys are missing, extra or have another row."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.verify.comparing import _differing_keys, _grouped
+from pgcdc_assets.verify.report import Kind
+
+M, E, D = Kind.MISSING, Kind.EXTRA, Kind.DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "found"),
+    [
+        ([], [], []),
+        (["a1", "b1"], ["a1", "b1"], []),
+        (["a1", "b1"], ["b1"], [(M, "a")]),
+        (["b1"], ["a1", "b1", "c1"], [(E, "a"), (E, "c")]),
+        (["a1", "b1"], ["a1", "b2"], [(D, "b")]),
+        (["a1"], ["a1", "a1"], [(E, "a")]),
+        (["a1", "a1"], ["a1"], [(M, "a")]),
+        (["a1", "a2"], ["a2", "a1"], []),
+        (["a1", "a2"], ["a2", "a3", "a4"], [(D, "a"), (E, "a")]),
+        ([], ["a1"], [(E, "a")]),
+    ],
+)
+def test_rows_are_told_apart_by_key_and_counted(
+    source: list[str], target: list[str], found: list[tuple[Kind, str]]
+) -> None:
+    def streams(rows: list[str]) -> list[tuple[str, str]]:
+        return [(row[0], row[1]) for row in rows]
+
+    assert list(_differing_keys(streams(source), streams(target))) == found
+
+
+def test_buckets_are_grouped_up_to_a_number_of_rows() -> None:
+    sizes = {"a": 300_000, "b": 300_000, "c": 100_000, "d": 900_000, "e": 1}
+    assert list(_grouped(sizes)) == [["a"], ["b", "c"], ["d"], ["e"]]

@@ -1,0 +1,75 @@
+"""Under writers that never stop both sides are equal at one LSN, again and again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.fixtures.waiting import wait_until
+from pgcdc_assets_tests.merge.pipeline import Pipeline
+from pgcdc_assets_tests.verify.comparing import verify
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+_STATEMENTS = (
+    "insert into t select coalesce(max(id), 0) + 1, 'new', random() from t",
+    "update t set v = v || '.', n = random() where id % 50 = (random() * 50)::int",
+    "delete from t where id = (select min(id) from t)",
+    "update t set id = -id where id = (select max(id) from t where id > 0)",
+)
+
+
+class Writer:
+    """Commits small transactions until it is told to stop."""
+
+    def __init__(self, database: Database) -> None:
+        self.committed = 0
+        self._database = database
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        with self._database.connect(autocommit=False) as connection:
+            cursor = connection.cursor()
+            while not self._stop.is_set():
+                cursor.execute(_STATEMENTS[self.committed % len(_STATEMENTS)])
+                if self.committed % 11:
+                    connection.commit()
+                else:
+                    connection.rollback()
+                self.committed += 1
+                # A pause that leaves the machine's cores to those who are tested.
+                self._stop.wait(0.005)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+
+def test_verify_says_equal_repeatedly_while_writers_go_on(pipeline: Pipeline) -> None:
+    pipeline.start(
+        "create table t (id int primary key, v text, n float8)",
+        "insert into t select i, 'row ' || i, random() from generate_series(1, 300) i",
+    )
+    pipeline.sync()
+    writer = Writer(pipeline.database)
+    with writer.at_work():
+        for turn in range(4):
+            before = writer.committed
+            wait_until(lambda before=before: writer.committed > before + 50, "writes")
+            found = verify(pipeline)
+            assert found.is_equal, (turn, found)
+            assert writer.committed > before + 50
+            if turn % 2:
+                pipeline.merge()
+    pipeline.sync()
+    assert verify(pipeline).is_equal
