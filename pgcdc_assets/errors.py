@@ -10,6 +10,7 @@
     │   ├── SlotMissing
     │   ├── SlotAdvanced
     │   ├── WindowUnavailable
+    │   ├── RawExpired
     │   ├── ReplicaIdentityError
     │   ├── SchemaChangeError
     │   ├── ProtocolError
@@ -129,6 +130,15 @@ class WindowUnavailable(DefiniteError):
     message = (
         "Window {window} cannot be captured again: the slot stands at {confirmed_flush_lsn} and "
         "{reason}. Take a new snapshot of its tables."
+    )
+
+
+class RawExpired(DefiniteError):
+    """Retention removed windows of the raw zone that are asked for."""
+
+    message = (
+        "{what} needs windows that retention has removed: the raw zone keeps what was committed "
+        "from {floor} on. A new snapshot of the table makes a beginning above that."
     )
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from pgcdc_assets.errors import RawZoneError, TransientError, WindowUnavailable
+from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError, WindowUnavailable
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.compaction import MINIMUM_FILES, CompactionReport, compact
@@ -63,6 +63,23 @@ class ChangeLog:
         """End of the newest landed window; None when the epoch has none."""
         table = self.table.load()
         return None if table is None else self._end(table, epoch)
+
+    def kept_from(self, epoch: int) -> Lsn | None:
+        """Say below which LSN retention has removed windows; None when it never did."""
+        table = self.table.load()
+        return None if table is None else self._floor(table, epoch)
+
+    @property
+    def compaction_app_id(self) -> str:
+        """Name the application of all commits that put rows of old files into new ones.
+
+        delta-rs does not notice that another commit has removed one of these files.
+        """
+        return f"pgcdc:{self.capture}:compaction"
+
+    def floor_app_id(self, epoch: int) -> str:
+        """Name the application whose transaction version is the lowest LSN that is kept."""
+        return f"{self.app_id(epoch)}:floor"
 
     def land(
         self,
@@ -125,8 +142,12 @@ class ChangeLog:
 
         Raises:
             WindowUnavailable: the window is not in the raw zone, or some of its rows are missing.
+            RawExpired: retention removed it.
         """
         table = self.table.load()
+        floor = None if table is None else self._floor(table, window.epoch)
+        if floor is not None and window.start < floor:
+            raise RawExpired(what=f"Window {window.key}", floor=floor)
         end = None if table is None else self._end(table, window.epoch)
         if table is None or end is None or end < window.end:
             raise self._unavailable(window, end, "it was not landed in the raw zone")
@@ -153,11 +174,16 @@ class ChangeLog:
     def windows(self, epoch: int, since: Lsn | None = None) -> list[WindowSummary]:
         """List the landed windows in stream order, as their commits recorded them.
 
+        Windows that retention removed are not listed.
+
         Args:
             since: leave out windows that end at or before this LSN.
         """
         table = self.table.load()
-        return [] if table is None else self.journal.windows(table, epoch, since or 0)
+        if table is None:
+            return []
+        floor = self._floor(table, epoch) or 0
+        return self.journal.windows(table, epoch, max(since or 0, floor))
 
     def compact(
         self, minimum_files: int = MINIMUM_FILES, loaded: DeltaTable | None = None
@@ -170,8 +196,7 @@ class ChangeLog:
         loaded = loaded or self.table.load()
         if loaded is None:
             return []
-        app_id = f"pgcdc:{self.capture}:compaction"
-        return compact(self.table, loaded, app_id, minimum_files=minimum_files)
+        return compact(self.table, loaded, self.compaction_app_id, minimum_files=minimum_files)
 
     def _unavailable(
         self, window: LsnWindow, captured_through: Lsn | None, reason: str
@@ -194,6 +219,10 @@ class ChangeLog:
 
     def _end(self, table: DeltaTable, epoch: int) -> Lsn | None:
         version = table.transaction_version(self.app_id(epoch))
+        return None if version is None else Lsn(version)
+
+    def _floor(self, table: DeltaTable, epoch: int) -> Lsn | None:
+        version = table.transaction_version(self.floor_app_id(epoch))
         return None if version is None else Lsn(version)
 
     def _check_order(self, window: LsnWindow, captured_through: Lsn | None) -> bool:

@@ -137,6 +137,7 @@ class RawTable:
         removed: Sequence[RemoveAction] = (),
         app_id: str | None = None,
         app_version: int = 0,
+        excludes: str | None = None,
         record: Mapping[str, Any] | None = None,
         data_change: bool = True,
     ) -> None:
@@ -145,6 +146,8 @@ class RawTable:
         Args:
             table: the load that the caller's decision was made on.
             app_id: application id of the transaction, with `app_version`.
+            excludes: a second application id, whose commits since `table` was loaded make this one
+                be refused too, and the other way round.
             record: facts kept in the commit, readable through the table's history.
             data_change: False when rows only moved between files.
 
@@ -165,9 +168,12 @@ class RawTable:
             )
             for file in added
         ]
+        transactions = [Transaction(app_id, app_version)] if app_id else []
+        if excludes:
+            transactions.append(Transaction(excludes, table.version() + 1))
         properties = CommitProperties(
             custom_metadata={RECORD: dict(record)} if record is not None else None,
-            app_transactions=[Transaction(app_id, app_version)] if app_id else None,
+            app_transactions=transactions or None,
         )
         try:
             table.create_write_transaction(

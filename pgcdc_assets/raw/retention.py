@@ -1,0 +1,141 @@
+"""Removing old windows from `raw/changes`, and the floor that says which.
+
+One commit takes the rows out and records the floor: the lowest LSN that is kept, as an application
+transaction of its own. So nobody sees a floor with rows below it missing in part, and whoever asks
+for more than there is gets a sentence with the floor in it. Files lie about until VACUUM removes
+them: a reader that began before goes on undisturbed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+from deltalake.transaction import RemoveAction
+
+from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.layout import RelationGroups
+from pgcdc_assets.raw.reading import DataFile, data_files, scan
+from pgcdc_assets.raw.summary import WindowSummary
+from pgcdc_assets.raw.table import CommitRefused
+from pgcdc_assets.raw.zone import RawZone
+
+
+@dataclass(frozen=True)
+class RetentionReport:
+    """What was removed from an epoch.
+
+    Attributes:
+        floor: the lowest LSN that is kept; None when nothing was ever removed.
+    """
+
+    epoch: int
+    floor: Lsn | None
+    window_count: int = 0
+    row_count: int = 0
+    file_count: int = 0
+
+
+def remove_windows(
+    zone: RawZone, epoch: int, merged_through: Lsn | None, older_than: dt.datetime
+) -> RetentionReport:
+    """Remove an epoch's windows that are merged everywhere and old enough, oldest first.
+
+    Args:
+        merged_through: the lowest watermark of all tables; None: the epoch is over, and all of it
+            is merged.
+        older_than: the time before which a window's last commit has to lie.
+
+    Raises:
+        TransientError: the lake could not be written, or other upkeep was faster.
+        RawZoneError: files do not hold the rows that the log says; they were left as they are.
+    """
+    changes = zone.changes
+    kept_from = changes.kept_from(epoch)
+    windows = changes.windows(epoch)
+    floor = _new_floor(windows, merged_through, older_than)
+    if floor is None or (kept_from is not None and floor <= kept_from):
+        return RetentionReport(epoch, kept_from)
+    gone = [summary for summary in windows if summary.window.end <= floor]
+    row_count = sum(summary.row_count for summary in gone)
+    file_count = _remove_rows(zone, epoch, floor, row_count)
+    return RetentionReport(epoch, floor, len(gone), row_count, file_count)
+
+
+def _new_floor(
+    windows: Sequence[WindowSummary], merged_through: Lsn | None, older_than: dt.datetime
+) -> Lsn | None:
+    """Find the end of the newest window that may go; those before it may go too.
+
+    Windows without rows have no age of their own: they go with the next one that has.
+    """
+    floor = None
+    for summary in windows:
+        is_merged = merged_through is None or summary.window.end <= merged_through
+        if not is_merged:
+            break
+        if summary.last_commit_ts is None:
+            continue
+        if summary.last_commit_ts >= older_than:
+            break
+        floor = summary.window.end
+    return floor
+
+
+def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
+    """Remove the rows below the floor; return how many files that took out."""
+    changes = zone.changes
+    table = changes.table
+    loaded = table.load_or_create()
+    files = [file for file in data_files(loaded) if _holds_older(file, epoch, floor)]
+    crossing = [file for file in files if file.maximum["commit_lsn"] >= floor]
+    groups = RelationGroups()
+    with table.writer() as writer:
+        try:
+            condition = pc.field("commit_lsn") >= int(floor)
+            for batch in scan(table, crossing, table.schema.names, condition):
+                for group in groups.add(batch):
+                    writer.write(group)
+        except FileNotFoundError as error:
+            raise RawZoneError(
+                raw_zone=table.uri, reason="a file that its log names is gone; its rows are lost."
+            ) from error
+        for group in groups.drain():
+            writer.write(group)
+        kept = writer.finish()
+        removed = sum(f.row_count for f in files) - sum(f.row_count for f in kept)
+        if removed != row_count:
+            raise RawZoneError(
+                raw_zone=table.uri,
+                reason=f"{row_count} rows were landed below {floor}, but {removed} are there. "
+                "Nothing was removed.",
+            )
+    # From here on a failure may come after the commit took effect: files stay where they are.
+    now = int(time.time() * 1000)
+    try:
+        table.commit(
+            loaded,
+            kept,
+            removed=[RemoveAction(f.path, False, now, f.size_bytes, {}) for f in files],
+            app_id=changes.floor_app_id(epoch),
+            app_version=int(floor),
+            excludes=changes.compaction_app_id,
+            record={"kept_from": str(floor), "epoch": epoch, "removed_rows": row_count},
+            # Nothing changed at the source. A commit that says otherwise refuses every landing that
+            # began before it, and ends streams that read the table.
+            data_change=False,
+        )
+    except CommitRefused as refusal:
+        raise TransientError(
+            reason=f"Other upkeep of {table.uri} was faster; nothing was removed. The next one "
+            "goes on."
+        ) from refusal
+    return len(files)
+
+
+def _holds_older(file: DataFile, epoch: int, floor: Lsn) -> bool:
+    return bool(file.minimum["epoch"] == epoch and file.minimum["commit_lsn"] < floor)

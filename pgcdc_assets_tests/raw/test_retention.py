@@ -1,0 +1,151 @@
+"""Old windows go in one commit, and whoever asks for them learns the floor."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+
+import pytest
+
+from pgcdc_assets.errors import RawExpired, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.retention import RetentionReport, remove_windows
+from pgcdc_assets.raw.upkeep import keep_up
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.raw.rows import COMMIT_TS, landed, transaction, window
+
+DAY = dt.timedelta(days=1)
+LATER = COMMIT_TS + 10 * DAY
+
+
+def land_days(zone: RawZone, days: int, epoch: int = 1) -> None:
+    """One window a day from day 0 on: 10 LSNs each, two changes."""
+    for day in range(days):
+        start = 1000 + 10 * day
+        rows = transaction(start + 5, 2, commit_ts=COMMIT_TS + day * DAY)
+        zone.changes.land(window(start, start + 10, epoch), [rows])
+
+
+def starts(zone: RawZone, epoch: int = 1) -> list[int]:
+    return [int(summary.window.start) for summary in zone.changes.windows(epoch)]
+
+
+def test_windows_go_that_are_old_and_merged_and_no_other(zone: RawZone) -> None:
+    land_days(zone, 6)
+    assert zone.changes.kept_from(1) is None
+    report = remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
+    assert report == RetentionReport(1, Lsn(1030), window_count=3, row_count=6, file_count=3)
+    assert zone.changes.kept_from(1) == Lsn(1030)
+    assert starts(zone) == [1030, 1040, 1050]
+    assert [lsn for lsn, _ in landed(zone)] == [1035, 1035, 1045, 1045, 1055, 1055]
+    again = remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
+    assert again == RetentionReport(1, Lsn(1030))
+
+
+def test_nothing_goes_above_the_lowest_watermark(zone: RawZone) -> None:
+    land_days(zone, 6)
+    assert remove_windows(zone, 1, Lsn(1029), LATER).floor == Lsn(1020)
+    assert starts(zone) == [1020, 1030, 1040, 1050]
+
+
+def test_nothing_goes_before_its_time_and_nothing_is_nothing(zone: RawZone) -> None:
+    assert remove_windows(zone, 1, Lsn(1060), LATER) == RetentionReport(1, None)
+    land_days(zone, 2)
+    assert remove_windows(zone, 1, Lsn(1020), COMMIT_TS) == RetentionReport(1, None)
+    assert starts(zone) == [1000, 1010]
+
+
+def test_a_file_that_crosses_the_floor_keeps_its_younger_rows(zone: RawZone) -> None:
+    land_days(zone, 6)
+    before = landed(zone)
+    keep_up(zone, minimum_files=2)
+    loaded = zone.changes.table.load()
+    assert loaded is not None
+    assert len(loaded.file_uris()) == 1
+    remove_windows(zone, 1, Lsn(1040), LATER)
+    assert landed(zone) == [row for row in before if row[0] >= 1040]
+    assert zone.changes.summary(window(1040, 1050)).row_count == 2
+    assert zone.changes.summary(window(1050, 1060)).row_count == 2
+
+
+def test_windows_without_rows_go_with_an_older_neighbour(zone: RawZone) -> None:
+    zone.changes.land(window(990, 1000), [])
+    land_days(zone, 2)
+    zone.changes.land(window(1020, 1030), [])
+    assert remove_windows(zone, 1, Lsn(1030), LATER).floor == Lsn(1020)
+    assert starts(zone) == [1020]
+
+
+def test_other_epochs_are_left_alone(zone: RawZone) -> None:
+    land_days(zone, 3)
+    land_days(zone, 3, epoch=2)
+    keep_up(zone, minimum_files=2)
+    assert remove_windows(zone, 1, None, LATER).row_count == 6
+    assert starts(zone, 1) == []
+    assert starts(zone, 2) == [1000, 1010, 1020]
+    assert len(landed(zone, 2)) == 6
+
+
+def test_a_removed_window_is_refused_with_the_floor(zone: RawZone) -> None:
+    """H5: the run of an old partition once more."""
+    land_days(zone, 4)
+    remove_windows(zone, 1, Lsn(1020), LATER)
+    with pytest.raises(RawExpired, match=r"0001-.*removed: .* from 0/3FC on"):
+        zone.changes.summary(window(1000, 1010))
+    with pytest.raises(RawExpired):
+        zone.changes.land(window(1000, 1010), [])
+    assert zone.changes.summary(window(1020, 1030)).row_count == 2
+
+
+def test_landing_goes_on_and_upkeep_too_after_windows_went(zone: RawZone) -> None:
+    land_days(zone, 4)
+    remove_windows(zone, 1, Lsn(1040), LATER)
+    assert starts(zone) == []
+    assert zone.changes.captured_through(1) == Lsn(1040)
+    zone.changes.land(window(1040, 1050), [transaction(1045, 1)])
+    keep_up(zone, minimum_files=1, minimum_log_entries=1)
+    assert starts(zone) == [1040]
+    assert landed(zone) == [(1045, 0)]
+    assert zone.changes.kept_from(1) == Lsn(1040)
+
+
+def test_retention_compaction_and_landing_at_once_lose_and_double_nothing(zone: RawZone) -> None:
+    land_days(zone, 60)
+    stop = threading.Event()
+    errors: list[Exception] = []
+
+    def retention() -> None:
+        for day in range(1, 60):
+            try:
+                remove_windows(zone, 1, Lsn(1000 + 10 * day), LATER + 1000 * DAY)
+            except TransientError:
+                continue
+            except Exception as error:
+                errors.append(error)
+
+    def compaction() -> None:
+        while not stop.is_set():
+            try:
+                keep_up(zone, minimum_files=4, minimum_log_entries=8)
+            except TransientError:
+                continue
+            except Exception as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=retention), threading.Thread(target=compaction)]
+    for thread in threads:
+        thread.start()
+    for day in range(60, 90):
+        start = 1000 + 10 * day
+        rows = transaction(start + 5, 2, commit_ts=COMMIT_TS + day * DAY)
+        zone.changes.land(window(start, start + 10), [rows])
+    threads[0].join()
+    stop.set()
+    threads[1].join()
+    assert errors == []
+    floor = zone.changes.kept_from(1)
+    assert floor is not None
+    expected = [1005 + 10 * day for day in range(90) if 1000 + 10 * day >= floor]
+    assert landed(zone) == sorted((lsn, n) for lsn in expected for n in range(2))
+    assert starts(zone) == [lsn - 5 for lsn in expected]
