@@ -18,6 +18,7 @@ BENCHMARKS = {
     "wire": "benchmarks.capture_wire",
     "copy": "benchmarks.table_copy",
     "merge": "benchmarks.merge",
+    "verify": "benchmarks.verify",
     "sync": "benchmarks.sync",
     "sync_small": "benchmarks.sync_small",
 }

@@ -18,11 +18,13 @@ from pgcdc_assets.orchestration.lag_sensor import LagSensorTargets, build_lag_se
 from pgcdc_assets.orchestration.merge_assets import build_scd_assets
 from pgcdc_assets.orchestration.merge_sensor import build_merge_sensor
 from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.rebuild import build_rebuild_job
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.snapshot_assets import build_snapshot_asset
 from pgcdc_assets.orchestration.table_checks import build_table_checks
 from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTranslator
+from pgcdc_assets.orchestration.upkeep import build_upkeep
 
 
 def build_cdc_definitions(
@@ -79,6 +81,7 @@ class _Builder:
         capture_job, snapshot_job, merge_job, check_job = self._jobs(
             raw.key, snapshot.key, list(scd_keys.values())
         )
+        upkeep_job, upkeep_schedule = build_upkeep(self.capture, raw.key, scd_keys)
         keys = {table: spec.key for table, spec in sources.items()}
         targets = LagSensorTargets(raw.key, snapshot.key, (capture_job, snapshot_job))
         return dg.Definitions(
@@ -92,7 +95,15 @@ class _Builder:
                 build_source_checks(self.capture, raw.key, snapshot.key),
                 build_table_checks(self.capture, scd_keys),
             ],
-            jobs=[capture_job, snapshot_job, merge_job, check_job],
+            jobs=[
+                capture_job,
+                snapshot_job,
+                merge_job,
+                check_job,
+                build_rebuild_job(self.capture, scd_keys),
+                upkeep_job,
+            ],
+            schedules=[upkeep_schedule],
             sensors=[
                 build_lag_sensor(self.capture, targets),
                 build_merge_sensor(self.capture, scd_keys, merge_job),

@@ -39,6 +39,16 @@ class Names:
         return f"{self.name}_checks"
 
     @property
+    def rebuild_job(self) -> str:
+        """Builds SCD tables from raw."""
+        return f"{self.name}_rebuild"
+
+    @property
+    def upkeep_job(self) -> str:
+        """Removes what is old and tidies up; its schedule has the same name."""
+        return f"{self.name}_upkeep"
+
+    @property
     def lag_sensor(self) -> str:
         """Opens windows."""
         return f"{self.name}_lag"
@@ -72,6 +82,11 @@ class Names:
     def snapshot_pool(self) -> str:
         """Pool: one copying run; it does not hold up the capture."""
         return f"pgcdc/{self.name}/snapshot"
+
+    @property
+    def upkeep_pool(self) -> str:
+        """Pool: one run that tidies up; it holds up neither capture nor merge."""
+        return f"pgcdc/{self.name}/upkeep"
 
     @property
     def merge_pool(self) -> str:

@@ -169,18 +169,24 @@ class _Sync:
         if request.run_key is not None:
             tags["dagster/run_key"] = request.run_key
         part = job_name.removeprefix(f"{self.name}_")
+        job = self.repository.get_job(job_name)
+        if request.asset_selection:
+            # execute_in_process can select assets too, but adds every check of theirs.
+            job = job.get_subset(
+                asset_selection=frozenset(request.asset_selection),
+                asset_check_selection=frozenset(request.asset_check_keys or ()),
+            )
         with self._timed(part):
-            result = self.repository.get_job(job_name).execute_in_process(
+            result = job.execute_in_process(
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                 instance=self.instance,
                 tags=tags,
-                asset_selection=list(request.asset_selection) if request.asset_selection else None,
                 raise_on_error=False,
             )
         self.report.run_ids.append(result.run_id)
         self._note(part, result)
         if not result.success:
-            raise _error_of(result)
+            raise error_of_run(result)
 
     def _announce(self, job_name: str, request: dg.RunRequest) -> None:
         first = request.tags.get("dagster/asset_partition_range_start")
@@ -228,7 +234,7 @@ class _Sync:
             self.report.seconds[part] = self.report.seconds.get(part, 0.0) + seconds
 
 
-def _error_of(result: dg.ExecuteInProcessResult) -> PgcdcError:
+def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
     """Rebuild the error that ended a run, from its event."""
     for event in result.all_events:
         if event.event_type != DagsterEventType.STEP_FAILURE:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.merge import TableTarget
-from pgcdc_assets.merge.shape import SYSTEM_COLUMNS
+from pgcdc_assets.merge.shape import SCD1_COLUMNS
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open_source_table
 from pgcdc_assets.protocol.relation import Relation
@@ -116,7 +116,7 @@ def _key_names(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]
 def _lacking(relation: Relation, frame: DataFrame) -> list[str]:
     """Name the columns that only one side has."""
     source = [column.name for column in relation.columns]
-    ours = {name for name, _, _ in SYSTEM_COLUMNS}
+    ours = {name for name, _, _ in SCD1_COLUMNS}
     kept = [name for name in frame.columns if name not in ours and not name.startswith("_deleted")]
     return [name for name in source if name not in frame.columns] + [
         name for name in kept if name not in source

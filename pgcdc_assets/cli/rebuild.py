@@ -1,0 +1,64 @@
+"""`pgcdc rebuild`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from pgcdc_assets.cli.tables import print_table
+
+_HEADER = ("table", "rebuilt through", "was at", "changes", "rows", "seconds")
+_ENTRIES = (
+    "rebuilt_through",
+    "watermark_before",
+    "changes_read",
+    "dagster/row_count",
+    "seconds",
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Build SCD tables of one capture from its raw zone.
+
+    Raises:
+        PgcdcError: the error that the run ended with; tables that it does not name are rebuilt.
+    """
+    logging.getLogger("dagster").setLevel(logging.DEBUG if options.debug else logging.CRITICAL)
+    from pgcdc_assets.orchestration.defaults import state_folder
+    from pgcdc_assets.orchestration.instance import open_instance
+    from pgcdc_assets.orchestration.loading import load_location
+    from pgcdc_assets.orchestration.names import Names
+    from pgcdc_assets.orchestration.output import stderr_to
+    from pgcdc_assets.orchestration.rebuild import parse_lsn, rebuild_op_name, select_tables
+    from pgcdc_assets.orchestration.runs import PROCESS_TAG, process_tag
+    from pgcdc_assets.orchestration.sync import error_of_run
+
+    location = load_location(options.module)
+    (loaded,) = location.select(options.name)
+    capture = loaded.capture
+    # Said at once, before a session is started.
+    select_tables(capture, options.tables)
+    parse_lsn(options.through)
+    config = {"tables": options.tables, "through": options.through}
+    with open_instance() as instance:
+        with stderr_to(None if options.debug else state_folder() / "spark.log"):
+            loaded.spark.session()
+        result = location.repository.get_job(Names.of(capture).rebuild_job).execute_in_process(
+            run_config={
+                "ops": {rebuild_op_name(capture): {"config": config}},
+                "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+            },
+            instance=instance,
+            tags={PROCESS_TAG: process_tag()},
+            raise_on_error=False,
+        )
+    rows = []
+    for event in result.get_asset_observation_events():
+        observation = event.asset_observation_data.asset_observation
+        entries = [str(observation.metadata[name].value) for name in _ENTRIES]
+        rows.append(("/".join(observation.asset_key.path[1:]), *entries))
+    if rows:
+        print_table(_HEADER, rows)
+    if not result.success:
+        raise error_of_run(result)
+    return 0

@@ -1,0 +1,278 @@
+"""An SCD table made again from the raw zone alone; Postgres is not asked.
+
+The merge's own code builds it in a staging folder. Then its files move beside those of the live
+table, and one commit takes the old files out of the log, puts these in, and carries schema and
+watermark: readers see the one contents or the other. Killed before that commit, the live table is
+as it was; what lies about is an orphan that VACUUM or the next upkeep removes.
+
+That commit is delta-rs's: Spark's writers skip a commit whose application transaction is not above
+the stored one, and a table rebuilt through an earlier LSN has to get an earlier watermark.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+
+from pgcdc_assets.errors import ConfigurationError, RawExpired, TransientError
+from pgcdc_assets.failpoints import reach
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge import MergeFailure, TableTarget
+from pgcdc_assets.merge.sql import delta_table, string
+from pgcdc_assets.merge.watermark import read_target, table_path
+from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
+from pgcdc_assets.raw.zone import RawZone
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ATTEMPTS = 5
+
+# Properties that describe the table's contents; others are its owner's.
+_OURS = ("pgcdc.", "delta.columnMapping.")
+
+
+@dataclass(frozen=True)
+class RebuildReport:
+    """What rebuilding one SCD table did.
+
+    Attributes:
+        watermark_before: epoch and LSN; None where the table had none.
+        changes_read: changes folded from the raw zone.
+    """
+
+    schema: str
+    table: str
+    scd: int
+    path: str
+    epoch: int
+    watermark_before: tuple[int, Lsn] | None
+    watermark_after: Lsn
+    row_count: int
+    changes_read: int
+    seconds: float
+
+
+def rebuild_table(
+    spark: SparkSession, zone: RawZone, target: TableTarget, scd: int, through: Lsn | None = None
+) -> RebuildReport:
+    """Build an SCD table from raw, and let it take the live table's place in one commit.
+
+    Nobody else should merge the table meanwhile: a merge that does fails and is tried again.
+
+    Args:
+        through: fold changes with a lower commit LSN; None: all that is captured.
+
+    Raises:
+        ConfigurationError: nothing is captured so far, or the table was never merged.
+        RawExpired: retention removed windows that this needs.
+        DefiniteError: what the raw zone holds cannot be folded.
+        TransientError: the lake could not be written, or other writers were always faster.
+    """
+    started = time.monotonic()
+    window = _range(zone, through)
+    path = table_path(zone.lake, zone.name, target.schema, target.table, scd)
+    before = read_target(zone.lake, zone.name, path)
+    if before is None:
+        raise ConfigurationError(
+            reason=f"Table {target.qualified_name} was never merged: there is no {path}. The next "
+            "merge builds it from raw."
+        )
+    remove_stale(zone.lake, zone.name, STALE_AFTER)
+    with staging_root(zone.lake, zone.name, REBUILD) as root:
+        changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root)
+        reach("after_rebuild_staged")
+        staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
+        row_count = _replace_contents(spark, zone, staged, path, window)
+    return RebuildReport(
+        target.schema,
+        target.table,
+        scd,
+        path,
+        window.epoch,
+        before.watermark,
+        window.end,
+        row_count,
+        changes_read,
+        time.monotonic() - started,
+    )
+
+
+def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
+    """Say what is to be folded; only its epoch and its end count."""
+    epoch = zone.epochs.latest()
+    if epoch is None:
+        raise ConfigurationError(
+            reason=f"Nothing was captured for {zone.name} yet. Run `pgcdc sync`."
+        )
+    captured = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+    if through is None:
+        through = captured
+    if through > captured:
+        raise ConfigurationError(
+            reason=f"{zone.name} is captured through {captured}, so nothing can be rebuilt through "
+            f"{through}. Run `pgcdc sync` first, or name an LSN up to {captured}."
+        )
+    floor = zone.changes.kept_from(epoch.epoch)
+    if floor is not None and through < floor:
+        raise RawExpired(what=f"A rebuild through {through}", floor=floor)
+    if through < epoch.start_lsn:
+        raise ConfigurationError(
+            reason=f"Epoch {epoch.epoch} of {zone.name} starts at {epoch.start_lsn}, so nothing "
+            f"can be rebuilt through {through}. Name an LSN from there up to {captured}."
+        )
+    return LsnWindow.of(epoch.epoch, 0, through)
+
+
+def _build(
+    spark: SparkSession, zone: RawZone, target: TableTarget, window: LsnWindow, root: str
+) -> int:
+    from pgcdc_assets.merge import merge_tables
+
+    _check_kept(zone, target, window)
+    changes_read = 0
+    for report in merge_tables(spark, zone, [target], window, root=root):
+        if isinstance(report, MergeFailure):
+            raise report.error
+        changes_read += report.changes_read
+    # Retention may have removed windows while they were read.
+    _check_kept(zone, target, window)
+    return changes_read
+
+
+def _check_kept(zone: RawZone, target: TableTarget, window: LsnWindow) -> None:
+    """Check that every change since the table's copy is in the raw zone.
+
+    Raises:
+        RawExpired: retention removed some.
+    """
+    floor = zone.changes.kept_from(window.epoch)
+    if floor is None:
+        return
+    usable = [
+        copy.snapshot_lsn
+        for copy in zone.snapshots.complete_copies(window.epoch)
+        if (copy.schema, copy.table) == (target.schema, target.table)
+        and copy.snapshot_lsn <= window.end
+    ]
+    start = (min if target.keeps_history(target.scd[0]) else max)(usable, default=None)
+    if start is not None and start < floor:
+        raise RawExpired(
+            what=f"Table {target.qualified_name} was copied at {start}; its rebuild", floor=floor
+        )
+
+
+def _replace_contents(
+    spark: SparkSession, zone: RawZone, staged_path: str, path: str, window: LsnWindow
+) -> int:
+    """Replace a table's contents, schema and watermark by those of the staged table."""
+    staged = _open(zone, staged_path)
+    if pa.table(staged.deletion_vectors()).num_rows:
+        spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
+        staged = _open(zone, staged_path)
+    actions = _added_files(zone, staged, staged_path)
+    _move_files(zone, [action.path for action in actions], staged_path, path)
+    reach("after_rebuild_moved")
+    _commit(zone, staged, path, actions, window)
+    reach("after_rebuild_commit")
+    _keep_properties_in_step(spark, zone, staged, path)
+    return sum(json.loads(action.stats)["numRecords"] for action in actions)
+
+
+def _open(zone: RawZone, path: str) -> DeltaTable:
+    try:
+        return DeltaTable(path, storage_options=dict(zone.lake.storage_options) or None)
+    except (DeltaError, OSError) as error:
+        raise TransientError(
+            reason=f"The Delta table {path} cannot be read ({type(error).__name__}). Run it again."
+        ) from error
+
+
+def _added_files(zone: RawZone, staged: DeltaTable, path: str) -> list[AddAction]:
+    """Describe the staged table's files as its own log does: with all their statistics."""
+    live = set(pa.table(staged.get_add_actions()).column("path").to_pylist())
+    files = filesystem(zone.lake, path)
+    found: dict[str, dict[str, Any]] = {}
+    for version in range(staged.version() + 1):
+        with files.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
+            lines = [json.loads(line) for line in entry.read().splitlines() if line.strip()]
+        found.update({line["add"]["path"]: line["add"] for line in lines if "add" in line})
+    now = int(time.time() * 1000)
+    return [
+        AddAction(name, add["size"], add["partitionValues"], now, True, add["stats"])
+        for name, add in found.items()
+        if name in live
+    ]
+
+
+def _move_files(zone: RawZone, names: list[str], source: str, target: str) -> None:
+    """Move data files between two tables of the capture; their names are unique."""
+    root = zone.lake.path(zone.name)
+    store = filesystem(zone.lake, root)
+    for name in names:
+        paths = (f"{folder.removeprefix(root).lstrip('/')}/{name}" for folder in (source, target))
+        if zone.lake.is_local:
+            store.move(*paths)
+        else:
+            store.copy_file(*paths)
+
+
+def _commit(
+    zone: RawZone, staged: DeltaTable, path: str, actions: list[AddAction], window: LsnWindow
+) -> None:
+    properties = CommitProperties(
+        custom_metadata={"pgcdc": {"rebuilt_through": str(window.end)}},
+        app_transactions=[Transaction(zone.app_id(window.epoch), int(window.end))],
+        max_commit_retries=0,
+    )
+    for _ in range(_ATTEMPTS):
+        live = _open(zone, path)
+        try:
+            live.create_write_transaction(
+                actions,
+                "overwrite",
+                staged.schema(),
+                partition_by=staged.metadata().partition_columns,
+                commit_properties=properties,
+            )
+            return
+        except CommitFailedError:
+            # A merge committed meanwhile; what it wrote is replaced too.
+            continue
+        except (DeltaError, OSError) as error:
+            raise TransientError(
+                reason=f"The Delta table {path} cannot be written ({type(error).__name__}); it is "
+                "as it was. Run it again."
+            ) from error
+    raise TransientError(
+        reason=f"Merges of {path} were always faster than its rebuild; it is as they left it. Stop "
+        "them, and run it again."
+    )
+
+
+def _keep_properties_in_step(
+    spark: SparkSession, zone: RawZone, staged: DeltaTable, path: str
+) -> None:
+    """Write the properties that describe the contents, where they are others now.
+
+    A commit of its own, because no writer takes them together with files and an earlier watermark.
+    A crash before it leaves a table that is whole, and that names an older relation version as the
+    one it was made with: merges accept that, or ask for another rebuild.
+    """
+    known = _open(zone, path).metadata().configuration
+    wanted = {
+        name: value
+        for name, value in staged.metadata().configuration.items()
+        if name.startswith(_OURS) and known.get(name) != value
+    }
+    if wanted:
+        pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
+        spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({pairs})")
