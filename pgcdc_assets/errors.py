@@ -181,7 +181,8 @@ class WatermarkGap(DefiniteError):
 
     message = (
         "Table {table} is merged through {expected}, but the raw zone goes on at {found}: the "
-        "windows between are missing. Capture them, or take a new snapshot of the table."
+        "windows between are missing, removed by retention or never captured. Take a new snapshot "
+        "of the table."
     )
 
 

@@ -237,7 +237,7 @@ def _commit(
         live = _open(zone, path)
         try:
             live.create_write_transaction(
-                actions,
+                list(actions),
                 "overwrite",
                 staged.schema(),
                 partition_by=staged.metadata().partition_columns,

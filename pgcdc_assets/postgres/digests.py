@@ -177,7 +177,8 @@ class SourceDigests:
             digits=sql.Literal(len(buckets[0])),
             buckets=sql.Literal(list(buckets)),
         )
-        yield from self._fetch(query)
+        for key_digest, row_digest in self._fetch(query):
+            yield key_digest, row_digest
 
     def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
         """Look closely at the rows with these keys."""
