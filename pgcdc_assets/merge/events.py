@@ -5,10 +5,10 @@ that changes the key is both: the departure of the old key and a content of the 
 is (commit_lsn, ordinal), and nothing else.
 
 Columns of an events frame: `k0`, `k1` ... the typed key (and `r0` ... where the type cannot hold
-every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`, `is_content`, `tuple`
-(the texts in the newest layout; NULL for a departure) and, where the changes need it, `unknown`
-(the fields that this change does not say: unchanged TOAST), `is_arrival`, `is_move` and the key
-before, `p0`, `q0` ...
+every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`, `op`, `is_content`,
+`tuple` (the texts in the newest layout; NULL for a departure) and, where the changes need it,
+`unknown` (the fields that this change does not say: unchanged TOAST), `is_arrival`, `is_move` and
+the key before, `p0`, `q0` ...
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pyspark.sql import DataFrame
 
 from pgcdc_assets.merge.facts import ChangeFacts
 from pgcdc_assets.merge.shape import Layout, TableShape
+from pgcdc_assets.merge.sql import identifier, string
 
-_COMMON = ("commit_lsn", "ordinal", "commit_ts")
+_COMMON = ("commit_lsn", "ordinal", "commit_ts", "op")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,31 @@ class Fold:
             expressions.append(f"{value} AS {typed}{number}")
             if kind.may_rescue:
                 expressions.append(f"IF({value} IS NULL, {text(index)}, NULL) AS {rescued}{number}")
+        return expressions
+
+    def same_key(self, typed: str, rescued: str) -> str:
+        """Write the SQL that the key of a source row `s` is that of the table's row `t`."""
+        parts = []
+        for number, index in enumerate(self.shape.key):
+            field = self.shape.fields[index]
+            name = identifier(field.name)
+            if not field.type.may_rescue:
+                parts.append(f"t.{name} = s.{typed}{number}")
+                continue
+            text = f"try_element_at(t._rescued, {string(field.name)})"
+            parts.append(f"t.{name} <=> s.{typed}{number}")
+            parts.append(f"{text} <=> s.{rescued}{number}")
+        return " AND ".join(parts)
+
+    def stored_key(self) -> list[str]:
+        """Write the select expressions of the key of a row of the table."""
+        expressions = []
+        for number, index in enumerate(self.shape.key):
+            field = self.shape.fields[index]
+            expressions.append(f"{identifier(field.name)} AS k{number}")
+            if field.type.may_rescue:
+                text = f"try_element_at(_rescued, {string(field.name)})"
+                expressions.append(f"{text} AS r{number}")
         return expressions
 
     def old_text(self, index: int) -> str:

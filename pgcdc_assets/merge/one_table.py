@@ -7,19 +7,26 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError, TransientError
+from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import scd1
+from pgcdc_assets.merge import scd1, scd2
 from pgcdc_assets.merge.events import Fold
-from pgcdc_assets.merge.evolution import add_columns
+from pgcdc_assets.merge.evolution import add_columns, set_properties
+from pgcdc_assets.merge.facts import ChangeFacts
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.report import MergeReport
-from pgcdc_assets.merge.shape import TableShape, build_shape
-from pgcdc_assets.merge.sql import delta_table, string
+from pgcdc_assets.merge.shape import SCD1_COLUMNS, SCD2_COLUMNS, TableShape, build_shape
+from pgcdc_assets.merge.sources import (
+    is_made_by_its_changes,
+    read_changes,
+    read_copy,
+    shape_of_changes,
+    version_of_copy,
+)
+from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.tuning import tune
 from pgcdc_assets.merge.watermark import TargetState, advance_watermark, read_target
-from pgcdc_assets.raw.reading import change_files
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.merge.writing import create_or_replace, overwrite, replace_contents
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
 
@@ -27,13 +34,7 @@ from pgcdc_assets.raw.zone import RawZone
 # through the records of that many windows.
 IDLE_WINDOWS = 10
 
-# Given and not read from the files: Spark would open one before it plans the merge.
-_RAW = (
-    "epoch INT, commit_lsn BIGINT, ordinal BIGINT, commit_ts TIMESTAMP, op STRING, "
-    "relation_id BIGINT, relation_version INT, schema STRING, table STRING, old_kind STRING, "
-    "old ARRAY<STRING>, new ARRAY<STRING>, unchanged ARRAY<INT>"
-)
-_READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new unchanged".split()
+_POSITION = {1: "_lsn", 2: "_valid_from_lsn"}
 
 
 def pass_by(zone: RawZone, work: TableWork) -> MergeReport:
@@ -67,11 +68,12 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
     plan, state = work.plan, work.state
     counts = _Counts()
     tune(spark, _rows_to_handle(work), state.size_bytes if state is not None else 0)
-    if plan.copy is not None and not _is_made_by_its_changes(work):
-        counts += _write_copy(spark, zone, work, plan.copy)
+    kind: _Scd1 | _Scd2 = (_Scd1 if work.scd == 1 else _Scd2)(spark, zone, work)
+    if plan.copy is not None and not kind.takes_copy_with_changes:
+        counts += kind.apply_copy(state, plan.copy)
         state = _state(zone, work, plan.copy.snapshot_lsn)
     if work.facts is not None:
-        counts += _fold(spark, zone, work, state)
+        counts += kind.apply_changes(state)
         state = _state(zone, work, plan.end)
     elif plan.end > plan.start:
         advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.end)
@@ -117,49 +119,140 @@ class _Counts:
         )
 
 
-def _is_made_by_its_changes(work: TableWork) -> bool:
-    """Say whether the copy is empty and rows follow: then one commit makes the table."""
-    copy = work.plan.copy
-    return copy is not None and copy.row_count == 0 and bool(work.version_order)
+@dataclass(frozen=True)
+class _Scd1:
+    """Writes the current image."""
+
+    spark: SparkSession
+    zone: RawZone
+    work: TableWork
+
+    @property
+    def takes_copy_with_changes(self) -> bool:
+        """Whether an empty copy needs no commit of its own."""
+        return is_made_by_its_changes(self.work)
+
+    def apply_copy(self, state: TargetState | None, copy: Copy) -> _Counts:
+        """Replace the contents."""
+        shape = build_shape([version_of_copy(self.work, copy)], self.work.plan.target.key)
+        copied = read_copy(self.spark, self.zone, copy)
+        scd1.write_copy(
+            self.work.path, copied, shape, self.zone.app_id(copy.epoch), copy.snapshot_lsn
+        )
+        return _Counts(copy.row_count, 0, _rows_in(state), shape.may_rescue)
+
+    def apply_changes(self, state: TargetState | None) -> _Counts:
+        """Fold the changes to one row a key and merge them."""
+        work, facts = self.work, self.work.facts
+        assert facts is not None
+        end, app_id = work.plan.end, self.zone.app_id(work.plan.epoch)
+        before = _rows_in(state)
+        if not work.version_order:
+            # Nothing but TRUNCATE: the table keeps its shape and loses its rows.
+            nothing = self.spark.read.format("delta").load(work.path).where("false")
+            overwrite(nothing, work.path, app_id, end)
+            return _Counts(deleted=before)
+        makes_table = self.takes_copy_with_changes
+        shape = shape_of_changes(work, None if makes_table else state, SCD1_COLUMNS)
+        fold = Fold(shape, facts)
+        changes = read_changes(self.spark, self.zone, work)
+        if makes_table:
+            rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
+            create_or_replace(work.path, rows, shape, app_id, end)
+            return _Counts(_rows_after(self.zone, work), 0, before, shape.may_rescue)
+        assert state is not None
+        add_columns(self.spark, work.path, state.columns, shape)
+        if state.is_empty or facts.truncates:
+            rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
+            replace_contents(work.path, rows, shape, app_id, end)
+            return _Counts(_rows_after(self.zone, work), 0, before, shape.may_rescue)
+        stored = self.spark.read.format("delta").load(work.path)
+        rows = scd1.fold_changes(changes, fold, stored)
+        merged = scd1.merge_rows(self.spark, work.path, rows, fold, app_id, end)
+        return _Counts(*merged, shape.may_rescue)
 
 
-def _write_copy(spark: SparkSession, zone: RawZone, work: TableWork, copy: Copy) -> _Counts:
-    shape = build_shape([_version_of_copy(work, copy)], work.plan.target.key)
-    app_id = zone.app_id(work.plan.epoch)
-    copied = _read_copy(spark, zone, copy)
-    scd1.write_copy(work.path, copied, shape, app_id, copy.snapshot_lsn)
-    return _Counts(copy.row_count, 0, _rows_in(work.state), shape.may_rescue)
+@dataclass(frozen=True)
+class _Scd2:
+    """Writes the history."""
+
+    spark: SparkSession
+    zone: RawZone
+    work: TableWork
+
+    takes_copy_with_changes = False
+
+    def apply_copy(self, state: TargetState | None, copy: Copy) -> _Counts:
+        """Begin with the copy, or add what it says differently as versions."""
+        work, at = self.work, self.work.copied_at
+        assert at is not None
+        version = version_of_copy(work, copy)
+        shape = build_shape([version], work.plan.target.key, system=SCD2_COLUMNS)
+        copied = read_copy(self.spark, self.zone, copy)
+        app_id, lsn = self.zone.app_id(copy.epoch), copy.snapshot_lsn
+        if state is None:
+            scd2.write_first_copy(work.path, copied, shape, app_id, lsn, at)
+            return _Counts(copy.row_count, may_be_rescued=shape.may_rescue)
+        add_columns(self.spark, work.path, state.columns, shape)
+        set_properties(self.spark, work.path, state.properties, shape)
+        current = None if state.is_empty else scd2.current_rows(self.spark, work.path)
+        events = scd2.copied_events(copied, current, shape, lsn, at)
+        return self._write(events, current, Fold(shape, ChangeFacts()), state, copy.epoch, lsn)
+
+    def apply_changes(self, state: TargetState | None) -> _Counts:
+        """Find the versions that the changes make and end, and merge them."""
+        work, facts = self.work, self.work.facts
+        assert facts is not None and state is not None
+        epoch, end = work.plan.epoch, work.plan.end
+        if not work.version_order:
+            ended = scd2.end_all(
+                self.spark, work.path, facts.truncates[0], self.zone.app_id(epoch), end
+            )
+            return _Counts(updated=ended)
+        shape = shape_of_changes(work, state, SCD2_COLUMNS)
+        add_columns(self.spark, work.path, state.columns, shape)
+        fold = Fold(shape, facts)
+        changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
+        current = None if state.is_empty else scd2.current_rows(self.spark, work.path)
+        events, stored = scd2.changed_events(changes, current, fold)
+        return self._write(events, stored, fold, state, epoch, end)
+
+    def _write(
+        self,
+        events: DataFrame,
+        stored: DataFrame | None,
+        fold: Fold,
+        state: TargetState,
+        epoch: int,
+        watermark: Lsn,
+    ) -> _Counts:
+        path, app_id = self.work.path, self.zone.app_id(epoch)
+        tracked = _tracked(self.work, fold.shape)
+        inserted, updated = scd2.write_versions(
+            self.spark, path, events, stored, fold, tracked, app_id, watermark
+        )
+        if inserted is None:
+            inserted = _rows_after(self.zone, self.work) - _rows_in(state)
+        return _Counts(inserted, updated, may_be_rescued=fold.shape.may_rescue)
 
 
-def _fold(
-    spark: SparkSession, zone: RawZone, work: TableWork, state: TargetState | None
-) -> _Counts:
-    plan, facts = work.plan, work.facts
-    assert facts is not None
-    app_id = zone.app_id(plan.epoch)
-    before = _rows_in(state)
-    if not work.version_order:
-        # Nothing but TRUNCATE: the table keeps its shape and loses its rows.
-        nothing = spark.read.format("delta").load(work.path).where("false")
-        scd1.overwrite(nothing, work.path, app_id, plan.end)
-        return _Counts(deleted=before)
-    shape = _shape_of_changes(work, state)
-    fold = Fold(shape, facts)
-    changes = _read_changes(spark, zone, work)
-    if _is_made_by_its_changes(work):
-        rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
-        scd1.create_or_replace(work.path, rows, shape, app_id, plan.end)
-        return _Counts(_rows_after(zone, work), 0, before, shape.may_rescue)
-    assert state is not None
-    add_columns(spark, work.path, state.columns, shape)
-    if state.is_empty or facts.truncates:
-        rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
-        scd1.replace_contents(work.path, rows, shape, app_id, plan.end)
-        return _Counts(_rows_after(zone, work), 0, before, shape.may_rescue)
-    stored = spark.read.format("delta").load(work.path)
-    rows = scd1.fold_changes(changes, fold, stored)
-    merged = scd1.merge_rows(spark, work.path, rows, fold, app_id, plan.end)
-    return _Counts(*merged, shape.may_rescue)
+def _tracked(work: TableWork, shape: TableShape) -> list[int] | None:
+    """Find the fields whose change opens a version.
+
+    Raises:
+        ConfigurationError: a tracked column is not there.
+    """
+    names = work.plan.target.tracked
+    if names is None:
+        return None
+    known = [field.name for field in shape.fields]
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ConfigurationError(
+            reason=f"Table {work.plan.target.qualified_name}: tracked column "
+            f'"{missing[0]}" is not among its published columns. Mend `tracked` in its settings.'
+        )
+    return [known.index(name) for name in names]
 
 
 def _rows_in(state: TargetState | None) -> int:
@@ -181,108 +274,6 @@ def _state(zone: RawZone, work: TableWork, watermark: Lsn) -> TargetState:
     return state
 
 
-def _version_of_copy(work: TableWork, copy: Copy) -> RelationVersion:
-    candidates = [v for v in _relations(work) if v.version == copy.relation_version]
-    # A table that was dropped and created again counts its versions anew.
-    seen = [v for v in candidates if v.lsn <= copy.snapshot_lsn] or candidates
-    if not seen:
-        raise RawZoneError(
-            raw_zone=work.path,
-            reason=f"relation version {copy.relation_version} of "
-            f"{work.plan.target.qualified_name} is not described in raw/relations.",
-        )
-    return max(seen, key=lambda v: v.lsn)
-
-
-def _shape_of_changes(work: TableWork, state: TargetState | None) -> TableShape:
-    """Build the shape from the version that the table was made with and those of the changes."""
-    assert work.facts is not None
-    name = work.plan.target.qualified_name
-    known_key = None
-    if _is_made_by_its_changes(work):
-        assert work.plan.copy is not None
-        copied = _version_of_copy(work, work.plan.copy)
-        relation_id, made_with = copied.relation.relation_id, copied.version
-    else:
-        properties = state.properties if state is not None else {}
-        if scd1.RELATION_ID not in properties:
-            raise MergeConflict(
-                table=name,
-                reason=f"the Delta table {work.path} was not made by this package. Move it away",
-            )
-        relation_id = int(properties[scd1.RELATION_ID])
-        made_with = int(properties[scd1.RELATION_VERSION])
-        known_key = properties.get(scd1.KEY)
-    if work.facts.relation_ids != {relation_id}:
-        raise SchemaChangeError(
-            relation=name, column="(all)", reason="the table was dropped and created again"
-        )
-    versions = {v.version: v for v in _relations(work) if v.relation.relation_id == relation_id}
-    order = list(work.version_order)
-    if made_with not in order:
-        order.insert(0, made_with)
-    missing = [number for number in order if number not in versions]
-    if missing:
-        raise RawZoneError(
-            raw_zone=work.path,
-            reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
-        )
-    ordered = [versions[number] for number in order]
-    return build_shape(ordered, work.plan.target.key, known_key)
-
-
-def _relations(work: TableWork) -> list[RelationVersion]:
-    schema, table = work.name
-    return [
-        version
-        for version in work.relations
-        if (version.relation.schema, version.relation.table) == (schema, table)
-    ]
-
-
-def _read_copy(spark: SparkSession, zone: RawZone, copy: Copy) -> DataFrame:
-    return (
-        spark.read.format("delta")
-        .load(zone.snapshots.table.uri)
-        .where(
-            f"epoch = {copy.epoch} AND snapshot_lsn = {int(copy.snapshot_lsn)} "
-            f"AND schema = {string(copy.schema)} AND table = {string(copy.table)} "
-            f"AND relation_version = {copy.relation_version}"
-        )
-        .select("new")
-    )
-
-
-def _read_changes(spark: SparkSession, zone: RawZone, work: TableWork) -> DataFrame:
-    """Read the table's changes of the range that no TRUNCATE has undone.
-
-    The files are named to Spark one by one. To let Delta find them costs three Spark jobs and about
-    a second, which is more than a small merge.
-    """
-    plan, facts = work.plan, work.facts
-    assert facts is not None
-    (relation_id,) = facts.relation_ids
-    after = f"commit_lsn >= {int(plan.first_change)}"
-    if facts.truncates:
-        lsn, ordinal = facts.truncates[-1].commit_lsn, facts.truncates[-1].ordinal
-        after = (
-            f"commit_lsn >= {lsn} AND (commit_lsn > {lsn} OR (commit_lsn = {lsn} "
-            f"AND ordinal > {ordinal}))"
-        )
-    schema, table = work.name
-    files = change_files(zone.changes.table, plan.epoch, plan.first_change, plan.end)
-    return (
-        spark.read.schema(_RAW)
-        .parquet(*files)
-        .where(
-            f"epoch = {plan.epoch} AND {after} AND commit_lsn < {int(plan.end)} "
-            f"AND relation_id = {relation_id} "
-            f"AND schema = {string(schema)} AND table = {string(table)}"
-        )
-        .select(*_READ)
-    )
-
-
 def _count_rescued(spark: SparkSession, work: TableWork, state: TargetState) -> int:
     """Count the rows written by this merge that have a rescued value.
 
@@ -293,6 +284,6 @@ def _count_rescued(spark: SparkSession, work: TableWork, state: TargetState) -> 
         return 0
     row = spark.sql(
         f"SELECT count(*) AS n FROM {delta_table(work.path)} "
-        f"WHERE _rescued IS NOT NULL AND _lsn >= {int(work.plan.start)}"
+        f"WHERE _rescued IS NOT NULL AND {_POSITION[work.scd]} >= {int(work.plan.start)}"
     ).collect()[0]
     return int(row["n"])

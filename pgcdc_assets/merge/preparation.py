@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
-SCD_TYPES = (1,)
+SCD_TYPES = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class TableWork:
         facts: about the changes to be folded; None when there are none.
         version_order: the relation versions of these changes in the order of their last use.
         started: monotonic clock.
+        copied_at: the time to which the plan's copy belongs, for a table that keeps history.
     """
 
     plan: Plan
@@ -41,6 +43,7 @@ class TableWork:
     started: float
     facts: ChangeFacts | None = None
     version_order: tuple[int, ...] = ()
+    copied_at: dt.datetime | None = None
 
     @property
     def name(self) -> tuple[str, str]:
@@ -110,9 +113,18 @@ def prepare(
         except PgcdcError as error:
             yield MergeFailure(place.target.schema, place.target.table, error)
             continue
+        copied_at = None
+        if plan.copy is not None and place.target.keeps_history(place.scd):
+            copied_at = _copy_time(zone, plan.copy)
         works.append(
             TableWork(
-                plan, place.scd, place.path, place.state, relations(plan.epoch), place.started
+                plan,
+                place.scd,
+                place.path,
+                place.state,
+                relations(plan.epoch),
+                place.started,
+                copied_at=copied_at,
             )
         )
     yield from _with_facts(zone, works)
@@ -159,6 +171,21 @@ def _plan(
         if not in_order or skips_to_copy:
             raise
         return plan(True)
+
+
+def _copy_time(zone: RawZone, copy: Copy) -> dt.datetime:
+    """Say since when what a copy shows was so, by the source's clock, as far as raw tells.
+
+    That is the last commit landed before the copy; before the first one, the epoch's beginning.
+    """
+    commits = [
+        summary.last_commit_ts
+        for summary in zone.changes.windows(copy.epoch)
+        if summary.window.end <= copy.snapshot_lsn and summary.last_commit_ts is not None
+    ]
+    if commits:
+        return max(commits)
+    return next(e.created_at for e in zone.epochs.all() if e.epoch == copy.epoch)
 
 
 def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from pgcdc_assets.merge.shape import SYSTEM_COLUMNS, TableShape
+from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import string
 
 
@@ -58,6 +58,6 @@ def target_columns(shape: TableShape) -> list[Column]:
         F.col(f"c{i}").alias(field.name, metadata={"comment": field.comment})
         for i, field in enumerate(shape.fields)
     ]
-    for name, _, comment in SYSTEM_COLUMNS:
+    for name, _, comment in shape.system:
         columns.append(F.col(name.removeprefix("_")).alias(name, metadata={"comment": comment}))
     return columns

@@ -127,8 +127,12 @@ def own_session(spark: SparkSession) -> SparkSession:
     if _client(spark) is None:
         session = spark.newSession()
     else:
+        # A server knows a session from its first request on, and clones only what it knows.
+        spark.conf.get("spark.sql.session.timeZone")
         session = spark.cloneSession()
         _retry_briefly(_client(session))
+        if os.environ.get("PGCDC_TRY"):
+            session.conf.set("spark.sql.artifact.isolation.alwaysApplyClassloader", "false")
     for key, value in SESSION_CONF.items():
         session.conf.set(key, value)
     return session

@@ -15,11 +15,25 @@ from pgcdc_assets.merge.types import DeltaType, delta_type
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
 
-SYSTEM_COLUMNS = (
+SystemColumns = tuple[tuple[str, str, str], ...]
+
+_RESCUED = ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns cannot hold")
+
+SCD1_COLUMNS: SystemColumns = (
     ("_lsn", "BIGINT", "commit_lsn of the change that this row is"),
     ("_ordinal", "BIGINT", "position of that change in its transaction; -1 for a copied row"),
     ("_commit_ts", "TIMESTAMP", "commit time of that change; NULL for a copied row"),
-    ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns cannot hold, by column"),
+    _RESCUED,
+)
+SCD2_COLUMNS: SystemColumns = (
+    ("_valid_from", "TIMESTAMP", "commit time of the change that made this version"),
+    ("_valid_to", "TIMESTAMP", "commit time of the change that ended it; NULL while current"),
+    ("_is_current", "BOOLEAN", "no change has ended this version"),
+    ("_valid_from_lsn", "BIGINT", "commit_lsn of the change that made this version"),
+    ("_valid_to_lsn", "BIGINT", "commit_lsn of the change that ended it; NULL while current"),
+    ("_ordinal", "BIGINT", "position of the making change in its transaction; -1 for a copy"),
+    ("_op", "STRING", "I insert, U update, S copied row"),
+    _RESCUED,
 )
 
 
@@ -48,6 +62,7 @@ class TableShape:
     Attributes:
         key: indexes of the key's fields.
         layouts: of every relation version that tuples may have.
+        system: name, type and meaning of the columns that are ours.
     """
 
     relation: Relation
@@ -55,6 +70,7 @@ class TableShape:
     fields: tuple[Field, ...]
     key: tuple[int, ...]
     layouts: tuple[Layout, ...]
+    system: SystemColumns = SCD1_COLUMNS
 
     @property
     def may_rescue(self) -> bool:
@@ -68,7 +84,10 @@ class TableShape:
 
 
 def build_shape(
-    versions: Sequence[RelationVersion], key: tuple[str, ...] | None, known_key: str | None = None
+    versions: Sequence[RelationVersion],
+    key: tuple[str, ...] | None,
+    known_key: str | None = None,
+    system: SystemColumns = SCD1_COLUMNS,
 ) -> TableShape:
     """Build the shape that holds the tuples of all the versions.
 
@@ -83,7 +102,7 @@ def build_shape(
         ReplicaIdentityError: the table has nothing that identifies its rows.
     """
     newest = versions[-1].relation
-    check_names(newest)
+    check_names(newest, system)
     fields = tuple(_field(column) for column in newest.columns)
     names = key or _default_key(newest)
     if known_key is not None and known_key != key_text(names):
@@ -101,6 +120,7 @@ def build_shape(
         fields=fields,
         key=tuple(order.index(name) for name in names),
         layouts=tuple(_layout(version, newest) for version in versions),
+        system=system,
     )
 
 
@@ -109,16 +129,17 @@ def key_text(names: Sequence[str]) -> str:
     return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
-def check_names(relation: Relation) -> None:
+def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> None:
     """Refuse names that Delta cannot tell apart: it ignores case.
 
     Raises:
         MergeConflict: two columns collide, or a column with one of ours.
     """
-    seen: dict[str, str] = {_folded(name): name for name, _, _ in SYSTEM_COLUMNS}
+    ours = {_folded(name) for name, _, _ in system}
+    seen: dict[str, str] = {_folded(name): name for name, _, _ in system}
     for column in relation.columns:
         other = seen.setdefault(_folded(column.name), column.name)
-        if other != column.name or _folded(column.name) in _SYSTEM:
+        if other != column.name or _folded(column.name) in ours:
             raise MergeConflict(
                 table=relation.qualified_name,
                 reason=f'column "{column.name}" and column "{other}" differ in case only or not '
@@ -130,9 +151,6 @@ def check_names(relation: Relation) -> None:
 def _folded(name: str) -> str:
     # Java's equalsIgnoreCase: character by character, so that the length stays.
     return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)
-
-
-_SYSTEM = frozenset(_folded(name) for name, _, _ in SYSTEM_COLUMNS)
 
 
 def _field(column: Column) -> Field:

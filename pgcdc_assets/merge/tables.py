@@ -19,8 +19,8 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.one_table import merge_table, pass_by
 from pgcdc_assets.merge.preparation import TableWork, prepare
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.scd1 import UNKNOWN_VALUE
 from pgcdc_assets.merge.session import own_sessions
+from pgcdc_assets.merge.unknown import UNKNOWN_VALUE
 from pgcdc_assets.raw.zone import RawZone
 
 

@@ -50,6 +50,7 @@ def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> Data
     """Fill unknown fields of rows that came from another key; add the key to fetch from, `o0` ...
 
     Args:
+        winners: the events wanted, one or several of a key.
         known: all events as `with_known_values` gave them.
     """
     keys = fold.key_columns
@@ -93,7 +94,7 @@ def _step(moving: DataFrame, steps: DataFrame, fold: Fold, columns: list[str]) -
     earlier = "struct(h_lsn, h_ordinal) < struct(before_lsn, before_ordinal)"
     joined = moving.join(steps, on=F.expr(f"{met} AND {earlier}"), how="left")
     age = (
-        f"row_number() OVER (PARTITION BY {', '.join(keys)} "
+        f"row_number() OVER (PARTITION BY {', '.join(keys)}, commit_lsn, ordinal "
         "ORDER BY h_lsn DESC NULLS LAST, h_ordinal DESC)"
     )
     found = joined.selectExpr("*", f"{age} AS age").where("age = 1")

@@ -34,20 +34,25 @@ def newest_per_key(events: DataFrame, fold: Fold) -> DataFrame:
     return events.selectExpr("*", f"{age} AS age").where("age = 1").drop("age")
 
 
-def left_in_bag(bag: DataFrame, fold: Fold) -> DataFrame:
-    """Keep per key the row that was put in last, or the fact that its row is gone."""
-    keys = list(fold.key_columns)
+def left_in_bag(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
+    """Keep per key the row that was put in last, or the fact that its row is gone.
+
+    Args:
+        further: more columns that with the key make a group; they are kept.
+    """
+    keys = [*fold.key_columns, *further]
     rows = bag.groupBy(*keys, "tuple").agg(
         F.expr("sum(IF(is_content, 1, -1)) AS balance"),
-        F.expr("max(struct(commit_lsn, ordinal, is_content, commit_ts)) AS last"),
+        F.expr("max(struct(commit_lsn, ordinal, is_content, commit_ts, op)) AS last"),
         F.expr(
-            "max(struct(commit_lsn, ordinal, commit_ts)) FILTER (WHERE is_content) AS last_put_in"
+            "max(struct(commit_lsn, ordinal, commit_ts, op)) FILTER (WHERE is_content) "
+            "AS last_put_in"
         ),
     )
     is_held = "(last.is_content OR balance > 0)"
     decided = rows.groupBy(*keys).agg(
         F.expr(f"max(struct(last_put_in AS at, tuple)) FILTER (WHERE {is_held}) AS held"),
-        F.expr("max(struct(last.commit_lsn, last.ordinal, last.commit_ts)) AS newest"),
+        F.expr("max(struct(last.commit_lsn, last.ordinal, last.commit_ts, last.op)) AS newest"),
         F.expr("bool_or(balance < 0) AS has_lost"),
     )
     return decided.where("held IS NOT NULL OR has_lost").selectExpr(
@@ -55,6 +60,7 @@ def left_in_bag(bag: DataFrame, fold: Fold) -> DataFrame:
         "coalesce(held.at, newest).commit_lsn AS commit_lsn",
         "coalesce(held.at, newest).ordinal AS ordinal",
         "coalesce(held.at, newest).commit_ts AS commit_ts",
+        "coalesce(held.at, newest).op AS op",
         "held IS NOT NULL AS is_content",
         "held.tuple AS tuple",
     )

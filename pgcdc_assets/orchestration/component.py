@@ -37,7 +37,13 @@ class TableModel(dg.Model, Resolvable):
     key: list[str] | None = Field(
         default=None, description="Columns that identify a row; default: the replica identity."
     )
-    scd: list[int] = Field(default=[1], description="1: the current image.")
+    scd: list[int] = Field(
+        default=[1], description="1: the current image; 2: the history; [1, 2]: both."
+    )
+    tracked: list[str] | None = Field(
+        default=None,
+        description="Columns whose change opens a version in the history; default: all.",
+    )
 
 
 class WindowModel(dg.Model, Resolvable):
@@ -104,8 +110,8 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
 
     For a capture named `shop`: one external asset for each source table, `shop/raw` with one
     partition for each window of WAL, `shop/snapshot` with one partition for each table, and for
-    each table an SCD asset that is merged window by window; with jobs, checks and two sensors that
-    run the whole.
+    each table an SCD asset or two that are merged window by window; with jobs, checks and two
+    sensors that run the whole.
     """
 
     name: str = Field(description="Names assets, jobs, lake folder and, by default, the slot.")
@@ -152,7 +158,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             name=self.name,
             publication=self.publication,
             slot=self.slot,
-            tables=tuple(CdcTable.parse(t.name, t.scd, t.key) for t in self.tables),
+            tables=tuple(CdcTable.parse(t.name, t.scd, t.key, t.tracked) for t in self.tables),
             windows=WindowPolicy(**self.windows.model_dump()),
             stream=StreamPolicy(**self.stream.model_dump()),
             retention=RetentionPolicy(**self.retention.model_dump()),

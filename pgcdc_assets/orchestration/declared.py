@@ -32,6 +32,7 @@ def capture_of(metadata: Any) -> CdcCapture:
             table["table"],
             tuple(table["scd"]),
             tuple(table["key"]) if table["key"] is not None else None,
+            tuple(table["tracked"]) if table["tracked"] is not None else None,
         )
         for table in data["tables"]
     )

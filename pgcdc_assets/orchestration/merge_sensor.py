@@ -125,6 +125,8 @@ class _Tick:
             run_key=f"{self.capture.name}:merge:{last.key}:{past.count}",
             job_name=names.merge_job,
             asset_selection=selected,
+            # A selection of assets brings all their checks along, and these read whole tables.
+            asset_check_keys=[],
             tags={
                 **range_tags(first.key, last.key),
                 CAPTURE_TAG: self.capture.name,

@@ -25,14 +25,16 @@ class CdcTable:
     """One table of the publication.
 
     Attributes:
-        scd: the kinds of tables to keep: 1 is the current image.
+        scd: the kinds of tables to keep: 1 is the current image, 2 the history.
         key: columns that identify a row; None means the replica identity's.
+        tracked: columns whose change opens a version in the history; None means all.
     """
 
     schema: str
     table: str
     scd: tuple[int, ...] = (1,)
     key: tuple[str, ...] | None = None
+    tracked: tuple[str, ...] | None = None
 
     @property
     def qualified_name(self) -> str:
@@ -41,12 +43,17 @@ class CdcTable:
 
     @classmethod
     def parse(
-        cls, name: str, scd: Sequence[int] = (1,), key: Sequence[str] | None = None
+        cls,
+        name: str,
+        scd: Sequence[int] = (1,),
+        key: Sequence[str] | None = None,
+        tracked: Sequence[str] | None = None,
     ) -> CdcTable:
         """Read `schema.table`; the schema is `public` where none is given.
 
         Raises:
-            ConfigurationError: a part of the name is empty, or a kind of table is not known.
+            ConfigurationError: a part of the name is empty, a kind of table is not known, or
+                columns are tracked without a history.
         """
         schema, dot, table = name.partition(".")
         if not dot:
@@ -55,12 +62,23 @@ class CdcTable:
             raise ConfigurationError(
                 reason=f"{name!r} does not name a table: write it as schema.table"
             )
-        unknown = sorted(set(scd) - {1})
-        if unknown or not scd:
+        if set(scd) - {1, 2} or not scd or len(set(scd)) < len(scd):
             raise ConfigurationError(
-                reason=f"Table {name}: scd is {list(scd)}, but must be [1], the current image"
+                reason=f"Table {name}: scd is {list(scd)}, but must be [1], the current image, "
+                "[2], the history, or [1, 2]"
             )
-        return cls(schema, table, tuple(scd), tuple(key) if key is not None else None)
+        if tracked is not None and (2 not in scd or not tracked):
+            raise ConfigurationError(
+                reason=f"Table {name}: tracked names the columns whose change opens a version; it "
+                "needs one at least, and scd with 2"
+            )
+        return cls(
+            schema,
+            table,
+            tuple(scd),
+            tuple(key) if key is not None else None,
+            tuple(tracked) if tracked is not None else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -221,10 +239,10 @@ def parse_tables(
             else:
                 raise ConfigurationError(
                     reason="Each entry of tables is a name, or has a `name` (schema.table) with "
-                    "`key` and `scd`"
+                    "`key`, `scd` and `tracked`"
                 )
     for name, settings in entries:
-        unknown = sorted(set(settings) - {"scd", "key"})
+        unknown = sorted(set(settings) - {"scd", "key", "tracked"})
         if unknown:
             raise ConfigurationError(reason=f"Table {name} has unknown settings: {unknown}")
     return tuple(CdcTable.parse(name, **settings) for name, settings in entries)

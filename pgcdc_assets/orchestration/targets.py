@@ -15,4 +15,4 @@ def target_of(table: CdcTable, scds: Iterable[int] | None = None) -> TableTarget
         scds: some of its kinds of SCD table; None: all that are declared.
     """
     kinds = tuple(sorted(table.scd if scds is None else scds))
-    return TableTarget(table.schema, table.table, kinds, table.key)
+    return TableTarget(table.schema, table.table, kinds, table.key, table.tracked)

@@ -23,6 +23,7 @@ class Layer(Enum):
     RAW = "raw"
     SNAPSHOT = "snapshot"
     SCD1 = "scd1"
+    SCD2 = "scd2"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class PgcdcTranslator:
             Layer.RAW: _raw,
             Layer.SNAPSHOT: _snapshot,
             Layer.SCD1: _scd1,
+            Layer.SCD2: _scd2,
         }[data.layer]
         description, kinds, metadata = describe(data)
         tags = {"pgcdc/capture": data.capture.name, "pgcdc/layer": data.layer.value}
@@ -114,17 +116,35 @@ def _snapshot(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
 
 def _scd1(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
     table = _table(data)
-    metadata: dict[str, Any] = {
-        "dagster/table_name": f"{data.capture.name}.scd1.{table.qualified_name}"
-    }
-    if table.key is not None:
-        metadata["key_columns"] = ", ".join(table.key)
     return (
         f"`{table.qualified_name}` as it is now: one row for each key. Merging a window folds "
         "every captured window from the table's own watermark through it.",
         {"pyspark", "delta"},
+        _scd_metadata(data),
+    )
+
+
+def _scd2(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
+    table = _table(data)
+    metadata = _scd_metadata(data)
+    if table.tracked is not None:
+        metadata["tracked_columns"] = ", ".join(table.tracked)
+    return (
+        f"Every version of each row of `{table.qualified_name}`, from the change that made it to "
+        "the one that ended it, in commit order. Merging a window folds every captured window "
+        "from the table's own watermark through it.",
+        {"pyspark", "delta"},
         metadata,
     )
+
+
+def _scd_metadata(data: AssetData) -> dict[str, Any]:
+    table = _table(data)
+    name = f"{data.capture.name}.{data.layer.value}.{table.qualified_name}"
+    metadata: dict[str, Any] = {"dagster/table_name": name}
+    if table.key is not None:
+        metadata["key_columns"] = ", ".join(table.key)
+    return metadata
 
 
 def _table(data: AssetData) -> CdcTable:

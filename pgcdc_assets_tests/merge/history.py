@@ -250,3 +250,109 @@ class Fold:
 
     def _key(self, row: Texts) -> tuple[str | None, ...]:
         return tuple(row[i] for i in self.key)
+
+
+@dataclass
+class Version:
+    """One version of a key."""
+
+    row: list[str | None]
+    start: int
+    ordinal: int
+    op: str
+    end: int | None = None
+
+
+@dataclass
+class Versions:
+    """What a table held and when: each change applied to the version that is open under its key.
+
+    `tracked` are the columns whose change opens a version; the others are those of the version's
+    end. A key that has several rows for a while within a transaction (deferred constraints under
+    FULL) counts as what it holds at commit.
+    """
+
+    key: Sequence[int]
+    tracked: Sequence[int] | None = None
+    open: dict[tuple[str | None, ...], Version] = field(default_factory=dict)
+    ended: list[Version] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Version]:
+        """Every version."""
+        return [*self.ended, *self.open.values()]
+
+    def copy(self, rows: Iterable[Texts], lsn: int) -> None:
+        """Apply a copy: what it says differently are versions."""
+        found = {self._key(row): list(row) for row in rows}
+        for key in [key for key in self.open if key not in found]:
+            self._end(key, lsn)
+        for key, row in found.items():
+            self._put(key, row, lsn, -1, "S")
+
+    def apply(self, changes: Iterable[Change], lsn: int) -> None:
+        """Apply one transaction."""
+        held = {key: [version.row] for key, version in self.open.items()}
+        events: list[tuple[int, tuple[str | None, ...] | None, list[str | None] | None, str]] = []
+        tangled: set[tuple[str | None, ...]] = set()
+        for ordinal, change in enumerate(changes):
+            before = change.old if change.old is not None else change.new
+            old_key = None
+            if change.op == "T":
+                held = {}
+                events.append((ordinal, None, None, "T"))
+                continue
+            row = None
+            if change.op in "UD":
+                assert before is not None
+                old_key = self._key(before)
+                rows = held[old_key]
+                old = rows.pop(rows.index(list(before)) if change.old_kind == "O" else 0)
+            if change.op in "IU":
+                assert change.new is not None
+                row = list(change.new)
+                for i in change.unchanged or ():
+                    row[i] = old[i]
+                new_key = self._key(row)
+                held.setdefault(new_key, []).append(row)
+                if len(held[new_key]) > 1:
+                    tangled.add(new_key)
+            if old_key is not None and (row is None or old_key != self._key(row)):
+                events.append((ordinal, old_key, None, change.op))
+            if row is not None:
+                events.append((ordinal, self._key(row), row, change.op))
+        for ordinal, key, row, op in events:
+            if key is None:
+                for one in list(self.open):
+                    self._end(one, lsn)
+            elif key in tangled:
+                continue
+            elif row is None:
+                self._end(key, lsn)
+            else:
+                self._put(key, row, lsn, ordinal, op)
+        for key in tangled:
+            if held.get(key):
+                self._put(key, held[key][0], lsn, -2, "?")
+            elif key in self.open:
+                self._end(key, lsn)
+
+    def _end(self, key: tuple[str | None, ...], lsn: int) -> None:
+        version = self.open.pop(key)
+        version.end = lsn
+        self.ended.append(version)
+
+    def _put(
+        self, key: tuple[str | None, ...], row: list[str | None], lsn: int, ordinal: int, op: str
+    ) -> None:
+        if key in self.open:
+            known = self.open[key].row
+            width = range(len(row)) if self.tracked is None else self.tracked
+            if all(known[i] == row[i] for i in width):
+                self.open[key].row = row
+                return
+            self._end(key, lsn)
+        self.open[key] = Version(row, lsn, ordinal, op)
+
+    def _key(self, row: Texts) -> tuple[str | None, ...]:
+        return tuple(row[i] for i in self.key)

@@ -38,6 +38,14 @@ def materialized(orchestrated: Orchestrated, key: dg.AssetKey) -> set[str]:
     return set(orchestrated.instance.get_materialized_partitions(key))
 
 
+def checked(run: dg.DagsterRun, orchestrated: Orchestrated) -> set[str]:
+    """The checks that a run has evaluated."""
+    kinds = {dg.DagsterEventType.ASSET_CHECK_EVALUATION}
+    records = orchestrated.instance.get_records_for_run(run.run_id, of_type=kinds).records
+    events = [record.event_log_entry.dagster_event for record in records]
+    return {event.event_specific_data.check_name for event in events if event is not None}
+
+
 def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -65,6 +73,7 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
     assert materialized(orchestrated, orchestrated.raw) == windows
     assert materialized(orchestrated, scd("a")) == windows
     assert materialized(orchestrated, dg.AssetKey([NAME, "snapshot"])) == {"public.a", "public.b"}
+    assert checked(merges[0], orchestrated) == set(), "checks of whole tables are run on demand"
     assert all(run.is_success for run in orchestrated.instance.get_runs())
 
     event = orchestrated.instance.get_latest_materialization_event(scd("a"))

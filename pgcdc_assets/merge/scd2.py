@@ -1,0 +1,166 @@
+"""SCD type 2: every version of every key, as half-open intervals in commit order.
+
+One MERGE ends the versions that are current no more and adds the new ones. The table is partitioned
+by `_is_current`, so that its past costs a merge nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.events import Fold
+from pgcdc_assets.merge.facts import ChangeFacts, Truncate
+from pgcdc_assets.merge.rows import typed
+from pgcdc_assets.merge.shape import TableShape
+from pgcdc_assets.merge.sql import delta_table, identifier
+from pgcdc_assets.merge.versions import (
+    build_versions,
+    key_events,
+    stored_rows,
+    truncate_struct,
+    typed_events,
+)
+from pgcdc_assets.merge.writing import SOURCE_VIEW, append, create_or_replace, run_merge
+
+PARTITIONED_BY = ("_is_current",)
+
+
+def write_first_copy(
+    path: str, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn, at: dt.datetime
+) -> None:
+    """Make the table of a copy: each row is a version that is current since the copy.
+
+    Args:
+        copied: one column `new`, in the layout of `shape`.
+        at: the time to which the copy belongs.
+    """
+    keep = [
+        f"{_timestamp(at)} AS valid_from",
+        "CAST(NULL AS TIMESTAMP) AS valid_to",
+        "true AS is_current",
+        f"CAST({int(lsn)} AS BIGINT) AS valid_from_lsn",
+        "CAST(NULL AS BIGINT) AS valid_to_lsn",
+        "CAST(-1 AS BIGINT) AS ordinal",
+        "'S' AS op",
+    ]
+    rows = typed(copied, shape, lambda i: f"new[{i}]", keep)
+    create_or_replace(path, rows, shape, app_id, lsn, PARTITIONED_BY)
+
+
+def copied_events(
+    copied: DataFrame, current: DataFrame | None, shape: TableShape, lsn: Lsn, at: dt.datetime
+) -> DataFrame:
+    """Write a copy as events at its LSN: what it holds has come, what it does not hold has gone.
+
+    Args:
+        current: all current rows of the table.
+    """
+    fold = Fold(shape, ChangeFacts())
+    position = [
+        f"CAST({int(lsn)} AS BIGINT) AS lsn",
+        "CAST(-1 AS BIGINT) AS ordinal",
+        f"{_timestamp(at)} AS commit_ts",
+        "'S' AS op",
+    ]
+    keys = fold.key_values("k", "r", lambda i: f"new[{i}]")
+    rows = typed(copied, shape, lambda i: f"new[{i}]", [*keys, *position, "true AS is_content"])
+    if current is None:
+        return rows
+    there = stored_rows(current, fold)
+    replaced = {"lsn", "ordinal", "commit_ts", "op", "is_content"}
+    values = [name for name in there.columns if name not in replaced]
+    return rows.unionByName(there.selectExpr(*values, *position, "false AS is_content"))
+
+
+def changed_events(
+    changes: DataFrame, current: DataFrame | None, fold: Fold
+) -> tuple[DataFrame, DataFrame | None]:
+    """Give the events of raw changes, and the current rows under their keys.
+
+    Args:
+        current: all current rows of the table; None when there are none.
+    """
+    events = key_events(changes, fold)
+    if current is None:
+        return typed_events(events, fold, None, None), None
+    touched = events.select(*fold.key_columns).distinct()
+    stored = current.alias("t").join(
+        touched.alias("s"), on=F.expr(fold.same_key("k", "r")), how="left_semi"
+    )
+    return typed_events(events, fold, current, stored), stored
+
+
+def current_rows(spark: SparkSession, path: str) -> DataFrame:
+    """Read the versions that no change has ended."""
+    return spark.read.format("delta").load(path).where("_is_current")
+
+
+def write_versions(
+    spark: SparkSession,
+    path: str,
+    events: DataFrame,
+    stored: DataFrame | None,
+    fold: Fold,
+    tracked: Sequence[int] | None,
+    app_id: str,
+    watermark: Lsn,
+) -> tuple[int | None, int]:
+    """Add versions and end others; give how many were added, and how many ended or changed.
+
+    The first is None where it was not counted: a table without current rows only grows.
+    """
+    rows = build_versions(events, stored, fold, tracked)
+    if stored is None:
+        append(path, rows, fold.shape, app_id, watermark)
+        return None, 0
+    statement = merge_statement(path, fold, tracked)
+    inserted, updated, _ = run_merge(spark, rows, statement, app_id, watermark)
+    return inserted, updated
+
+
+def end_all(spark: SparkSession, path: str, truncate: Truncate, app_id: str, watermark: Lsn) -> int:
+    """End every current version at a TRUNCATE; give their number."""
+    nothing = spark.sql("SELECT 1 AS nothing WHERE false")
+    statement = f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON false"
+    _, ended, _ = run_merge(spark, nothing, statement + _ending_by(truncate), app_id, watermark)
+    return ended
+
+
+def merge_statement(path: str, fold: Fold, tracked: Sequence[int] | None) -> str:
+    """Write the MERGE."""
+    fields = list(enumerate(fold.shape.fields))
+    ending = ["_valid_to", "_valid_to_lsn", "_is_current"]
+    updates = [f"t.{name} = s.{name.removeprefix('_')}" for name in ending]
+    if tracked is not None:
+        updates += [f"t.{identifier(f.name)} = s.c{i}" for i, f in fields if i not in tracked]
+        updates.append("t._rescued = s.rescued")
+    inserts = [(identifier(f.name), f"s.c{i}") for i, f in fields]
+    inserts += [(name, f"s.{name.removeprefix('_')}") for name, _, _ in fold.shape.system]
+    statement = (
+        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"
+        f"ON t._is_current AND s.is_stored AND {fold.same_key('k', 'r')}\n"
+        f"WHEN MATCHED THEN UPDATE SET {', '.join(updates)}\n"
+        f"WHEN NOT MATCHED AND NOT s.is_stored THEN INSERT "
+        f"({', '.join(name for name, _ in inserts)}) "
+        f"VALUES ({', '.join(value for _, value in inserts)})"
+    )
+    if fold.facts.truncates:
+        statement += _ending_by(fold.facts.truncates[0])
+    return statement
+
+
+def _ending_by(truncate: Truncate) -> str:
+    first = truncate_struct(truncate)
+    return (
+        "\nWHEN NOT MATCHED BY SOURCE AND t._is_current THEN UPDATE SET "
+        f"t._valid_to = {first}.ts, t._valid_to_lsn = {first}.lsn, t._is_current = false"
+    )
+
+
+def _timestamp(at: dt.datetime) -> str:
+    return f"timestamp_micros({round(at.timestamp() * 1_000_000)})"

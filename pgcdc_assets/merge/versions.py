@@ -1,0 +1,259 @@
+"""Versions of keys: what each key held, from which position to which.
+
+Input are typed events of a range (`events.py`), of every key each content and each departure, and
+the table's current rows under these keys as they were before the range. In the order of (commit
+LSN, ordinal) a content opens a version, unless it says what the version before it says already; the
+next event of its key ends it, or a TRUNCATE if that comes first.
+
+Under REPLICA IDENTITY FULL a key may have two rows for a while within one transaction (a deferrable
+constraint; see `winners.py`). Such a transaction counts for such a key as one step: what the key
+holds when it commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+
+from pgcdc_assets.merge.events import Fold, build_bag, build_events
+from pgcdc_assets.merge.facts import Truncate
+from pgcdc_assets.merge.rows import typed
+from pgcdc_assets.merge.sql import identifier, string
+from pgcdc_assets.merge.toast import follow_key_changes, with_known_values
+from pgcdc_assets.merge.unknown import fetch_unknown
+from pgcdc_assets.merge.winners import left_in_bag
+
+_COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")
+
+
+def key_events(changes: DataFrame, fold: Fold) -> DataFrame:
+    """Turn raw changes into events without values."""
+    return build_bag(changes, fold) if _is_bag(fold) else build_events(changes, fold)
+
+
+def typed_events(
+    events: DataFrame, fold: Fold, current: DataFrame | None, stored: DataFrame | None
+) -> DataFrame:
+    """Give events typed values: `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `op`.
+
+    Args:
+        current: all current rows of the table before the range; None when there are none.
+        stored: those of them whose keys are among the events'.
+    """
+    keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "op", "is_content"]
+    if not fold.unknown:
+        if _is_bag(fold):
+            events = _untangled(events, fold, stored)
+        return typed(events, fold.shape, lambda i: f"tuple[{i}]", keep)
+    known = with_known_values(events, fold)
+    events = follow_key_changes(known, known, fold)
+    origin = fold.named("o", "u")
+    is_own = "unknown IS NOT NULL AND NOT is_elsewhere"
+    events = events.selectExpr(
+        *(name for name in events.columns if name not in {*origin, "is_elsewhere"}),
+        *(
+            f"IF({is_own}, {key}, {other}) AS {other}"
+            for key, other in zip(fold.key_columns, origin, strict=True)
+        ),
+        "unknown IS NOT NULL AS is_elsewhere",
+    )
+
+    def text(index: int) -> str:
+        return f"v{index}.text" if index in fold.unknown else f"tuple[{index}]"
+
+    rows = typed(events, fold.shape, text, [*keep, "unknown", "is_elsewhere", *origin])
+    if current is None:
+        return rows
+    return fetch_unknown(rows, fold, current, "_valid_from_lsn")
+
+
+def _is_bag(fold: Fold) -> bool:
+    return fold.facts.is_full and not fold.unknown
+
+
+def build_versions(
+    events: DataFrame,
+    stored: DataFrame | None,
+    fold: Fold,
+    tracked: Sequence[int] | None,
+) -> DataFrame:
+    """Find the versions that the events open, and those of the table that they end or change.
+
+    Columns: the key, `c0` ..., `rescued`, `is_stored` (it is in the table already), `valid_from`,
+    `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `ordinal`, `op`.
+
+    Args:
+        events: as `typed_events` gives them.
+        stored: the table's current rows under the keys of the events; None when there are none.
+        tracked: indexes of the fields whose change opens a version; None: all.
+    """
+    keys = ", ".join(fold.key_columns)
+    values = [*(f"c{i}" for i in range(len(fold.shape.fields))), "rescued"]
+    names = [*fold.key_columns, *values, *_COPIED]
+    rows = events.selectExpr(*names, "false AS is_stored")
+    if stored is not None:
+        rows = rows.unionAll(stored_rows(stored, fold).selectExpr(*names, "true AS is_stored"))
+    order = "is_stored DESC, lsn, ordinal, is_content"
+    window = f"OVER (PARTITION BY {keys} ORDER BY {order})"
+    truncates = fold.facts.truncates
+    steps = (
+        rows.selectExpr("*", f"lead(struct(is_content, lsn, ordinal)) {window} AS following")
+        # A row that is taken out and put in again by one change has never left.
+        .where(
+            "is_content OR NOT coalesce(following.is_content AND following.lsn = lsn "
+            "AND following.ordinal = ordinal, false)"
+        )
+        .selectExpr(
+            *names, "is_stored", f"{_same(fold, tracked)} AS same", f"{_segment(truncates)} AS seg"
+        )
+        .selectExpr("*", f"lag(struct(is_content, seg, same)) {window} AS before")
+        .selectExpr(
+            *names,
+            "is_stored",
+            "NOT (is_content AND coalesce(before.is_content AND before.seg = seg "
+            "AND before.same <=> same, false)) AS starts",
+        )
+    )
+    changed = "false"
+    if tracked is not None:
+        steps = _with_last_values(steps, values, keys, order)
+        changed = "has_changed"
+    started = steps.where("starts").selectExpr(
+        "*", f"lead(struct(lsn, ordinal, commit_ts AS ts)) {window} AS next_at"
+    )
+    ended = "next_at"
+    if truncates:
+        ended = f"least(next_at, {_next_truncate(truncates)})"
+    return (
+        started.selectExpr("*", f"{ended} AS ended")
+        .where(f"is_content AND (NOT is_stored OR ended IS NOT NULL OR {changed})")
+        .selectExpr(
+            *fold.key_columns,
+            *values,
+            "is_stored",
+            "commit_ts AS valid_from",
+            "ended.ts AS valid_to",
+            "ended IS NULL AS is_current",
+            "lsn AS valid_from_lsn",
+            "ended.lsn AS valid_to_lsn",
+            "ordinal",
+            "op",
+        )
+    )
+
+
+def stored_rows(stored: DataFrame, fold: Fold) -> DataFrame:
+    """Give the table's current rows the columns of events."""
+    return stored.selectExpr(
+        *fold.stored_key(),
+        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(fold.shape.fields)),
+        "_rescued AS rescued",
+        "_valid_from_lsn AS lsn",
+        "_ordinal AS ordinal",
+        "_valid_from AS commit_ts",
+        "_op AS op",
+        "true AS is_content",
+    )
+
+
+def _with_last_values(steps: DataFrame, values: list[str], keys: str, order: str) -> DataFrame:
+    """Give each version the values that it has in the end: untracked fields may have changed."""
+    numbered = steps.selectExpr(
+        "*",
+        f"sum(IF(starts, 1, 0)) OVER (PARTITION BY {keys} ORDER BY {order} "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS version",
+    )
+    whole = (
+        f"OVER (PARTITION BY {keys}, version ORDER BY {order} "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)"
+    )
+    others = [name for name in steps.columns if name not in values]
+    return numbered.selectExpr(
+        *others,
+        f"last(struct({', '.join(values)})) {whole} AS newest",
+        f"count(*) {whole} > 1 AS has_changed",
+    ).selectExpr(*others, "has_changed", "newest.*")
+
+
+def _untangled(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
+    """Fold transactions in which a key had more than one row, or fewer than none, to one step."""
+    keys = ", ".join(fold.key_columns)
+    names = [*fold.key_columns, "commit_lsn", "ordinal", "commit_ts", "op", "is_content", "tuple"]
+    rows = bag.selectExpr(*names, "false AS is_stored")
+    if stored is not None:
+        there = stored_rows(stored, fold).selectExpr(
+            *fold.key_columns,
+            "lsn AS commit_lsn",
+            "ordinal",
+            "commit_ts",
+            "op",
+            "is_content",
+            "CAST(NULL AS ARRAY<STRING>) AS tuple",
+            "true AS is_stored",
+        )
+        rows = rows.unionAll(there)
+    held = (
+        f"sum(IF(is_content, 1, -1)) OVER (PARTITION BY {keys}, seg "
+        "ORDER BY is_stored DESC, commit_lsn, ordinal, is_content "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+    )
+    marked = (
+        rows.selectExpr("*", f"{_segment(fold.facts.truncates, 'commit_lsn')} AS seg")
+        .selectExpr("*", f"{held} NOT IN (0, 1) AS is_odd")
+        .where("NOT is_stored")
+        .selectExpr(
+            *names,
+            "seg",
+            f"bool_or(is_odd) OVER (PARTITION BY {keys}, seg, commit_lsn) AS is_tangled",
+        )
+    )
+    clean = marked.where("NOT is_tangled").select(*names)
+    tangled = marked.where("is_tangled").selectExpr("*", "commit_lsn AS transaction")
+    return clean.unionByName(left_in_bag(tangled, fold, "seg", "transaction").select(*names))
+
+
+def _segment(truncates: Sequence[Truncate], lsn: str = "lsn") -> str:
+    """Write the SQL of how many TRUNCATEs came before a row."""
+    if not truncates:
+        return "0"
+    before = f"t.lsn < {lsn} OR (t.lsn = {lsn} AND t.ordinal < ordinal)"
+    return f"IF(is_stored, 0, size(filter({_array(truncates)}, t -> {before})))"
+
+
+def _next_truncate(truncates: Sequence[Truncate]) -> str:
+    """Write the SQL of the first TRUNCATE after a row."""
+    after = "is_stored OR t.lsn > lsn OR (t.lsn = lsn AND t.ordinal > ordinal)"
+    return f"array_min(filter({_array(truncates)}, t -> {after}))"
+
+
+def _array(truncates: Sequence[Truncate]) -> str:
+    return f"array({', '.join(map(truncate_struct, truncates))})"
+
+
+def truncate_struct(truncate: Truncate) -> str:
+    """Write the SQL of a TRUNCATE's position and time."""
+    micros = round(truncate.commit_ts.timestamp() * 1_000_000)
+    return (
+        f"named_struct('lsn', {truncate.commit_lsn}L, 'ordinal', {truncate.ordinal}L, "
+        f"'ts', timestamp_micros({micros}))"
+    )
+
+
+def _same(fold: Fold, tracked: Sequence[int] | None) -> str:
+    """Write the SQL of what is compared between a content and the one before it."""
+    wanted = range(len(fold.shape.fields)) if tracked is None else tracked
+    parts = [_comparable(f"c{i}", fold.shape.fields[i].type.ddl) for i in wanted]
+    if fold.shape.may_rescue:
+        # Maps cannot be compared; their order says nothing.
+        entries = "array_sort(map_entries(rescued))"
+        if tracked is not None:
+            names = ", ".join(string(fold.shape.fields[i].name) for i in tracked)
+            entries = f"filter({entries}, e -> e.key IN ({names}))"
+        parts.append(entries)
+    return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"
+
+
+def _comparable(column: str, ddl: str) -> str:
+    # Spark takes 0 and -0 for equal, and Postgres prints them differently.
+    return f"CAST({column} AS STRING)" if "FLOAT" in ddl or "DOUBLE" in ddl else column

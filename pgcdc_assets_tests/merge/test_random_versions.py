@@ -1,0 +1,122 @@
+"""Random histories, cut at random into windows and runs: SCD2 by Spark and by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions
+from pgcdc_assets_tests.merge.random_history import KEY, RandomHistory, cut, random_relation
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_TRANSACTIONS = 12
+_START = 0x1000
+
+
+@pytest.mark.parametrize("pieces", [(1, 1), (6, 3)], ids=["one", "some"])
+@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
+@pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
+@pytest.mark.parametrize("tracked", [None, ("doc", "number")], ids=["all", "tracked"])
+def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_there_were(
+    spark: SparkSession,
+    zone: RawZone,
+    identity: str,
+    pieces: tuple[int, int],
+    truncates: bool,
+    tracked: tuple[str, ...] | None,
+) -> None:
+    """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against the fold by hand."""
+    rng = random.Random(f"{identity} {truncates} {tracked}")
+    history = RandomHistory(rng, identity, histories=120)
+    copied = history.copied()
+    expected = Versions(key=(0, 1), tracked=None if tracked is None else (0, 1, 2, 3))
+    expected.copy(copied, _START)
+    transactions: list[list[Change]] = []
+    landing = Landing(zone, [random_relation(identity)])
+    landing.begin(copied)
+    windows, runs = pieces
+    for number in range(_TRANSACTIONS):
+        transactions.append(history.transaction(truncates and number in (3, 8)))
+    for piece in cut(rng, _TRANSACTIONS, windows):
+        for number, i in enumerate(piece):
+            expected.apply(transactions[i], landing.lsn + 0x10 * number)
+        landing.land(*(transactions[i] for i in piece))
+    target = TableTarget("shop", "items", scd=(2,), tracked=tracked)
+    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
+        (report,) = merge_tables(spark, zone, [target], landing.windows[run[-1]])
+        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+
+    is_exact = identity == "d"
+    wanted = sorted(_described(version, is_exact) for version in expected.all)
+    assert _found(spark, report.path, is_exact) == wanted
+    assert report.row_count == len(wanted)
+
+
+def test_a_copy_taken_again_adds_only_what_it_says_differently(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    """Also when it lies in the middle of what one run folds."""
+    rng = random.Random("again")
+    history = RandomHistory(rng, "d", histories=60)
+    copied = history.copied()
+    landing = Landing(zone, [random_relation("d")])
+    landing.begin(copied)
+    expected = Versions(key=(0, 1))
+    expected.copy(copied, landing.lsn)
+
+    def work() -> None:
+        transaction = history.transaction()
+        expected.apply(transaction, landing.lsn)
+        landing.land(transaction)
+
+    work()
+    # As if a change had been missed: the copy knows better.
+    changed = [list(row) for rows in history.rows.values() for row in rows]
+    changed[0][2] = "missed"
+    del changed[1]
+    by_key = {(row[0], row[1]): row for row in changed}
+    history.rows = {
+        number: [by_key[row[0], row[1]] for row in rows if (row[0], row[1]) in by_key]
+        for number, rows in history.rows.items()
+    }
+    landing.copy(changed)
+    expected.copy(changed, landing.lsn)
+    work()
+    target = TableTarget("shop", "items", scd=(2,))
+    (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    assert _found(spark, report.path, True) == sorted(_described(v, True) for v in expected.all)
+    assert report.watermark_after == Lsn(landing.lsn)
+
+
+def _described(version: Version, is_exact: bool) -> tuple[Any, ...]:
+    place = (version.start, version.end or 0)
+    more = (version.ordinal, version.op) if is_exact else ()
+    return (*_typed(version.row), *place, version.end is None, *more)
+
+
+def _typed(texts: Sequence[str | None]) -> tuple[Any, ...]:
+    history, key, doc, number, note = texts
+    is_typed = number not in (None, "NaN")
+    value = Decimal(number) if is_typed and number else None
+    rescued = {} if is_typed or number is None else {"number": number}
+    return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)
+
+
+def _found(spark: SparkSession, path: str, is_exact: bool) -> list[tuple[Any, ...]]:
+    found = []
+    for r in spark.read.format("delta").load(path).collect():
+        values = (*(r[k] for k in KEY), repr(r.doc), repr(r.number), repr(r.note))
+        place = (r._valid_from_lsn, r._valid_to_lsn or 0, r._is_current)
+        more = (r._ordinal, r._op) if is_exact else ()
+        found.append((*values, repr(r._rescued or {}), *place, *more))
+    return sorted(found)
