@@ -131,8 +131,9 @@ def own_session(spark: SparkSession) -> SparkSession:
         spark.conf.get("spark.sql.session.timeZone")
         session = spark.cloneSession()
         _retry_briefly(_client(session))
-        if os.environ.get("PGCDC_TRY"):
-            session.conf.set("spark.sql.artifact.isolation.alwaysApplyClassloader", "false")
+        # Else each session has a class loader of its own, and Spark compiles for it anew what it
+        # compiled for the merge before. It is there for sessions that bring classes; ours do not.
+        session.conf.set("spark.sql.artifact.isolation.alwaysApplyClassloader", "false")
     for key, value in SESSION_CONF.items():
         session.conf.set(key, value)
     return session

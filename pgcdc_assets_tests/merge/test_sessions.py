@@ -51,13 +51,14 @@ def test_a_released_session_is_gone_from_the_server(
 
 
 def test_merges_leave_no_session_on_the_server(
-    spark: SparkSession, spark_kind: str, zone: RawZone, request: pytest.FixtureRequest
+    connect_session: SparkSession,
+    spark_server: RunningServer,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if spark_kind != "connect":
-        pytest.skip("only a server keeps sessions")
     if shutil.which("jcmd") is None:
         pytest.skip("counting a JVM's objects takes a JDK's jcmd")
-    server: RunningServer = request.getfixturevalue("spark_server")
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     tables = ("items", "other")
     landing = Landing(
         zone,
@@ -68,9 +69,9 @@ def test_merges_leave_no_session_on_the_server(
     for number in range(4):
         window = landing.land([insert(str(number)), insert(str(number), relation_id=1001)])
         targets = [TableTarget("shop", table) for table in tables]
-        for report in merge_tables(spark, zone, targets, window):
+        for report in merge_tables(connect_session, zone, targets, window):
             assert isinstance(report, MergeReport), report
-        counts.append(sessions_on(server))
+        counts.append(sessions_on(spark_server))
     assert counts[0] == counts[-1], counts
 
 
