@@ -141,7 +141,7 @@ def _row(result: Comparison) -> tuple[str, ...]:
 
 def _key(texts: Sequence[str | None]) -> str:
     """Write a key for a terminal: on one line, and NULL unlike the word."""
-    return ", ".join(_NULL if text is None else ascii(text) for text in texts)
+    return ", ".join(_NULL if text is None else repr(text) for text in texts)
 
 
 def _say(line: str) -> None:
