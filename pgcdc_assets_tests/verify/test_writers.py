@@ -64,7 +64,7 @@ def test_verify_says_equal_repeatedly_while_writers_go_on(pipeline: Pipeline) ->
     pipeline.sync()
     writer = Writer(pipeline.database)
     with writer.at_work():
-        for turn in range(4):
+        for turn in range(3):
             before = writer.committed
             wait_until(lambda before=before: writer.committed > before + 50, "writes")
             found = verify(pipeline)

@@ -1,0 +1,141 @@
+"""After retention has removed windows, whoever needs them is refused with the kept floor."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+
+import pytest
+
+from pgcdc_assets.capture import capture_window
+from pgcdc_assets.errors import DefiniteError, RawExpired
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.raw.retention import remove_windows
+from pgcdc_assets.rebuild import rebuild_table
+from pgcdc_assets.scd_upkeep import tidy_table
+from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
+from pgcdc_assets_tests.verify.comparing import verify
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+_TOMORROW = dt.timedelta(days=1)
+
+
+def expire(pipeline: Pipeline, merged_through: Lsn) -> Lsn:
+    """Remove every window below a watermark, however young."""
+    older_than = dt.datetime.now(dt.UTC) + _TOMORROW
+    floor = remove_windows(pipeline.zone, 1, merged_through, older_than).floor
+    assert floor is not None
+    return floor
+
+
+def three_windows(pipeline: Pipeline) -> list[LsnWindow]:
+    pipeline.start(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, 'v' from generate_series(1, 50) i",
+    )
+    for turn in range(3):
+        pipeline.database.execute("update t set v = v || %s where id <= 10", (str(turn),))
+        pipeline.sync()
+    return pipeline.windows
+
+
+def test_a_removed_window_is_not_captured_again(pipeline: Pipeline) -> None:
+    """H5: the raw partition is run once more."""
+    windows = three_windows(pipeline)
+    floor = expire(pipeline, windows[1].end)
+    assert floor == windows[1].end
+    with pytest.raises(RawExpired, match=f"from {floor} on"):
+        capture_window(
+            pipeline.database.settings(), pipeline.zone, pipeline.slot, PUBLICATION, windows[0]
+        )
+    # What is merged is not touched, and everyday work goes on.
+    assert verify(pipeline).is_equal
+    pipeline.database.execute("delete from t where id > 40")
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+def test_a_table_whose_watermark_lies_below_the_floor_is_not_merged(pipeline: Pipeline) -> None:
+    """H5: a table that was left out is asked for too late."""
+    windows = three_windows(pipeline)
+    rebuild_table(pipeline.spark, pipeline.zone, TableTarget("public", "t"), 1, windows[0].end)
+    floor = expire(pipeline, windows[1].end)
+    failure = pipeline.merge()["t"]
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, DefiniteError)
+    assert str(floor) in str(failure.error)
+    pipeline.copy("t")
+    assert isinstance(pipeline.merge()["t"], MergeReport | MergeFailure)
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+def test_a_rebuild_from_below_the_floor_is_refused_until_there_is_a_newer_copy(
+    pipeline: Pipeline,
+) -> None:
+    """H5, for rebuilds."""
+    windows = three_windows(pipeline)
+    target = TableTarget("public", "t")
+    floor = expire(pipeline, windows[1].end)
+    with pytest.raises(RawExpired, match=f"from {floor} on"):
+        rebuild_table(pipeline.spark, pipeline.zone, target, 1, windows[0].end)
+    with pytest.raises(RawExpired, match=f"from {floor} on"):
+        rebuild_table(pipeline.spark, pipeline.zone, target, 1, None)
+    pipeline.copy("t")
+    pipeline.sync()
+    rebuild_table(pipeline.spark, pipeline.zone, target, 1, None)
+    assert verify(pipeline).is_equal
+
+
+@pytest.mark.slow
+def test_upkeep_and_merges_at_once_lose_and_double_no_row(pipeline: Pipeline) -> None:
+    """H1 and H5 under load: OPTIMIZE, VACUUM and retention beside captures and merges."""
+    pipeline.start(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, 'v' from generate_series(1, 500) i",
+    )
+    pipeline.sync()
+    stop = threading.Event()
+    tidied: list[bool] = []
+    errors: list[Exception] = []
+
+    def upkeep() -> None:
+        while not stop.is_set():
+            try:
+                report = tidy_table(pipeline.spark, pipeline.path(), 24.0 * 7)
+                tidied.append(report.is_put_off)
+                mark = read_watermark(pipeline.zone.lake, pipeline.zone.name, "public", "t", 1)
+                assert mark is not None
+                remove_windows(pipeline.zone, 1, mark[1], dt.datetime.now(dt.UTC) + _TOMORROW)
+            except Exception as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=upkeep)
+    thread.start()
+    try:
+        for turn in range(6):
+            pipeline.database.execute(
+                "update t set v = %s where id %% 7 = %s", (f"turn {turn}", turn)
+            )
+            pipeline.database.execute("delete from t where id = %s", (turn + 1,))
+            pipeline.database.execute("insert into t values (%s, 'new')", (1000 + turn,))
+            pipeline.capture()
+            for _ in range(20):
+                # A merge that loses against OPTIMIZE is asked for again, as the sensor does.
+                if isinstance(pipeline.merge()["t"], MergeReport):
+                    break
+            else:
+                raise AssertionError("no merge succeeded")
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+    assert tidied
+    pipeline.sync()
+    found = verify(pipeline)
+    assert found.is_equal, found
+    assert found.target_rows == 500
