@@ -118,7 +118,7 @@ def parse_lsn(text: str | None) -> Lsn | None:
     try:
         return None if text is None else Lsn.parse(text)
     except ValueError as error:
-        raise ConfigurationError(reason=f"{str(error).capitalize()}.") from error
+        raise ConfigurationError(reason=f"`through` is {error}.") from error
 
 
 def _metadata(report: RebuildReport) -> dict[str, Any]:
