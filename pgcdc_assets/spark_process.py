@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _PORT_SETTING = "spark.connect.grpc.binding.port"
 
 _SECONDS_TO_STOP = 30.0
+_POLL_SECONDS = 0.05
 
 # What would make Spark's own scripts take this process for a client of another server.
 _NOT_INHERITED = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE")
@@ -36,7 +39,7 @@ class RunningServer:
     Attributes:
         token: what a client has to know.
         started_at: seconds since the epoch.
-        ready: whether a client's merge has worked.
+        ready: whether a client's query has worked.
     """
 
     pid: int
@@ -89,14 +92,23 @@ class RunningServer:
             return client.connect_ex(("127.0.0.1", self.port)) == 0
 
     def end(self) -> None:
-        """End the process and its children, by force if it does not go; nothing if it is gone."""
-        family = self._family() if self.is_alive() else []
-        for process in family[:1]:
-            _send(process.terminate)
-        _, alive = psutil.wait_procs(family, timeout=_SECONDS_TO_STOP if family else 0)
+        """End the process and its children, by force if they do not go; nothing if it is gone.
+
+        Spark's scripts start helpers of their own on the way to the server, and may do so while
+        they are being ended: the process group, which is the server's own, has them all.
+        """
+        if not self.is_alive():
+            return
+        family = self._family()
+        _send(self.pid, signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=_SECONDS_TO_STOP)
         for process in alive:
-            _send(process.kill)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(alive, timeout=_SECONDS_TO_STOP)
+        deadline = time.monotonic() + _SECONDS_TO_STOP
+        while _send(self.pid, signal.SIGKILL) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
     def _family(self) -> list[psutil.Process]:
         try:
@@ -132,7 +144,7 @@ def launch(conf: Mapping[str, str], token: str, folder: Path, log: Path) -> subp
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # A Ctrl-C is for the command in the foreground.
+            # A Ctrl-C is for the command in the foreground; and `end` goes by the group.
             start_new_session=True,
         )
     finally:
@@ -151,8 +163,10 @@ def _spark_home() -> Path:
     return home
 
 
-def _send(signal: Callable[[], None]) -> None:
+def _send(group: int, number: signal.Signals) -> bool:
+    """Signal a process group; whether there was anybody in it."""
     try:
-        signal()
-    except psutil.NoSuchProcess:
-        return
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -4,8 +4,8 @@ PySpark as pip installs it brings the server; it runs here with the settings of 
 listens on 127.0.0.1 at a free port, and takes only clients that know its token: whoever may send it
 a query can do what its user can. A state file that only this user may read says where it is.
 
-The state file is written as soon as the process is there, and says `ready` once a client's merge
-worked, so that a start which is killed leaves nothing that nobody knows of.
+The state file is written as soon as the process is there, and says `ready` once a client's
+query worked, so that a start which is killed leaves nothing that nobody knows of.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SparkServer:
         return found if found is not None and found.ready and found.answers() else None
 
     def start(self, say: Say = lambda line: None) -> tuple[RunningServer, bool]:
-        """Start the server unless it runs, and wait until a merge works on it.
+        """Start the server unless it runs, and wait until a client's query works.
 
         If this fails or is interrupted, what was started is ended again.
 
@@ -149,7 +149,7 @@ class SparkServer:
     def _wait(
         self, process: subprocess.Popen[bytes], server: RunningServer, say: Say
     ) -> int | None:
-        """Wait until a client has merged; return the server's exit status if it ended instead."""
+        """Wait until a client's query works; give the exit status if the server ended instead."""
         began = news = time.monotonic()
         probe = self._probe(server)
         try:
@@ -165,7 +165,7 @@ class SparkServer:
                     )
                 if now - news > _SECONDS_BETWEEN_NEWS:
                     news = now
-                    does = "tries a merge" if server.answers() else "starts"
+                    does = "tries a query" if server.answers() else "starts"
                     say(f"... Spark {does} ({now - began:.0f} s)")
         finally:
             if probe.poll() is None:
@@ -173,8 +173,8 @@ class SparkServer:
                 probe.wait()
         if probe.returncode != 0:
             raise ConfigurationError(
-                reason=f"The Spark server runs, but cannot merge: {self._complaint()}. Its log is "
-                f"{self.log_file}"
+                reason="The Spark server runs, but no Delta table can be written: "
+                f"{self._complaint()}. Its log is {self.log_file}"
             )
         return None
 
@@ -212,9 +212,10 @@ class SparkServer:
             return ""
 
     def _complaint(self) -> str:
-        """The first line of the log that names an error."""
-        named = re.search(r"^.*(?:Exception|Error\b|is not set).*$", self._log(), re.MULTILINE)
-        return named[0].strip()[:300] if named else "it did not say why"
+        """The first line of the log that names an error, else its last one."""
+        lines = self._log().strip().splitlines() or ["it did not say why"]
+        named = [each for each in lines if re.search(r"Exception|Error\b|is not set|No such", each)]
+        return (named or lines[-1:])[0].strip()[:300]
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

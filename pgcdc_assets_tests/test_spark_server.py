@@ -190,8 +190,6 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
 
     database.execute("insert into t values (100, 'later')")
     clone.pgcdc("sync", "--name", "t", status=1, **without_java, PGCDC_SPARK_REMOTE="local")
-    clone.pgcdc("sync", "--name", "t", **without_java)
-    clone.pgcdc("verify", "--name", "t", **without_java)
 
 
 def test_a_killed_server_is_recognised_and_started_anew(clone: Clone) -> None:

@@ -4,8 +4,8 @@ A process of its own, so that whoever starts a server neither loads PySpark nor 
 that takes connections and says nothing. The address comes on standard input: it holds a token, and
 a command line is for everybody to read.
 
-What a merge does is done once to a tiny table. It shows that Delta is there and may write, and the
-server then has loaded the classes that its first merge would else wait for.
+A tiny Delta table is written and read: so Spark, Delta and the folder are all there. The server has
+then loaded much of what its first merge would else wait for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _POLL_SECONDS = 0.1
 
 
 def main() -> None:
-    """Read `{"remote": ..., "port": ..., "folder": ...}` and end with 0 once a merge worked."""
+    """Read `{"remote": ..., "port": ..., "folder": ...}`; end with 0 once a query worked."""
     asked: dict[str, Any] = json.load(sys.stdin)
     _wait_for_port(asked["port"])
     session = SparkSession.builder.remote(asked["remote"]).create()
     try:
-        _merge_once(session, f"{asked['folder']}/probe")
+        _write_and_read(session, f"{asked['folder']}/probe")
     finally:
         session.stop()
 
@@ -46,17 +46,11 @@ def _wait_for_port(port: int) -> None:
     sys.exit(1)
 
 
-def _merge_once(session: SparkSession, path: str) -> None:
-    session.range(3).write.format("delta").mode("overwrite").option(
-        "delta.enableDeletionVectors", "true"
-    ).save(path)
-    session.range(1, 4).createOrReplaceTempView("probe")
-    merged = session.sql(
-        f"MERGE INTO {delta_table(path)} t USING probe s ON t.id = s.id "
-        "WHEN MATCHED THEN UPDATE SET t.id = s.id WHEN NOT MATCHED THEN INSERT *"
-    )
-    if merged.collect()[0]["num_affected_rows"] != 3:
-        raise RuntimeError("a MERGE of three rows did not affect three rows")
+def _write_and_read(session: SparkSession, path: str) -> None:
+    session.range(3).write.format("delta").mode("overwrite").save(path)
+    read = session.sql(f"SELECT id FROM {delta_table(path)}").collect()
+    if len(read) != 3:
+        raise RuntimeError("a table of three rows was written, and others were read")
 
 
 if __name__ == "__main__":
