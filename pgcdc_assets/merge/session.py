@@ -139,6 +139,17 @@ def own_session(spark: SparkSession) -> SparkSession:
     return session
 
 
+def activate(session: SparkSession) -> None:
+    """Make a session the one that this thread works with.
+
+    A checkpoint over Connect comes back as a DataFrame of the thread's active session, whatever
+    session took it (`proto_to_remote_cached_dataframe` in PySpark 4.2), and no other session knows
+    it.
+    """
+    if _client(session) is not None:
+        type(session)._active_session.session = session
+
+
 def release_session(session: SparkSession) -> None:
     """End a session that `own_session` opened; on a server it would stay for an hour."""
     client = _client(session)

@@ -19,7 +19,7 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.one_table import merge_table, pass_by
 from pgcdc_assets.merge.preparation import TableWork, prepare
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.session import own_sessions
+from pgcdc_assets.merge.session import activate, own_sessions
 from pgcdc_assets.merge.unknown import UNKNOWN_VALUE
 from pgcdc_assets.raw.zone import RawZone
 
@@ -97,6 +97,7 @@ def _side_by_side(
 
     def run(work: TableWork) -> MergeReport | MergeFailure:
         session = free.get()
+        activate(session)
         try:
             return _guarded(work, lambda busy: merge.run(session, busy))
         finally:

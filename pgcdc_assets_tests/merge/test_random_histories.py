@@ -20,7 +20,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 _TRANSACTIONS = 12
 
 
-@pytest.mark.parametrize("pieces", [(1, 1), (6, 3), (12, 6)], ids=["one", "some", "many"])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param((1, 1), id="one", marks=pytest.mark.soak),
+        pytest.param((6, 3), id="some"),
+        pytest.param((12, 6), id="many", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
 def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgres_had(

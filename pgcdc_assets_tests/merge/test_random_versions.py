@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions
+from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
 from pgcdc_assets_tests.merge.random_history import KEY, RandomHistory, cut, random_relation
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -22,10 +22,23 @@ _TRANSACTIONS = 12
 _START = 0x1000
 
 
-@pytest.mark.parametrize("pieces", [(1, 1), (6, 3)], ids=["one", "some"])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param((1, 1), id="one", marks=pytest.mark.soak),
+        pytest.param((6, 3), id="some"),
+        pytest.param((12, 12), id="all", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
-@pytest.mark.parametrize("tracked", [None, ("doc", "number")], ids=["all", "tracked"])
+@pytest.mark.parametrize(
+    "tracked",
+    [
+        pytest.param(None, id="all columns"),
+        pytest.param(("doc", "number"), id="two columns", marks=pytest.mark.soak),
+    ],
+)
 def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_there_were(
     spark: SparkSession,
     zone: RawZone,
@@ -59,6 +72,28 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
     wanted = sorted(_described(version, is_exact) for version in expected.all)
     assert _found(spark, report.path, is_exact) == wanted
     assert report.row_count == len(wanted)
+
+
+def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    """D12: the current version has the newest value of every column."""
+    landing = Landing(zone, [random_relation("d")])
+    landing.begin([["1", "1", "a", "1.00", "x"], ["1", "2", "a", "1.00", "x"]])
+    landing.land(
+        [update("1", "1", "a", "1.00", "y")],
+        [update("1", "1", "a", "1.00", "z"), update("1", "2", "b", "1.00", "y")],
+        [update("1", "2", "b", "1.00", "z")],
+    )
+    target = TableTarget("shop", "items", scd=(2,), tracked=("doc",))
+    (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error
+    rows = spark.read.format("delta").load(report.path).orderBy("id", "_valid_from_lsn").collect()
+    assert [(r.id, r.doc, r.note, r._is_current) for r in rows] == [
+        (1, "a", "z", True),
+        (2, "a", "x", False),
+        (2, "b", "z", True),
+    ]
 
 
 def test_a_copy_taken_again_adds_only_what_it_says_differently(
