@@ -98,7 +98,12 @@ def test_jobs_sensors_pools_and_executor(location: CodeLocation) -> None:
     pools = {
         node.pool for job in repository.get_all_jobs() for node in job.all_node_defs if node.pool
     }
-    assert pools == {"pgcdc/shop/slot", "pgcdc/shop/snapshot", "pgcdc/shop/tables"}
+    assert pools == {
+        "pgcdc/shop/slot",
+        "pgcdc/shop/snapshot",
+        "pgcdc/shop/tables",
+        "pgcdc/shop/upkeep",
+    }
 
 
 def test_a_range_of_windows_is_one_run(location: CodeLocation) -> None:
