@@ -22,7 +22,7 @@ from benchmarks.sync import sync_once
 from benchmarks.sync_definitions import NAMES
 from pgcdc_assets.spark_server import SparkServer
 
-REPETITIONS = 5
+REPETITIONS = 3
 _ROWS = 10
 _CHANGES = 40_000
 _NAME = NAMES[0]

@@ -38,7 +38,9 @@ def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("command", ["", "check", "init", "sync", "status", "verify", "rebuild"])
+@pytest.mark.parametrize(
+    "command", ["", "check", "init", "sync", "status", "verify", "rebuild", "spark"]
+)
 def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*([command] if command else []), "--help"])
