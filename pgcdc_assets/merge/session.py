@@ -124,12 +124,14 @@ def own_session(spark: SparkSession) -> SparkSession:
     Delta takes a MERGE's application transaction from the session's settings, so tables that are
     merged side by side must not share a session. Give it back by `release_session`.
     """
+    session: SparkSession
     if _client(spark) is None:
         session = spark.newSession()
     else:
+        server_side: Any = spark
         # A server knows a session from its first request on, and clones only what it knows.
         spark.conf.get("spark.sql.session.timeZone")
-        session = spark.cloneSession()
+        session = server_side.cloneSession()
         _retry_briefly(_client(session))
         # Else each session has a class loader of its own, and Spark compiles for it anew what it
         # compiled for the merge before. It is there for sessions that bring classes; ours do not.
@@ -147,7 +149,8 @@ def activate(session: SparkSession) -> None:
     it.
     """
     if _client(session) is not None:
-        type(session)._active_session.session = session
+        connect_session: Any = type(session)
+        connect_session._active_session.session = session
 
 
 def release_session(session: SparkSession) -> None:
@@ -208,12 +211,11 @@ def _serves(session: Any, remote: str) -> bool:
 def _check_listens(remote: str) -> None:
     """See that a server of this machine takes connections."""
     place = urlsplit(shown(remote))
-    if place.hostname not in _LOCAL_HOSTS:
+    host = place.hostname or ""
+    if host not in _LOCAL_HOSTS:
         return
     try:
-        with socket.create_connection(
-            (place.hostname, place.port or _DEFAULT_PORT), timeout=_LOCAL_SECONDS
-        ):
+        with socket.create_connection((host, place.port or _DEFAULT_PORT), _LOCAL_SECONDS):
             return
     except OSError as error:
         raise TransientError(
