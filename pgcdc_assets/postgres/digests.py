@@ -177,8 +177,7 @@ class SourceDigests:
             digits=sql.Literal(len(buckets[0])),
             buckets=sql.Literal(list(buckets)),
         )
-        for key_digest, row_digest in self._fetch(query):
-            yield key_digest, row_digest
+        yield from ((key_digest, row_digest) for key_digest, row_digest in self._fetch(query))
 
     def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
         """Look closely at the rows with these keys."""

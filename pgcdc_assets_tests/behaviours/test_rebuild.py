@@ -20,7 +20,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.merge.sql import delta_table
-from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.merge.watermark import read_watermark, table_path
 from pgcdc_assets.raw.staging import REBUILD, remove_stale
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.rebuild import RebuildReport, rebuild_table
@@ -97,6 +97,38 @@ def test_a_table_is_rebuilt_with_the_source_switched_off(own_pipeline: Pipeline)
     assert after.metadata().configuration == state.metadata().configuration
     assert after.metadata().id == state.metadata().id
     assert staging(pipeline.zone) == []
+
+
+def history(pipeline: Pipeline) -> list[tuple[str, ...]]:
+    zone = pipeline.zone
+    frame = pipeline.spark.read.format("delta").load(
+        table_path(zone.lake, zone.name, "public", "t", 2)
+    )
+    return sorted(tuple(map(str, row)) for row in frame.collect())
+
+
+def test_history_is_rebuilt_as_it_was_with_the_source_switched_off(own_pipeline: Pipeline) -> None:
+    """H4, for SCD2."""
+    pipeline = own_pipeline
+    target = TableTarget("public", "t", (2,))
+    pipeline.start(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, 'v' from generate_series(1, 20) i",
+    )
+    for turn in range(3):
+        pipeline.database.execute("update t set v = v || %s where id <= 10", (str(turn),))
+        pipeline.database.execute("delete from t where id = %s", (20 - turn,))
+        pipeline.capture()
+        pipeline.merge(None, target)
+    before = history(pipeline)
+    assert len(before) == 20 + 3 * 10
+    pipeline.database.server.stop()
+    rebuilt(pipeline, scd=2)
+    assert history(pipeline) == before
+    rebuilt(pipeline, pipeline.windows[0].end, scd=2)
+    assert len(history(pipeline)) == 20 + 10
+    pipeline.merge(None, target)
+    assert history(pipeline) == before
 
 
 def test_a_damaged_table_is_whole_again_and_goes_on(pipeline: Pipeline) -> None:
