@@ -41,7 +41,7 @@ def pass_by(zone: RawZone, work: TableWork) -> MergeReport:
     """Report a table without changes; its watermark is recorded only now and then."""
     plan = work.plan
     if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= IDLE_WINDOWS):
-        advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.end)
+        advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.start, plan.end)
     return MergeReport(
         *work.name,
         work.scd,
@@ -76,7 +76,7 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         counts += kind.apply_changes(state)
         state = _state(zone, work, plan.end)
     elif plan.end > plan.start:
-        advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.end)
+        advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.start, plan.end)
     assert state is not None
     return MergeReport(
         *work.name,

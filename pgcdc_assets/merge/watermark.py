@@ -89,14 +89,20 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     )
 
 
-def advance_watermark(lake: Lake, path: str, app_id: str, watermark: Lsn) -> None:
+def advance_watermark(
+    lake: Lake, path: str, app_id: str, before: Lsn | None, watermark: Lsn
+) -> None:
     """Record that a table without changes is folded further: one commit without rows.
+
+    Args:
+        before: the watermark from which there were no changes. A table that stands elsewhere by now
+            (another merge was faster, a rebuild took it back) is left as it is.
 
     Raises:
         TransientError: the log cannot be written.
     """
     table = _load(lake, path)
-    if table is None:
+    if table is None or table.transaction_version(app_id) != (before and int(before)):
         return
     try:
         table.create_write_transaction(

@@ -114,7 +114,7 @@ def _clone(
         f"VERSION AS OF {version}"
     )
     # A clone has the files of the table, and none of its application transactions.
-    advance_watermark(zone.lake, staged, zone.app_id(epoch), watermark)
+    advance_watermark(zone.lake, staged, zone.app_id(epoch), None, watermark)
 
 
 def _fold(
