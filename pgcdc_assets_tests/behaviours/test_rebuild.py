@@ -166,6 +166,7 @@ def test_a_table_rebuilt_through_an_earlier_lsn_catches_up_with_the_next_merge(
     pipeline.assert_equal()
 
 
+@pytest.mark.soak
 def test_an_lsn_inside_a_window_is_as_good_as_its_end(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.database.transaction(
@@ -195,6 +196,7 @@ def test_what_is_not_captured_or_never_merged_is_refused(pipeline: Pipeline) -> 
         rebuilt(pipeline, Lsn(1))
 
 
+@pytest.mark.soak
 def test_columns_that_were_added_are_in_the_rebuilt_table(pipeline: Pipeline) -> None:
     fill(pipeline)
     first = pipeline.windows[0].end
@@ -247,6 +249,7 @@ rebuild_table(spark, RawZone(Lake(sys.argv[1]), "test"), TableTarget("public", "
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_killed_before_the_commit_the_next_run_cleans_up_and_succeeds(pipeline: Pipeline) -> None:
     fill(pipeline)

@@ -90,6 +90,7 @@ def test_a_rebuild_from_below_the_floor_is_refused_until_there_is_a_newer_copy(
     assert verify(pipeline).is_equal
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_upkeep_and_merges_at_once_lose_and_double_no_row(pipeline: Pipeline) -> None:
     """H1 and H5 under load: OPTIMIZE, VACUUM and retention beside captures and merges."""

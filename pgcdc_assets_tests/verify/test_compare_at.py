@@ -122,6 +122,7 @@ def test_composite_and_odd_keys_are_named_as_they_are(pipeline: Pipeline) -> Non
     assert found_in(found) == expected
 
 
+@pytest.mark.soak
 def test_null_and_the_empty_text_differ(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (1, null), (2, '')"
@@ -142,6 +143,7 @@ def test_a_rescued_text_counts_as_the_value(pipeline: Pipeline) -> None:
     assert verify(pipeline).columns == ("v",)
 
 
+@pytest.mark.soak
 def test_many_differences_are_counted_and_some_are_named(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v text)",
@@ -195,6 +197,7 @@ def test_what_is_committed_after_the_moment_is_on_neither_side(pipeline: Pipelin
     assert len(pipeline.rows()) == 90
 
 
+@pytest.mark.soak
 def test_a_copy_taken_before_the_moment_is_part_of_it(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
@@ -204,6 +207,7 @@ def test_a_copy_taken_before_the_moment_is_part_of_it(pipeline: Pipeline) -> Non
     assert verify(pipeline).is_equal
 
 
+@pytest.mark.soak
 def test_a_table_of_its_own_key_in_the_settings_is_compared_by_it(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v text unique not null)",
@@ -274,6 +278,7 @@ def test_a_moment_leaves_no_slot_behind(pipeline: Pipeline) -> None:
         assert slots == [(pipeline.slot,)]
 
 
+@pytest.mark.soak
 def test_the_limit_of_a_statement_does_not_hold_for_reading_a_table(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v text)",
