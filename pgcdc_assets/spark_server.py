@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.merge.spark_settings import server_conf
+from pgcdc_assets.ports import free_port
 from pgcdc_assets.spark_process import RunningServer, launch
 
 _PROBE = "pgcdc_assets.merge.server_probe"
@@ -97,7 +97,7 @@ class SparkServer:
             self._tidy_up(self.find())
             say(f"Starting the Spark server; its log is {self.log_file}")
             for _ in range(_PORTS_TO_TRY):
-                started = self._start_at(_free_port(), say)
+                started = self._start_at(free_port(), say)
                 if started is not None:
                     return started, True
         raise TransientError(reason="No free TCP port was found for the Spark server: try again")
@@ -223,10 +223,3 @@ class SparkServer:
         with (self.folder / "spark-server.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -86,6 +86,16 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
         made.server.stop()
 
 
+@pytest.fixture
+def own_clone(tmp_path: Path) -> Iterator[Clone]:
+    """For a test that pytest may move before the others, as it does with those of a server."""
+    made = Clone(tmp_path / "clone")
+    try:
+        yield made
+    finally:
+        made.server.stop()
+
+
 def java_of(folder: Path) -> list[psutil.Process]:
     """The processes of servers whose files are below a folder, scripts that start them included."""
     found = []
@@ -173,9 +183,11 @@ def test_it_listens_on_this_machine_only_and_refuses_who_has_no_token(clone: Clo
 
 @pytest.mark.postgres
 def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
-    clone: Clone, database: Database
+    own_clone: Clone, database: Database
 ) -> None:
     """With no Java to be found, an embedded session could not start."""
+    clone = own_clone
+    clone.pgcdc("spark", "start", "--memory", "1g")
     database.execute("create table t (id int primary key, v text)")
     database.execute("insert into t select n, 'row ' || n from generate_series(1, 20) n")
     database.execute("create publication pub for table t")

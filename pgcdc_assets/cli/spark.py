@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-import time
 
+from pgcdc_assets.cli.output import say
 from pgcdc_assets.orchestration.defaults import SPARK_VARIABLE, state_folder
 from pgcdc_assets.spark_process import RunningServer
 from pgcdc_assets.spark_server import SparkServer
@@ -23,7 +22,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _start(server: SparkServer) -> int:
-    running, is_new = server.start(_say)
+    running, is_new = server.start(say)
     print(f"{'Started' if is_new else 'Runs already'}: {_described(running)}")
     if os.environ.get(SPARK_VARIABLE, "").strip():
         print(f"{SPARK_VARIABLE} is set in this shell, and comes before this server")
@@ -64,7 +63,3 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

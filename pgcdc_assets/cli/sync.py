@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 import time
 from dataclasses import asdict
 
+from pgcdc_assets.cli.output import quiet_dagster, say, spark_log
 from pgcdc_assets.errors import PgcdcError
 
 
@@ -18,8 +18,7 @@ def run(options: argparse.Namespace) -> int:
     With several captures one that fails does not hold up the next; the worst status is returned.
     """
     started = time.monotonic()
-    _quiet(options.debug)
-    from pgcdc_assets.orchestration.defaults import state_folder
+    quiet_dagster(options.debug)
     from pgcdc_assets.orchestration.instance import open_instance
     from pgcdc_assets.orchestration.loading import load_location
     from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
@@ -36,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
                     instance,
                     location,
                     loaded,
-                    say=_say,
+                    say=say,
                     limits=SyncLimits(wait_seconds=options.wait_seconds),
-                    spark_log=None if options.debug else state_folder() / "spark.log",
+                    spark_log=spark_log(options.debug),
                 )
             except PgcdcError as error:
                 if len(captures) == 1:
@@ -64,11 +63,3 @@ def _summary(report: object) -> str:
         f"{report.name}: captured and merged through {report.barrier}: {report.change_count} "
         f"changes in {report.window_count} windows, {report.merge_count} merges ({parts})"
     )
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
-
-
-def _quiet(debug: bool) -> None:
-    logging.getLogger("dagster").setLevel(logging.DEBUG if debug else logging.CRITICAL)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.cli.output import quiet_dagster, say, spark_log
 from pgcdc_assets.cli.tables import print_table
-from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError
+from pgcdc_assets.errors import DifferenceFound, PgcdcError
 from pgcdc_assets.verify import Comparison, compare_at, source_moment, wait_captured
 
 if TYPE_CHECKING:
     import dagster as dg
 
     from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
-    from pgcdc_assets.orchestration.settings import CdcTable
 
 _NULL = "NULL"
 
@@ -28,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         DifferenceFound: one of them differs.
     """
-    logging.getLogger("dagster").setLevel(logging.DEBUG if options.debug else logging.CRITICAL)
+    quiet_dagster(options.debug)
     from pgcdc_assets.orchestration.instance import open_instance
     from pgcdc_assets.orchestration.loading import load_location
 
@@ -60,25 +59,24 @@ def _verify(
     options: argparse.Namespace,
 ) -> Iterator[Comparison | PgcdcError]:
     """Compare one capture's tables; give the errors of tables that could not be compared."""
-    from pgcdc_assets.orchestration.defaults import state_folder
     from pgcdc_assets.orchestration.output import stderr_to
     from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
-    from pgcdc_assets.orchestration.targets import target_of
+    from pgcdc_assets.orchestration.targets import select_tables, target_of
 
     capture = loaded.capture
-    tables = _selected(loaded, options.tables)
+    tables = select_tables(capture, options.tables, scd=1)
     settings = loaded.postgres.settings()
     zone = loaded.lake.zone(capture.name)
-    spark_log = None if options.debug else state_folder() / "spark.log"
+    log = spark_log(options.debug)
     with source_moment(settings, zone, capture.slot) as moment:
-        _say(f"{capture.name}: comparing at {moment.lsn}")
+        say(f"{capture.name}: comparing at {moment.lsn}")
         if options.wait_only:
             wait_captured(zone, moment, options.wait_seconds)
         else:
             limits = SyncLimits(wait_seconds=options.wait_seconds)
-            sync_capture(instance, location, loaded, say=_say, limits=limits, spark_log=spark_log)
+            sync_capture(instance, location, loaded, say=say, limits=limits, spark_log=log)
             wait_captured(zone, moment, 0.0)
-        with stderr_to(spark_log):
+        with stderr_to(log):
             spark = loaded.spark.session()
         for table in tables:
             began = time.monotonic()
@@ -90,19 +88,8 @@ def _verify(
                 print(f"pgcdc: {table.qualified_name}: {error}", file=sys.stderr)
                 yield error
                 continue
-            _say(f"{table.qualified_name}: {time.monotonic() - began:.1f} s")
+            say(f"{table.qualified_name}: {time.monotonic() - began:.1f} s")
             yield found
-
-
-def _selected(loaded: LoadedCapture, names: Sequence[str]) -> list[CdcTable]:
-    tables = {table.qualified_name: table for table in loaded.capture.tables if 1 in table.scd}
-    unknown = sorted(set(names) - set(tables))
-    if unknown:
-        raise ConfigurationError(
-            reason=f"Capture {loaded.capture.name} has no table {', '.join(unknown)}; it has "
-            f"{', '.join(tables)}"
-        )
-    return [table for name, table in tables.items() if not names or name in names]
 
 
 def _print(results: Sequence[Comparison], different: Sequence[Comparison]) -> None:
@@ -142,7 +129,3 @@ def _row(result: Comparison) -> tuple[str, ...]:
 def _key(texts: Sequence[str | None]) -> str:
     """Write a key for a terminal: on one line, and NULL unlike the word."""
     return ", ".join(_NULL if text is None else repr(text) for text in texts)
-
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

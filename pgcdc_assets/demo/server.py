@@ -15,7 +15,6 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ import psutil
 
 from pgcdc_assets.demo.programs import find_binaries, make_reachable, run_program
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.ports import free_port
 
 SUPERUSER = "postgres"
 
@@ -229,7 +229,7 @@ class EmbeddedServer:
         preferred = self._last_port()
         for attempt in range(5):
             # Somebody else may take a free port before the server binds it: try another then.
-            port = preferred if attempt == 0 and preferred is not None else _free_port()
+            port = preferred if attempt == 0 and preferred is not None else free_port()
             self._write_settings(port)
             try:
                 self._run(
@@ -294,10 +294,3 @@ def _is_alive(process: psutil.Process) -> bool:
 def _quoted(value: str) -> str:
     """A value as postgresql.conf wants it."""
     return "'" + value.replace("'", "''") + "'"
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -117,6 +117,10 @@ class Fold:
             return f"IF({self.is_unchanged(index)}, {self.old_text(index)}, {text})"
         return text
 
+    def known_text(self, index: int) -> str:
+        """Write the SQL of a field's text in an event to which `toast.py` added what it knows."""
+        return f"v{index}.text" if index in self.unknown else f"tuple[{index}]"
+
     def is_unchanged(self, index: int) -> str:
         """Write the SQL that says whether the new tuple leaves a field out."""
         contains = self._by_layout("array_contains(unchanged, {})", index, "false")

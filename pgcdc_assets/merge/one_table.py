@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -70,11 +70,13 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
     tune(spark, _rows_to_handle(work), state.size_bytes if state is not None else 0)
     kind: _Scd1 | _Scd2 = (_Scd1 if work.scd == 1 else _Scd2)(spark, zone, work)
     if plan.copy is not None and not kind.takes_copy_with_changes:
-        counts += kind.apply_copy(state, plan.copy)
-        state = _state(zone, work, plan.copy.snapshot_lsn)
+        written = kind.apply_copy(state, plan.copy)
+        before, state = state, _state(zone, work, plan.copy.snapshot_lsn)
+        counts += written.counted(before, state)
     if work.facts is not None:
-        counts += kind.apply_changes(state)
-        state = _state(zone, work, plan.end)
+        written = kind.apply_changes(state)
+        before, state = state, _state(zone, work, plan.end)
+        counts += written.counted(before, state)
     elif plan.end > plan.start:
         advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.start, plan.end)
     assert state is not None
@@ -86,7 +88,7 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         watermark_after=plan.end,
         windows_folded=len(plan.windows),
         changes_read=work.facts.change_count if work.facts is not None else 0,
-        rows_inserted=counts.inserted,
+        rows_inserted=counts.inserted or 0,
         rows_updated=counts.updated,
         rows_deleted=counts.deleted,
         rows_rescued=_count_rescued(spark, work, state) if counts.may_be_rescued else 0,
@@ -103,16 +105,26 @@ def _rows_to_handle(work: TableWork) -> int:
 
 @dataclass(frozen=True)
 class _Counts:
-    """What was written."""
+    """What was written.
 
-    inserted: int = 0
+    Attributes:
+        inserted: None where it follows from the table's own count of rows.
+    """
+
+    inserted: int | None = 0
     updated: int = 0
     deleted: int = 0
     may_be_rescued: bool = False
 
+    def counted(self, before: TargetState | None, after: TargetState) -> _Counts:
+        """Fill in what was inserted between two states of the table."""
+        if self.inserted is not None:
+            return self
+        return replace(self, inserted=_rows_in(after) - _rows_in(before) + self.deleted)
+
     def __add__(self, other: _Counts) -> _Counts:
         return _Counts(
-            self.inserted + other.inserted,
+            (self.inserted or 0) + (other.inserted or 0),
             self.updated + other.updated,
             self.deleted + other.deleted,
             self.may_be_rescued or other.may_be_rescued,
@@ -159,13 +171,13 @@ class _Scd1:
         if makes_table:
             rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
             create_or_replace(work.path, rows, shape, app_id, end)
-            return _Counts(_rows_after(self.zone, work), 0, before, shape.may_rescue)
+            return _Counts(None, 0, before, shape.may_rescue)
         assert state is not None
         add_columns(self.spark, work.path, state.columns, shape)
         if state.is_empty or facts.truncates:
             rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
             replace_contents(work.path, rows, shape, app_id, end)
-            return _Counts(_rows_after(self.zone, work), 0, before, shape.may_rescue)
+            return _Counts(None, 0, before, shape.may_rescue)
         stored = self.spark.read.format("delta").load(work.path)
         rows = scd1.fold_changes(changes, fold, stored)
         merged = scd1.merge_rows(self.spark, work.path, rows, fold, app_id, end)
@@ -231,8 +243,6 @@ class _Scd2:
         inserted, updated = scd2.write_versions(
             self.spark, path, events, stored, fold, tracked, app_id, watermark
         )
-        if inserted is None:
-            inserted = _rows_after(self.zone, self.work) - _rows_in(state)
         return _Counts(inserted, updated, may_be_rescued=fold.shape.may_rescue)
 
 
@@ -257,10 +267,6 @@ def _tracked(work: TableWork, shape: TableShape) -> list[int] | None:
 
 def _rows_in(state: TargetState | None) -> int:
     return (state.row_count or 0) if state is not None else 0
-
-
-def _rows_after(zone: RawZone, work: TableWork) -> int:
-    return _rows_in(read_target(zone.lake, zone.name, work.path))
 
 
 def _state(zone: RawZone, work: TableWork, watermark: Lsn) -> TargetState:

@@ -16,9 +16,6 @@ class TableTarget:
         key: the merge key; None takes the primary key, or the replica identity's index.
         tracked: columns whose change opens a version in SCD2; None: all. The others are kept as
             they last were.
-        soft_delete: SCD1 keeps deleted rows and marks them.
-        keyless: what SCD1 makes of a table without a key: `bag`, its rows with their duplicates, or
-            `log`, its changes.
     """
 
     schema: str
@@ -26,8 +23,6 @@ class TableTarget:
     scd: tuple[int, ...] = (1,)
     key: tuple[str, ...] | None = None
     tracked: tuple[str, ...] | None = None
-    soft_delete: bool = False
-    keyless: str = "bag"
 
     @property
     def qualified_name(self) -> str:
@@ -36,7 +31,7 @@ class TableTarget:
 
     def keeps_history(self, scd: int) -> bool:
         """Say whether a kind of table shows what was before a copy, and not the copy alone."""
-        return scd == 2 or self.soft_delete
+        return scd == 2
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,7 @@ def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> Da
     events = with_known_values(build_events(changes, fold), fold)
     winners = follow_key_changes(newest_per_key(events, fold), events, fold)
     origin = fold.named("o", "u")
-
-    def text(index: int) -> str:
-        return f"v{index}.text" if index in fold.unknown else f"tuple[{index}]"
-
-    rows = typed(winners, fold.shape, text, [*keep, "unknown", "is_elsewhere", *origin])
+    rows = typed(winners, fold.shape, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin])
     if stored is None or not fold.facts.has_old_tuples:
         return rows
     return fetch_unknown(rows, fold, stored, "_lsn")

@@ -29,7 +29,7 @@ _COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")
 
 def key_events(changes: DataFrame, fold: Fold) -> DataFrame:
     """Turn raw changes into events without values."""
-    return build_bag(changes, fold) if _is_bag(fold) else build_events(changes, fold)
+    return build_bag(changes, fold) if fold.facts.is_full else build_events(changes, fold)
 
 
 def typed_events(
@@ -43,7 +43,7 @@ def typed_events(
     """
     keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "op", "is_content"]
     if not fold.unknown:
-        if _is_bag(fold):
+        if fold.facts.is_full:
             events = _untangled(events, fold, stored)
         return typed(events, fold.shape, lambda i: f"tuple[{i}]", keep)
     known = with_known_values(events, fold)
@@ -59,17 +59,10 @@ def typed_events(
         "unknown IS NOT NULL AS is_elsewhere",
     )
 
-    def text(index: int) -> str:
-        return f"v{index}.text" if index in fold.unknown else f"tuple[{index}]"
-
-    rows = typed(events, fold.shape, text, [*keep, "unknown", "is_elsewhere", *origin])
+    rows = typed(events, fold.shape, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin])
     if current is None:
         return rows
     return fetch_unknown(rows, fold, current, "_valid_from_lsn")
-
-
-def _is_bag(fold: Fold) -> bool:
-    return fold.facts.is_full and not fold.unknown
 
 
 def build_versions(

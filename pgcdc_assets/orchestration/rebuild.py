@@ -15,9 +15,9 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
-from pgcdc_assets.orchestration.runs import CAPTURE_TAG, PROCESS_TAG, process_tag
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
-from pgcdc_assets.orchestration.targets import target_of
+from pgcdc_assets.orchestration.runs import CAPTURE_TAG, claim_run
+from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.targets import select_tables, target_of
 from pgcdc_assets.rebuild import RebuildReport, rebuild_table
 
 
@@ -55,7 +55,7 @@ def build_rebuild_job(
         out=dg.Out(dg.Nothing),
     )
     def rebuild(context: dg.OpExecutionContext, config: RebuildConfig) -> None:
-        context.instance.add_run_tags(context.run_id, {PROCESS_TAG: process_tag()})
+        claim_run(context)
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         failures: list[tuple[str, Exception]] = []
@@ -91,22 +91,6 @@ def build_rebuild_job(
         rebuild()
 
     return rebuild_job
-
-
-def select_tables(capture: CdcCapture, names: list[str]) -> list[CdcTable]:
-    """Find declared tables by name; none named means all.
-
-    Raises:
-        ConfigurationError: a name is not declared.
-    """
-    tables = {table.qualified_name: table for table in capture.tables}
-    unknown = sorted(set(names) - set(tables))
-    if unknown:
-        raise ConfigurationError(
-            reason=f"Capture {capture.name} has no table {', '.join(unknown)}; it has "
-            f"{', '.join(tables)}"
-        )
-    return [table for name, table in tables.items() if not names or name in names]
 
 
 def parse_lsn(text: str | None) -> Lsn | None:

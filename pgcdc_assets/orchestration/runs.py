@@ -46,7 +46,7 @@ def process_tag(pid: int | None = None) -> str:
     return f"{socket.gethostname()}:{number}:{_start_ticks(number)}"
 
 
-def claim_run(context: dg.AssetExecutionContext) -> None:
+def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> None:
     """Write this process into the run's tags, so that its death can be noticed."""
     context.instance.add_run_tags(context.run_id, {PROCESS_TAG: process_tag()})
 

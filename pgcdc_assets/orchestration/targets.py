@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.report import TableTarget
-from pgcdc_assets.orchestration.settings import CdcTable
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 
 
 def target_of(table: CdcTable, scds: Iterable[int] | None = None) -> TableTarget:
@@ -16,3 +17,24 @@ def target_of(table: CdcTable, scds: Iterable[int] | None = None) -> TableTarget
     """
     kinds = tuple(sorted(table.scd if scds is None else scds))
     return TableTarget(table.schema, table.table, kinds, table.key, table.tracked)
+
+
+def select_tables(
+    capture: CdcCapture, names: Sequence[str], scd: int | None = None
+) -> list[CdcTable]:
+    """Find declared tables by name; none named means all.
+
+    Args:
+        scd: tables of this kind only; None: of any.
+
+    Raises:
+        ConfigurationError: a name is not declared.
+    """
+    tables = {table.qualified_name: table for table in capture.tables if scd in (None, *table.scd)}
+    unknown = sorted(set(names) - set(tables))
+    if unknown:
+        raise ConfigurationError(
+            reason=f"Capture {capture.name} has no table {', '.join(unknown)}; it has "
+            f"{', '.join(tables)}"
+        )
+    return [table for name, table in tables.items() if not names or name in names]

@@ -17,7 +17,7 @@ from pgcdc_assets.merge.watermark import read_target, table_path
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
-from pgcdc_assets.orchestration.runs import CAPTURE_TAG, PROCESS_TAG, process_tag
+from pgcdc_assets.orchestration.runs import CAPTURE_TAG, claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture
 from pgcdc_assets.orchestration.state import Position, read_state
 from pgcdc_assets.raw.retention import RetentionReport, remove_windows
@@ -46,7 +46,7 @@ def build_upkeep(
         out=dg.Out(dg.Nothing),
     )
     def remove_old_windows(context: dg.OpExecutionContext) -> None:
-        context.instance.add_run_tags(context.run_id, {PROCESS_TAG: process_tag()})
+        claim_run(context)
         if policy.raw_days is None:
             context.log.info("All windows are kept: `retention.raw_days` is not set")
             return

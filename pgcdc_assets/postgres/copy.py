@@ -263,8 +263,7 @@ def reading_failure(
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
             reason=f"Table {name} cannot be read by this role. Grant it with: "
-            f"grant "
-            f"usage on schema {quoted(relation.schema)} to {role}; grant select on "
+            f"grant usage on schema {quoted(relation.schema)} to {role}; grant select on "
             f"{quoted(relation.schema, relation.table)} to {role}"
         )
     # The server's own sentence may quote a value, so only the kind of error is told.

@@ -8,16 +8,14 @@ reader of an older version keeps the replaced files until VACUUM removes them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deltalake import DeltaTable
-from deltalake.transaction import RemoveAction
 
 from pgcdc_assets.errors import RawZoneError
-from pgcdc_assets.raw.layout import RelationGroups
-from pgcdc_assets.raw.reading import DataFile, data_files, scan
+from pgcdc_assets.raw.reading import DataFile, data_files
+from pgcdc_assets.raw.rewriting import copy_rows, removals
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 SMALL_FILE_BYTES = 32 * 1024 * 1024
@@ -78,18 +76,8 @@ def _merge(
     table: RawTable, loaded: DeltaTable, app_id: str, files: Sequence[DataFile]
 ) -> CompactionReport:
     expected = sum(file.row_count for file in files)
-    groups = RelationGroups()
     with table.writer() as writer:
-        try:
-            for batch in scan(table, files, table.schema.names):
-                for group in groups.add(batch):
-                    writer.write(group)
-        except FileNotFoundError as error:
-            raise RawZoneError(
-                raw_zone=table.uri, reason="a file that its log names is gone; its rows are lost."
-            ) from error
-        for group in groups.drain():
-            writer.write(group)
+        copy_rows(table, files, writer)
         merged = writer.finish()
         row_count = sum(file.row_count for file in merged)
         if row_count != expected:
@@ -98,11 +86,10 @@ def _merge(
                 reason=f"{len(files)} files hold {row_count} rows, but the log says {expected}. "
                 "The files were left as they are.",
             )
-    now = int(time.time() * 1000)
     table.commit(
         loaded,
         merged,
-        removed=[RemoveAction(f.path, False, now, f.size_bytes, {}) for f in files],
+        removed=removals(files),
         app_id=app_id,
         app_version=loaded.version() + 1,
         record={"compacted_files": len(files), "row_count": row_count},

@@ -9,17 +9,15 @@ them: a reader that began before goes on undisturbed.
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
-from deltalake.transaction import RemoveAction
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.layout import RelationGroups
-from pgcdc_assets.raw.reading import DataFile, data_files, scan
+from pgcdc_assets.raw.reading import DataFile, data_files
+from pgcdc_assets.raw.rewriting import copy_rows, removals
 from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.table import CommitRefused
 from pgcdc_assets.raw.zone import RawZone
@@ -93,19 +91,8 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
     loaded = table.load_or_create()
     files = [file for file in data_files(loaded) if _holds_older(file, epoch, floor)]
     crossing = [file for file in files if file.maximum["commit_lsn"] >= floor]
-    groups = RelationGroups()
     with table.writer() as writer:
-        try:
-            condition = pc.field("commit_lsn") >= int(floor)
-            for batch in scan(table, crossing, table.schema.names, condition):
-                for group in groups.add(batch):
-                    writer.write(group)
-        except FileNotFoundError as error:
-            raise RawZoneError(
-                raw_zone=table.uri, reason="a file that its log names is gone; its rows are lost."
-            ) from error
-        for group in groups.drain():
-            writer.write(group)
+        copy_rows(table, crossing, writer, pc.field("commit_lsn") >= int(floor))
         kept = writer.finish()
         removed = sum(f.row_count for f in files) - sum(f.row_count for f in kept)
         if removed != row_count:
@@ -115,12 +102,11 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
                 "Nothing was removed.",
             )
     # From here on a failure may come after the commit took effect: files stay where they are.
-    now = int(time.time() * 1000)
     try:
         table.commit(
             loaded,
             kept,
-            removed=[RemoveAction(f.path, False, now, f.size_bytes, {}) for f in files],
+            removed=removals(files),
             app_id=changes.floor_app_id(epoch),
             app_version=int(floor),
             excludes=changes.compaction_app_id,

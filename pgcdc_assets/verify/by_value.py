@@ -28,6 +28,7 @@ from pgcdc_assets.postgres.copy import copy_published
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.values import Reader, Unreadable, comparable, reader_for
+from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.report import Comparison
 
 # Differing rows whose columns are looked at; more would tell nothing new.
@@ -58,13 +59,8 @@ def compare_table(
         ConfigurationError: the table is not published, has no key, or was never merged.
     """
     path = table_path(zone.lake, zone.name, schema, table, 1)
-    options = dict(zone.lake.storage_options) or None
-    if not DeltaTable.is_deltatable(path, options):
-        raise ConfigurationError(
-            reason=f"Table {schema}.{table} was never merged: there is no {path}. Run `pgcdc sync`."
-        )
+    target = open_merged(zone, path, f"{schema}.{table}")
     with _snapshot(settings, publication, schema, table) as (published, snapshot_name):
-        target = DeltaTable(path, storage_options=options)
         side = _Sides(published.relation, target, key)
         entries = side.read_target()
         target_rows = len(entries)
@@ -105,7 +101,7 @@ def count_duplicate_keys(
     """
     names = key_columns(_newest_relation(zone, schema, table), key)
     path = table_path(zone.lake, zone.name, schema, table, 1)
-    target = DeltaTable(path, storage_options=dict(zone.lake.storage_options) or None)
+    target = open_merged(zone, path, f"{schema}.{table}")
     columns = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
     query = (
         f"select count(*) as found from (select {columns} from target group by {columns} having "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
 from pgcdc_assets.merge.sql import delta_table
@@ -24,6 +24,7 @@ from pgcdc_assets.merge.watermark import advance_watermark, table_path
 from pgcdc_assets.raw.reading import read_changes
 from pgcdc_assets.raw.staging import VERIFY, staging_root
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.moment import Moment
 from pgcdc_assets.verify.target import TargetVersion
 
@@ -48,13 +49,7 @@ def target_at(
         TransientError: the fold failed for another reason.
     """
     path = table_path(zone.lake, zone.name, table.schema, table.table, _SCD)
-    options = dict(zone.lake.storage_options) or None
-    if not DeltaTable.is_deltatable(path, options):
-        raise ConfigurationError(
-            reason=f"Table {table.qualified_name} was never merged: there is no {path}. Run "
-            "`pgcdc sync`."
-        )
-    newest = DeltaTable(path, storage_options=options)
+    newest = open_merged(zone, path, table.qualified_name)
     found = _version_through(newest, zone.app_id(moment.epoch), moment.lsn)
     if found is not None and _is_unchanged(zone, table, moment, found[1]):
         yield TargetVersion(path, found[0])

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
 
 from pgcdc_assets_tests.merge.history import Change, column, relation
 
@@ -137,3 +140,12 @@ def cut(rng: random.Random, count: int, pieces: int) -> list[range]:
     """Cut `count` things in order into that many non-empty pieces."""
     borders = [0, *sorted(rng.sample(range(1, count), pieces - 1)), count]
     return [range(a, b) for a, b in itertools.pairwise(borders)]
+
+
+def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
+    """Type a row as its table does, in a form that can be sorted; last comes `_rescued`."""
+    history, key, doc, number, note = texts
+    is_typed = number not in (None, "NaN")
+    value = Decimal(number) if is_typed and number else None
+    rescued = {} if is_typed or number is None else {"number": number}
+    return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)

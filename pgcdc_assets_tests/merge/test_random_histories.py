@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,7 +11,13 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Fold, Landing
-from pgcdc_assets_tests.merge.random_history import KEY, RandomHistory, cut, random_relation
+from pgcdc_assets_tests.merge.random_history import (
+    KEY,
+    RandomHistory,
+    comparable_row,
+    cut,
+    random_relation,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -56,16 +60,8 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgre
         (report,) = merge_tables(spark, zone, [TableTarget("shop", "items")], through)
         assert isinstance(report, MergeReport), report
 
-    assert _rows(spark, report.path) == sorted(map(_typed, expected.rows.values()))
+    assert _rows(spark, report.path) == sorted(map(comparable_row, expected.rows.values()))
     assert report.row_count == len(expected.rows)
-
-
-def _typed(texts: Sequence[str | None]) -> tuple[Any, ...]:
-    history, key, doc, number, note = texts
-    is_typed = number not in (None, "NaN")
-    value = Decimal(number) if is_typed and number else None
-    rescued = {} if is_typed or number is None else {"number": number}
-    return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)
 
 
 def _rows(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:

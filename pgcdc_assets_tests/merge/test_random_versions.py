@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -14,7 +12,13 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
-from pgcdc_assets_tests.merge.random_history import KEY, RandomHistory, cut, random_relation
+from pgcdc_assets_tests.merge.random_history import (
+    KEY,
+    RandomHistory,
+    comparable_row,
+    cut,
+    random_relation,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -136,15 +140,7 @@ def test_a_copy_taken_again_adds_only_what_it_says_differently(
 def _described(version: Version, is_exact: bool) -> tuple[Any, ...]:
     place = (version.start, version.end or 0)
     more = (version.ordinal, version.op) if is_exact else ()
-    return (*_typed(version.row), *place, version.end is None, *more)
-
-
-def _typed(texts: Sequence[str | None]) -> tuple[Any, ...]:
-    history, key, doc, number, note = texts
-    is_typed = number not in (None, "NaN")
-    value = Decimal(number) if is_typed and number else None
-    rescued = {} if is_typed or number is None else {"number": number}
-    return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)
+    return (*comparable_row(version.row), *place, version.end is None, *more)
 
 
 def _found(spark: SparkSession, path: str, is_exact: bool) -> list[tuple[Any, ...]]:

@@ -34,6 +34,7 @@ def test_keys_are_name_layer_schema_and_table(specs: dict[str, dg.AssetSpec]) ->
     expected = {"shop/raw", "shop/snapshot"}
     expected |= {f"shop/source/shop/{table}" for table in TABLES}
     expected |= {f"shop/scd1/shop/{table}" for table in TABLES}
+    expected.add("shop/scd2/shop/orders")
     assert set(specs) == expected
 
 

@@ -1,0 +1,22 @@
+"""Opening the tables that merges made."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.raw.zone import RawZone
+
+
+def open_merged(zone: RawZone, path: str, name: str) -> DeltaTable:
+    """Open an SCD table.
+
+    Raises:
+        ConfigurationError: it was never merged.
+    """
+    options = dict(zone.lake.storage_options) or None
+    if not DeltaTable.is_deltatable(path, options):
+        raise ConfigurationError(
+            reason=f"Table {name} was never merged: there is no {path}. Run `pgcdc sync`."
+        )
+    return DeltaTable(path, storage_options=options)
