@@ -11,6 +11,7 @@ import importlib
 import sys
 
 from benchmarks.results import RESULTS, Result, save, table
+from benchmarks.scale import SCALE
 
 BENCHMARKS = {
     "capture": "benchmarks.capture",
@@ -18,9 +19,14 @@ BENCHMARKS = {
     "wire": "benchmarks.capture_wire",
     "copy": "benchmarks.table_copy",
     "merge": "benchmarks.merge",
+    "merge_cost": "benchmarks.merge_cost",
+    "merge_scd2": "benchmarks.merge_scd2",
+    "merge_growth": "benchmarks.merge_growth",
+    "merge_many": "benchmarks.merge_many",
     "verify": "benchmarks.verify",
     "sync": "benchmarks.sync",
     "sync_small": "benchmarks.sync_small",
+    "freshness": "benchmarks.freshness",
 }
 
 
@@ -40,8 +46,9 @@ def main() -> int:
     for name in names:
         print(f"{name}:", file=sys.stderr, flush=True)
         results = list(importlib.import_module(BENCHMARKS[name]).run())
-        save(results)
+        if SCALE == 1:
+            save(results)
         measured += results
     print(table(measured))
-    print(f"\nkept in {RESULTS}")
+    print(f"\nkept in {RESULTS}" if SCALE == 1 else f"\nat scale {SCALE:g}: not kept")
     return 0

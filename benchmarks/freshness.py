@@ -1,0 +1,246 @@
+"""How old a change is when a reader of the merged table sees it, with sensors and all on.
+
+A source commits 1,000 row changes a second (`freshness_source.py`). `dagster dev` runs the lag
+sensor and the merge sensor over it, each capture and each merge is a run of Dagster, and all
+settings are the defaults. A reader looks for new versions of the SCD1 table by delta-rs five times
+a second; a marker's age is the reader's clock, which is the source's machine's too, when the
+marker's row is there, less the source's clock when it was written.
+
+Measured twice, each with server, lake and Dagster of its own: with the Spark server that
+`pgcdc spark start` starts, and with a Spark session inside each run. The first minute is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+from benchmarks.freshness_source import (
+    CHANGES_PER_SECOND,
+    DATABASE,
+    MARKERS,
+    NAME,
+    PUBLICATION,
+    TABLE,
+    Writer,
+    source,
+)
+from benchmarks.results import Result
+from benchmarks.scale import roomy_folder, scaled
+from benchmarks.source import log
+from pgcdc_assets.merge.watermark import table_path
+from pgcdc_assets.orchestration.instance import CONFIG
+from pgcdc_assets.ports import free_port
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark_server import SparkServer
+from pgcdc_assets.verify import compare_table
+
+WARM_UP_SECONDS = scaled(60, least=10)
+SECONDS = scaled(300, least=30)
+_LIMIT = 15.0
+
+_POLL_SECONDS = 0.2
+_SECONDS_TO_BEGIN = 600.0
+_SECONDS_TO_CATCH_UP = 600.0
+_SECONDS_TO_STOP = 60.0
+_NEWS_SECONDS = 30.0
+# Of the rate that was asked for; below it the machine was too busy to say anything.
+_LEAST_RATE = 0.95
+
+
+def run() -> Iterator[Result]:
+    """Measure with the server, then without."""
+    with roomy_folder("freshness-connect", 3) as folder:
+        ages = _measure(folder, with_server=True)
+        yield Result.reported("freshness_connect_p50", ages, "s")
+        yield Result.against_limit("freshness_connect_p95", [_percentile_95(ages)], _LIMIT, "s")
+    with roomy_folder("freshness-embedded", 3) as folder:
+        ages = _measure(folder, with_server=False)
+        yield Result.reported("freshness_embedded_p50", ages, "s")
+        yield Result.reported("freshness_embedded_p95", [_percentile_95(ages)], "s")
+
+
+def _measure(folder: Path, *, with_server: bool) -> list[float]:
+    """Give the ages of the markers after the warm-up."""
+    (folder / "dagster").mkdir()
+    shutil.copyfile(CONFIG, folder / "dagster" / "dagster.yaml")
+    spark = SparkServer(folder / "state").running(log) if with_server else nullcontext()
+    with source(folder) as postgres, spark as server:
+        conninfo = postgres.conninfo(DATABASE)
+        environment = {
+            "PGCDC_DSN": conninfo,
+            "PGCDC_LAKE": str(folder / "lake"),
+            "PGCDC_SPARK_REMOTE": server.remote if server is not None else "local",
+            "DAGSTER_HOME": str(folder / "dagster"),
+        }
+        zone = RawZone(Lake(environment["PGCDC_LAKE"]), NAME)
+        with _dagster(folder, environment) as check_dagster:
+            ages = _follow(Reader(zone), conninfo, check_dagster)
+        found = compare_table(
+            ConnectionSettings(conninfo=conninfo, name=NAME), zone, PUBLICATION, "public", TABLE
+        )
+        if not found.is_equal:
+            raise SystemExit(f"the table differs from its source: {found}")
+    measured = [age for marker, age in sorted(ages.items()) if marker > WARM_UP_SECONDS]
+    kind = "server" if with_server else "embedded"
+    log(
+        f"{kind}: {len(measured)} markers, p50 {statistics.median(measured):.1f} s, "
+        f"p95 {_percentile_95(measured):.1f} s, {min(measured):.1f} to {max(measured):.1f} s; "
+        f"{found.target_rows:,} rows equal their source"
+    )
+    return measured
+
+
+def _follow(reader: Reader, conninfo: str, check: Callable[[], None]) -> dict[int, float]:
+    """Write and read until every marker was seen; give the age of each when it was."""
+    _look_until(lambda: reader.has_table, reader, check, _SECONDS_TO_BEGIN, "a first merge")
+    log("the first contents are merged")
+    with Writer(conninfo) as writer:
+
+        def check_all() -> None:
+            check()
+            writer.check()
+
+        end = time.monotonic() + WARM_UP_SECONDS + SECONDS
+        _look_until(lambda: time.monotonic() >= end, reader, check_all, float("inf"), "the end")
+    writer.check()
+    rate = writer.changes / writer.seconds
+    log(f"{writer.changes:,} changes were written, {rate:,.0f} a second")
+    if rate < CHANGES_PER_SECOND * _LEAST_RATE:
+        raise SystemExit(f"only {rate:,.0f} changes a second were written")
+    _look_until(
+        lambda: len(reader.ages) >= writer.markers,
+        reader,
+        check,
+        _SECONDS_TO_CATCH_UP,
+        "the last marker",
+    )
+    return reader.ages
+
+
+class Reader:
+    """Somebody who reads the SCD1 table, version by version.
+
+    Attributes:
+        ages: of each marker, by its number, when it was first seen.
+    """
+
+    def __init__(self, zone: RawZone) -> None:
+        self.ages: dict[int, float] = {}
+        self._path = table_path(zone.lake, zone.name, "public", TABLE, 1)
+        self._table: DeltaTable | None = None
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the table is there."""
+        return self._table is not None
+
+    def look(self) -> None:
+        """Read the markers of a new version, if there is one."""
+        if self._table is None:
+            if not DeltaTable.is_deltatable(self._path):
+                return
+            self._table = DeltaTable(self._path)
+        else:
+            version = self._table.version()
+            self._table.update_incremental()
+            if self._table.version() == version:
+                return
+        seen_at = time.time()
+        newest = MARKERS + max(self.ages, default=0)
+        rows = pa.table(
+            QueryBuilder()
+            .register(TABLE, self._table)
+            .execute(f"select id, updated_at from {TABLE} where id > {newest}")
+        )
+        for row in rows.to_pylist():
+            self.ages[row["id"] - MARKERS] = seen_at - row["updated_at"].timestamp()
+
+
+def _look_until(
+    is_over: Callable[[], bool],
+    reader: Reader,
+    check: Callable[[], None],
+    limit_seconds: float,
+    awaited: str,
+) -> None:
+    """Look for new versions until something has happened, with a sign of life now and then."""
+    began = news = time.monotonic()
+    while not is_over():
+        check()
+        reader.look()
+        now = time.monotonic()
+        if now - began > limit_seconds:
+            raise SystemExit(f"{awaited} did not come within {limit_seconds:g} s")
+        if now - news > _NEWS_SECONDS:
+            news = now
+            log(f"... waiting for {awaited}; {len(reader.ages)} markers seen")
+        time.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def _dagster(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[[], None]]:
+    """Run `dagster dev` for the block, which gets a check that it still runs."""
+    log_file = folder / "dagster.log"
+    # A shell's background job ignores SIGINT, and Dagster would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with log_file.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "dagster", "dev", "-m", "benchmarks.freshness_definitions"),
+                *("-h", "127.0.0.1", "-p", str(free_port())),
+            ],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+    def check() -> None:
+        if process.poll() is not None:
+            raise SystemExit(f"Dagster ended by itself, with status {process.returncode}")
+
+    try:
+        yield check
+    except SystemExit:
+        log(f"Dagster's last words:\n{log_file.read_text(errors='replace')[-3000:]}")
+        raise
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End Dagster and what it started; by force only what does not go."""
+    if process.poll() is not None:
+        return
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_SECONDS_TO_STOP)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _, left = psutil.wait_procs(family, timeout=5)
+    for child in left:
+        child.kill()
+    psutil.wait_procs(left, timeout=5)
+
+
+def _percentile_95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20, method="inclusive")[-1]

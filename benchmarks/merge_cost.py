@@ -1,0 +1,56 @@
+"""A million changes into a table of ten million rows, beside the merge that people write by hand.
+
+Two kinds of windows, folded one after the other into the same tables: first the changes keep to the
+last tenth of the orders, as those of an order book mostly do; then they are spread evenly over all.
+Ours and the recipe (`recipe.py`) take turns in one warm embedded session, each with its own table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.orders import OrderBook
+from benchmarks.raw_orders import RawOrders
+from benchmarks.results import Result
+from benchmarks.scale import roomy_folder, scaled
+from benchmarks.side_by_side import SideBySide
+from benchmarks.source import log
+from pgcdc_assets.merge.session import spark_session
+
+ROWS = scaled(10_000_000)
+RECENT_ROWS = ROWS // 10
+CHANGES = scaled(1_000_000)
+REPETITIONS = 3
+_WARM_UP = 1
+
+
+def run() -> Iterator[Result]:
+    """Measure local changes, then spread ones."""
+    with roomy_folder("merge-cost", 12) as folder:
+        books = {"orders": OrderBook(ROWS)}
+        raw = RawOrders(folder, books)
+        log(f"{ROWS:,} rows landed")
+        spark = spark_session("pgcdc benchmark")
+        try:
+            both = SideBySide(spark, raw, books)
+            windows = {
+                kind: [
+                    both.land(lambda book, recent=recent: book.mixed(CHANGES, recent))
+                    for _ in range(_WARM_UP + REPETITIONS)
+                ]
+                for kind, recent in (("local", RECENT_ROWS), ("spread", None))
+            }
+            log(f"{sum(map(len, windows.values()))} windows of {CHANGES:,} changes landed")
+            both.copy()
+            for kind, following in windows.items():
+                mine, theirs = [], []
+                for number, window in enumerate(following):
+                    ours, recipe = both.fold(window, ours_first=number % 2 == 0)
+                    log(f"{kind}: ours {ours:.1f} s, recipe {recipe:.1f} s")
+                    if number >= _WARM_UP:
+                        mine.append(CHANGES / ours)
+                        theirs.append(CHANGES / recipe)
+                yield Result.of(f"merge_1m_{kind}_into_10m_vs_recipe", mine, theirs, "changes/s")
+            both.check()
+        finally:
+            spark.stop()

@@ -1,0 +1,50 @@
+"""A window that changes a few rows of each of a hundred small tables.
+
+Ours merges the publication by one call, with the parallelism that a capture has by default; the
+recipe (`recipe.py`) runs for table after table. Both in one warm embedded session, in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.orders import OrderBook
+from benchmarks.raw_orders import RawOrders
+from benchmarks.results import Result
+from benchmarks.scale import roomy_folder, scaled
+from benchmarks.side_by_side import SideBySide
+from benchmarks.source import log
+from pgcdc_assets.merge.session import spark_session
+
+TABLES = scaled(100, least=3)
+ROWS = 1_000
+CHANGES = 10
+REPETITIONS = 3
+_WARM_UP = 1
+
+
+def run() -> Iterator[Result]:
+    """Measure the publication as a whole."""
+    with roomy_folder("merge-many", 1) as folder:
+        books = {f"orders_{number:03d}": OrderBook(ROWS, number) for number in range(TABLES)}
+        raw = RawOrders(folder, books)
+        spark = spark_session("pgcdc benchmark")
+        try:
+            both = SideBySide(spark, raw, books)
+            windows = [
+                both.land(lambda book: book.versions(CHANGES, 1, ROWS))
+                for _ in range(_WARM_UP + REPETITIONS)
+            ]
+            log(f"{TABLES} tables of {ROWS:,} rows landed")
+            both.copy()
+            mine, theirs = [], []
+            for number, window in enumerate(windows):
+                ours, recipe = both.fold(window, ours_first=number % 2 == 0)
+                log(f"{TABLES} tables: ours {ours:.1f} s, recipe {recipe:.1f} s")
+                if number >= _WARM_UP:
+                    mine.append(ours)
+                    theirs.append(recipe)
+            both.check()
+        finally:
+            spark.stop()
+    yield Result.of("merge_100_tables_vs_recipe", mine, theirs, "s")

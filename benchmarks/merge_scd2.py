@@ -1,0 +1,74 @@
+"""A million changes into a history of ten million rows, beside the same changes into SCD1.
+
+Each window updates a third of a million of the last tenth of the orders three times, so that it
+brings three versions of each. Both tables are kept from the same raw zone and take turns in one
+warm embedded session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from benchmarks.orders import OrderBook
+from benchmarks.raw_orders import RawOrders
+from benchmarks.results import Result
+from benchmarks.scale import roomy_folder, scaled
+from benchmarks.side_by_side import contents, merge_ours, path_of, timed
+from benchmarks.source import log
+from pgcdc_assets.merge.session import spark_session
+
+ROWS = scaled(10_000_000)
+RECENT_ROWS = ROWS // 10
+CHANGES = scaled(1_000_000)
+VERSIONS = 3
+REPETITIONS = 3
+_WARM_UP = 1
+_TABLE = "orders"
+
+
+def run() -> Iterator[Result]:
+    """Measure both kinds of table."""
+    with roomy_folder("merge-scd2", 12) as folder:
+        book = OrderBook(ROWS)
+        raw = RawOrders(folder, {_TABLE: book})
+        log(f"{ROWS:,} rows landed")
+        spark = spark_session("pgcdc benchmark")
+        try:
+            yield from _measure(spark, raw, book)
+        finally:
+            spark.stop()
+
+
+def _measure(spark: SparkSession, raw: RawOrders, book: OrderBook) -> Iterator[Result]:
+    first = raw.land([])
+    changes = [book.versions(CHANGES, VERSIONS, RECENT_ROWS) for _ in range(_WARM_UP + REPETITIONS)]
+    windows = [raw.land([(_TABLE, each)]) for each in changes]
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for scd in seconds:
+        copied = timed(partial(merge_ours, spark, raw, [_TABLE], first, scd))
+        log(f"SCD{scd}: {ROWS:,} rows copied in {copied:.1f} s")
+    for number, window in enumerate(windows):
+        for scd in (1, 2) if number % 2 == 0 else (2, 1):
+            taken = timed(partial(merge_ours, spark, raw, [_TABLE], window, scd))
+            log(f"SCD{scd}: {taken:.1f} s")
+            if number >= _WARM_UP:
+                seconds[scd].append(taken)
+    _check(spark, raw, ROWS + sum(map(len, changes)))
+    count = len(changes[0])
+    yield Result.reported("merge_scd2_1m_into_10m", [count / s for s in seconds[2]], "changes/s")
+    yield Result.of("merge_scd2_vs_scd1_1m_into_10m", seconds[2], seconds[1], "s")
+
+
+def _check(spark: SparkSession, raw: RawOrders, versions: int) -> None:
+    """See that the history has every version, and that its current rows are those of SCD1."""
+    image = contents(spark, path_of(raw, _TABLE))
+    current = contents(spark, path_of(raw, _TABLE, 2), "_is_current")
+    found, _ = contents(spark, path_of(raw, _TABLE, 2))
+    if not image == current or found != versions:
+        raise SystemExit(
+            f"SCD1 has {image}, SCD2's current rows are {current} (rows, sum of hashes), and of "
+            f"{versions} versions there are {found}"
+        )

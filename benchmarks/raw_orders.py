@@ -1,0 +1,74 @@
+"""A raw zone of order tables as captures would have left it, landed without a Postgres."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.orders import Changes, OrderBook, raw_batches, relation
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+CAPTURE = "bench"
+EPOCH = 1
+
+_START = 0x1000_0000
+_TRANSACTION_ROWS = 1_000
+# WAL of one transaction.
+_LSN_STEP = 0x4_0000
+_FIRST_RELATION_ID = 1_000
+
+
+class RawOrders:
+    """The raw zone below a folder: the copies of tables, and windows of changes one by one."""
+
+    def __init__(self, folder: Path, books: Mapping[str, OrderBook]) -> None:
+        self.zone = RawZone(Lake(str(folder)), CAPTURE)
+        self._end: int = _START
+        self._relations = {
+            table: relation(table, _FIRST_RELATION_ID + number)
+            for number, table in enumerate(books)
+        }
+        self._begin()
+        for table, book in books.items():
+            described = self._relations[table]
+            self.zone.snapshots.land_copy(EPOCH, Lsn(_START), described, 1, book.copied())
+
+    def land(self, parts: Sequence[tuple[str, Changes]]) -> LsnWindow:
+        """Land the next window: the changes of one table after those of the other."""
+        firsts, end = [], self._end
+        for _, changes in parts:
+            firsts.append(end)
+            end += -(-len(changes) // _TRANSACTION_ROWS) * _LSN_STEP
+        window = LsnWindow.of(EPOCH, self._end, end + _LSN_STEP)
+        batches = (
+            batch
+            for (table, changes), first in zip(parts, firsts, strict=True)
+            for batch in raw_batches(
+                changes, self._relations[table], first, _LSN_STEP, _TRANSACTION_ROWS
+            )
+        )
+        self.zone.changes.land(window, batches)
+        self._end = window.end
+        return window
+
+    def _begin(self) -> None:
+        self.zone.epochs.append(
+            Epoch(
+                epoch=EPOCH,
+                start_lsn=Lsn(_START),
+                slot="bench",
+                publication="bench",
+                database="bench",
+                system_identifier="1",
+                timeline=1,
+                server_version=180000,
+                created_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+            )
+        )
+        for described in self._relations.values():
+            self.zone.relations.register(EPOCH, described, Lsn(_START))
+        self.zone.relations.flush()

@@ -1,0 +1,73 @@
+"""The merge that people write by hand for a stream of changes, to compare ours with.
+
+What it does per window is the body of a `foreachBatch`: cast the texts, keep the newest row of each
+key by `row_number`, merge. It handles no unchanged TOAST, no change of a key, no TRUNCATE, no value
+that has no exact type, and a repeat of a window is not recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from benchmarks.orders import SCHEMA
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.raw.zone import RawZone
+
+_VALUES = (
+    "CAST(new[1] AS BIGINT) AS customer_id",
+    "new[2] AS status",
+    "CAST(new[3] AS DECIMAL(12, 2)) AS amount",
+    "new[4] AS note",
+    "CAST(new[5] AS TIMESTAMP) AS updated_at",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Tables that are kept by hand beside ours, from the same raw zone."""
+
+    spark: SparkSession
+    zone: RawZone
+
+    def path(self, table: str) -> str:
+        """Say where a table lies."""
+        return self.zone.lake.path(self.zone.name, "recipe", table)
+
+    def write_copy(self, table: str, properties: Mapping[str, str]) -> None:
+        """Write the rows of the table's copy, all at once."""
+        copied = self._read(self.zone.snapshots.table.uri, table)
+        rows = copied.selectExpr("CAST(new[0] AS BIGINT) AS id", *_VALUES)
+        rows.write.format("delta").options(**properties).save(self.path(table))
+
+    def merge(self, table: str, window: LsnWindow) -> None:
+        """Merge a window's changes."""
+        changes = self._read(self.zone.changes.table.uri, table).where(
+            f"commit_lsn >= {int(window.start)} AND commit_lsn < {int(window.end)}"
+        )
+        rows = changes.selectExpr(
+            "op",
+            "commit_lsn",
+            "ordinal",
+            "CAST(coalesce(new[0], old[0]) AS BIGINT) AS id",
+            *_VALUES,
+        )
+        newest_first = Window.partitionBy("id").orderBy(F.desc("commit_lsn"), F.desc("ordinal"))
+        newest = rows.withColumn("age", F.row_number().over(newest_first)).where("age = 1")
+        (
+            DeltaTable.forPath(self.spark, self.path(table))
+            .alias("t")
+            .merge(newest.alias("s"), "t.id = s.id")
+            .whenMatchedDelete(condition="s.op = 'D'")
+            .whenMatchedUpdateAll()
+            .whenNotMatchedInsertAll(condition="s.op <> 'D'")
+            .execute()
+        )
+
+    def _read(self, uri: str, table: str) -> DataFrame:
+        rows = self.spark.read.format("delta").load(uri)
+        return rows.where((F.col("schema") == SCHEMA) & (F.col("table") == table))

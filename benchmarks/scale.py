@@ -1,0 +1,39 @@
+"""How large the cost benchmarks are: full size, or a fraction of it to try them out.
+
+`PGCDC_BENCH_SCALE=0.001` makes them a thousandth as large. What they measure then says nothing, so
+`run.py` shows it and does not keep it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SCALE = float(os.environ.get("PGCDC_BENCH_SCALE", "1"))
+
+
+def scaled(full: int, least: int = 1) -> int:
+    """Give a size at the scale of this run."""
+    return full if SCALE == 1 else max(least, round(full * SCALE))
+
+
+@contextmanager
+def roomy_folder(name: str, gigabytes: float) -> Iterator[Path]:
+    """Make a temporary folder, and delete it at the end.
+
+    Args:
+        gigabytes: what a run at full size needs there at most, with room for Spark's own files.
+    """
+    needed = gigabytes * min(SCALE, 1) * 1e9
+    with tempfile.TemporaryDirectory(prefix=f"pgcdc-bench-{name}-") as folder:
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise SystemExit(
+                f"{name} needs {needed / 1e9:.0f} GB of disk and {folder} has {free / 1e9:.0f} GB: "
+                "set TMPDIR to a larger place"
+            )
+        yield Path(folder)
