@@ -56,8 +56,9 @@ def plan_merge(
         watermark: the table's own; None before its first merge.
         copies: all complete copies of the raw zone.
         landed: gives the landed windows of an epoch in stream order.
-        in_order: the table keeps history: every copy above the watermark is a step of its own,
-            after the changes before it. Otherwise the newest copy replaces whatever came before.
+        in_order: the table keeps history: every copy between the watermark and `through` is a step
+            of its own, after the changes before it. Otherwise the newest copy replaces whatever
+            came before.
         is_bounded: copies above `through` are none of this merge's business.
         skips_to_copy: what lies between the watermark and the next copy cannot be folded.
 
@@ -66,7 +67,9 @@ def plan_merge(
         WatermarkGap: windows between the watermark and `through` are missing.
     """
     name = target.qualified_name
-    usable = _usable_copies(target, watermark, copies, through if is_bounded else None)
+    # History before a copy is folded first, and may not be captured yet.
+    waits = is_bounded or (in_order and watermark is not None)
+    usable = _usable_copies(target, watermark, copies, through if waits else None)
     if not usable and watermark is None:
         raise MergeConflict(
             table=name,

@@ -16,6 +16,9 @@ class TableTarget:
         key: the merge key; None takes the primary key, or the replica identity's index.
         tracked: columns whose change opens a version in SCD2; None: all. The others are kept as
             they last were.
+        soft_deletes: SCD1 keeps deleted rows and marks them.
+        without_key: what SCD1 makes of a table without a key: `bag`, its rows with their
+            duplicates, or `log`, its changes.
     """
 
     schema: str
@@ -23,6 +26,8 @@ class TableTarget:
     scd: tuple[int, ...] = (1,)
     key: tuple[str, ...] | None = None
     tracked: tuple[str, ...] | None = None
+    soft_deletes: bool = False
+    without_key: str = "bag"
 
     @property
     def qualified_name(self) -> str:
@@ -31,7 +36,7 @@ class TableTarget:
 
     def keeps_history(self, scd: int) -> bool:
         """Say whether a kind of table shows what was before a copy, and not the copy alone."""
-        return scd == 2
+        return scd == 2 or self.soft_deletes or self.without_key == "log"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.bounds import key_bounds, matched
 from pgcdc_assets.merge.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.rows import typed
 from pgcdc_assets.merge.shape import TableShape
@@ -32,6 +33,8 @@ def write_copy(path: str, copied: DataFrame, shape: TableShape, app_id: str, lsn
         f"CAST({int(lsn)} AS BIGINT) AS lsn",
         "CAST(-1 AS BIGINT) AS ordinal",
         "CAST(NULL AS TIMESTAMP) AS commit_ts",
+        "false AS deleted",
+        "CAST(NULL AS BIGINT) AS deleted_at_lsn",
     ]
     rows = typed(copied, shape, lambda i: f"new[{i}]", keep)
     create_or_replace(path, rows, shape, app_id, lsn)
@@ -76,14 +79,33 @@ def rows_alone(rows: DataFrame, fold: Fold) -> DataFrame:
 
 
 def merge_rows(
-    spark: SparkSession, path: str, rows: DataFrame, fold: Fold, app_id: str, watermark: Lsn
+    spark: SparkSession,
+    path: str,
+    rows: DataFrame,
+    fold: Fold,
+    app_id: str,
+    watermark: Lsn,
+    *,
+    is_large: bool,
 ) -> tuple[int, int, int]:
-    """Apply folded rows by one MERGE; give the counts of inserted, updated and deleted rows."""
-    return run_merge(spark, rows, merge_statement(path, fold), app_id, watermark)
+    """Apply folded rows by one MERGE; give the counts of inserted, updated and deleted rows.
+
+    Args:
+        is_large: the table is worth finding out which part of it the rows concern.
+    """
+    if not is_large:
+        return run_merge(spark, rows, merge_statement(path, fold), app_id, watermark)
+    rows = rows.localCheckpoint()
+    statement = merge_statement(path, fold, key_bounds(rows, fold))
+    return run_merge(spark, rows, statement, app_id, watermark, is_computed=True)
 
 
-def merge_statement(path: str, fold: Fold) -> str:
-    """Write the MERGE."""
+def merge_statement(path: str, fold: Fold, bounds: str | None = None) -> str:
+    """Write the MERGE.
+
+    Args:
+        bounds: SQL of a range of the table that holds every row to be matched.
+    """
     fields = fold.shape.fields
     updates = []
     inserts = []
@@ -103,7 +125,7 @@ def merge_statement(path: str, fold: Fold) -> str:
     inserts += [*system.items(), ("_rescued", "s.rescued")]
     newer = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
     return (
-        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {fold.same_key('k', 'r')}\n"
+        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {matched(fold, bounds)}\n"
         f"WHEN MATCHED AND {newer} AND NOT s.is_content THEN DELETE\n"
         f"WHEN MATCHED AND {newer} THEN UPDATE SET {', '.join(updates)}\n"
         f"WHEN NOT MATCHED AND s.is_content THEN INSERT "

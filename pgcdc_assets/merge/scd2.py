@@ -10,9 +10,9 @@ import datetime as dt
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.bounds import matched
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
 from pgcdc_assets.merge.rows import typed
@@ -20,10 +20,8 @@ from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier
 from pgcdc_assets.merge.versions import (
     build_versions,
-    key_events,
     stored_rows,
     truncate_struct,
-    typed_events,
 )
 from pgcdc_assets.merge.writing import SOURCE_VIEW, append, create_or_replace, run_merge
 
@@ -77,24 +75,6 @@ def copied_events(
     return rows.unionByName(there.selectExpr(*values, *position, "false AS is_content"))
 
 
-def changed_events(
-    changes: DataFrame, current: DataFrame | None, fold: Fold
-) -> tuple[DataFrame, DataFrame | None]:
-    """Give the events of raw changes, and the current rows under their keys.
-
-    Args:
-        current: all current rows of the table; None when there are none.
-    """
-    events = key_events(changes, fold)
-    if current is None:
-        return typed_events(events, fold, None, None), None
-    touched = events.select(*fold.key_columns).distinct()
-    stored = current.alias("t").join(
-        touched.alias("s"), on=F.expr(fold.same_key("k", "r")), how="left_semi"
-    )
-    return typed_events(events, fold, current, stored), stored
-
-
 def current_rows(spark: SparkSession, path: str) -> DataFrame:
     """Read the versions that no change has ended."""
     return spark.read.format("delta").load(path).where("_is_current")
@@ -109,16 +89,20 @@ def write_versions(
     tracked: Sequence[int] | None,
     app_id: str,
     watermark: Lsn,
+    bounds: str | None = None,
 ) -> tuple[int | None, int]:
     """Add versions and end others; give how many were added, and how many ended or changed.
 
     The first is None where it was not counted: a table without current rows only grows.
+
+    Args:
+        bounds: SQL of a range of the table that holds every version to be ended.
     """
     rows = build_versions(events, stored, fold, tracked)
     if stored is None:
         append(path, rows, fold.shape, app_id, watermark)
         return None, 0
-    statement = merge_statement(path, fold, tracked)
+    statement = merge_statement(path, fold, tracked, bounds)
     inserted, updated, _ = run_merge(spark, rows, statement, app_id, watermark)
     return inserted, updated
 
@@ -131,7 +115,9 @@ def end_all(spark: SparkSession, path: str, truncate: Truncate, app_id: str, wat
     return ended
 
 
-def merge_statement(path: str, fold: Fold, tracked: Sequence[int] | None) -> str:
+def merge_statement(
+    path: str, fold: Fold, tracked: Sequence[int] | None, bounds: str | None
+) -> str:
     """Write the MERGE."""
     fields = list(enumerate(fold.shape.fields))
     ending = ["_valid_to", "_valid_to_lsn", "_is_current"]
@@ -143,7 +129,7 @@ def merge_statement(path: str, fold: Fold, tracked: Sequence[int] | None) -> str
     inserts += [(name, f"s.{name.removeprefix('_')}") for name, _, _ in fold.shape.system]
     statement = (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"
-        f"ON t._is_current AND s.is_stored AND {fold.same_key('k', 'r')}\n"
+        f"ON t._is_current AND s.is_stored AND {matched(fold, bounds)}\n"
         f"WHEN MATCHED THEN UPDATE SET {', '.join(updates)}\n"
         f"WHEN NOT MATCHED AND NOT s.is_stored THEN INSERT "
         f"({', '.join(name for name, _ in inserts)}) "

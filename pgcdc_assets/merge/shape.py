@@ -21,9 +21,18 @@ _RESCUED = ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns c
 
 SCD1_COLUMNS: SystemColumns = (
     ("_lsn", "BIGINT", "commit_lsn of the change that this row is"),
-    ("_ordinal", "BIGINT", "position of that change in its transaction; -1 for a copied row"),
+    ("_ordinal", "BIGINT", "position of that change in its transaction; negative for a copied row"),
     ("_commit_ts", "TIMESTAMP", "commit time of that change; NULL for a copied row"),
     _RESCUED,
+)
+SOFT_DELETE_COLUMNS: SystemColumns = (
+    *SCD1_COLUMNS,
+    ("_deleted", "BOOLEAN", "the source deleted this row, which is kept as it last was"),
+    ("_deleted_at_lsn", "BIGINT", "commit_lsn of the delete or truncate; NULL for a row in place"),
+)
+CHANGE_LOG_COLUMNS: SystemColumns = (
+    *SCD1_COLUMNS,
+    ("_op", "STRING", "I insert, U update, D delete with the old row, T truncate, S copied row"),
 )
 SCD2_COLUMNS: SystemColumns = (
     ("_valid_from", "TIMESTAMP", "commit time of the change that made this version"),
@@ -60,7 +69,7 @@ class TableShape:
     """The columns of one SCD table.
 
     Attributes:
-        key: indexes of the key's fields.
+        key: indexes of the key's fields; none for a table whose rows nothing tells apart.
         layouts: of every relation version that tuples may have.
         system: name, type and meaning of the columns that are ours.
     """
@@ -76,6 +85,13 @@ class TableShape:
     def may_rescue(self) -> bool:
         """Whether some column may not hold every text."""
         return any(field.type.may_rescue for field in self.fields)
+
+    @property
+    def stored_position(self) -> tuple[str, str, str]:
+        """SQL of the LSN, commit time and operation that a row of the table has from its change."""
+        if self.system is SCD2_COLUMNS:
+            return "_valid_from_lsn", "_valid_from", "_op"
+        return "_lsn", "_commit_ts", "CAST(NULL AS STRING)"
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -99,12 +115,12 @@ def build_shape(
     Raises:
         SchemaChangeError: an older version cannot be read as the newest one.
         MergeConflict: two names collide, or the key is not usable.
-        ReplicaIdentityError: the table has nothing that identifies its rows.
+        ReplicaIdentityError: the replica identity does not hold the key.
     """
     newest = versions[-1].relation
     check_names(newest, system)
     fields = tuple(_field(column) for column in newest.columns)
-    names = key or _default_key(newest)
+    names = key or default_key(newest)
     if known_key is not None and known_key != key_text(names):
         raise SchemaChangeError(
             relation=newest.qualified_name,
@@ -157,7 +173,11 @@ def _field(column: Column) -> Field:
     return Field(column.name, delta_type(column), column.type or "(type no longer known)")
 
 
-def _default_key(relation: Relation) -> tuple[str, ...]:
+def default_key(relation: Relation) -> tuple[str, ...]:
+    """Find what tells rows apart: the primary key, or the index of the replica identity, or none.
+
+    A primary key counts only where updates and deletes bring it.
+    """
     identity = tuple(column.name for column in relation.columns if column.is_key)
     if relation.primary_key and (
         relation.replica_identity == "f" or set(relation.primary_key) <= set(identity)
@@ -165,10 +185,15 @@ def _default_key(relation: Relation) -> tuple[str, ...]:
         return relation.primary_key
     if identity and relation.replica_identity != "f":
         return identity
-    raise ReplicaIdentityError(
+    return ()
+
+
+def no_key(relation: Relation, reason: str) -> ReplicaIdentityError:
+    """Say that what is asked of a table needs a key."""
+    return ReplicaIdentityError(
         relation=relation.qualified_name,
         identity=_IDENTITIES.get(relation.replica_identity, relation.replica_identity),
-        reason="it has no primary key, and no key is configured, so its rows cannot be told apart",
+        reason=f"it has no primary key, and no key is configured, {reason}",
         remedy="ALTER TABLE ... ADD PRIMARY KEY (...), or name the key in the settings",
     )
 

@@ -30,7 +30,7 @@ def version_of_copy(work: TableWork, copy: Copy) -> RelationVersion:
     Raises:
         RawZoneError: raw/relations does not have it.
     """
-    candidates = [v for v in _relations(work) if v.version == copy.relation_version]
+    candidates = [v for v in relations_of(work) if v.version == copy.relation_version]
     # A table that was dropped and created again counts its versions anew.
     seen = [v for v in candidates if v.lsn <= copy.snapshot_lsn] or candidates
     if not seen:
@@ -82,7 +82,7 @@ def shape_of_changes(
         raise SchemaChangeError(
             relation=name, column="(all)", reason="the table was dropped and created again"
         )
-    versions = {v.version: v for v in _relations(work) if v.relation.relation_id == relation_id}
+    versions = {v.version: v for v in relations_of(work) if v.relation.relation_id == relation_id}
     order = list(work.version_order)
     if made_with not in order:
         order.insert(0, made_with)
@@ -96,7 +96,8 @@ def shape_of_changes(
     return build_shape(ordered, work.plan.target.key, known_key, system)
 
 
-def _relations(work: TableWork) -> list[RelationVersion]:
+def relations_of(work: TableWork) -> list[RelationVersion]:
+    """List the relation versions of the work's table."""
     schema, table = work.name
     return [
         version

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import DefiniteError, MergeConflict, PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge.bags import MISSING_ROW
 from pgcdc_assets.merge.one_table import merge_table, pass_by
 from pgcdc_assets.merge.preparation import TableWork, prepare
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
@@ -133,6 +134,12 @@ def _explained(target: TableTarget, error: Exception) -> PgcdcError:
             table=target.qualified_name,
             reason="an update leaves out a TOASTed value, and neither the changes before it nor "
             "the table have the row. Take a new snapshot of the table.",
+        )
+    elif MISSING_ROW in str(error):
+        explained = MergeConflict(
+            table=target.qualified_name,
+            reason="a row was changed or deleted at the source that the table without a key does "
+            "not hold. Take a new snapshot of the table.",
         )
     else:
         kind = type(error).__name__

@@ -13,15 +13,19 @@ holds when it commits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
+from pgcdc_assets.merge.bounds import key_bounds
 from pgcdc_assets.merge.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.facts import Truncate
 from pgcdc_assets.merge.rows import typed
+from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import identifier, string
 from pgcdc_assets.merge.toast import follow_key_changes, with_known_values
-from pgcdc_assets.merge.unknown import fetch_unknown
+from pgcdc_assets.merge.unknown import fetch_unknown, value_or_error
 from pgcdc_assets.merge.winners import left_in_bag
 
 _COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")
@@ -61,8 +65,10 @@ def typed_events(
 
     rows = typed(events, fold.shape, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin])
     if current is None:
-        return rows
-    return fetch_unknown(rows, fold, current, "_valid_from_lsn")
+        others = [name for name in rows.columns if name not in {f"c{i}" for i in fold.unknown}]
+        values = [f"{value_or_error(fold, i, '')} AS c{i}" for i in fold.unknown]
+        return rows.selectExpr(*others, *values)
+    return fetch_unknown(rows, fold, current, fold.shape.stored_position[0])
 
 
 def build_versions(
@@ -98,7 +104,10 @@ def build_versions(
             "AND following.ordinal = ordinal, false)"
         )
         .selectExpr(
-            *names, "is_stored", f"{_same(fold, tracked)} AS same", f"{_segment(truncates)} AS seg"
+            *names,
+            "is_stored",
+            f"{comparable(fold.shape, tracked)} AS same",
+            f"{_segment(truncates)} AS seg",
         )
         .selectExpr("*", f"lag(struct(is_content, seg, same)) {window} AS before")
         .selectExpr(
@@ -117,7 +126,7 @@ def build_versions(
     )
     ended = "next_at"
     if truncates:
-        ended = f"least(next_at, {_next_truncate(truncates)})"
+        ended = f"least(next_at, {next_truncate(truncates)})"
     return (
         started.selectExpr("*", f"{ended} AS ended")
         .where(f"is_content AND (NOT is_stored OR ended IS NOT NULL OR {changed})")
@@ -136,17 +145,19 @@ def build_versions(
     )
 
 
-def stored_rows(stored: DataFrame, fold: Fold) -> DataFrame:
-    """Give the table's current rows the columns of events."""
+def stored_rows(stored: DataFrame, fold: Fold, *further: str) -> DataFrame:
+    """Give rows of the table the columns of events, and further ones."""
+    lsn, commit_ts, op = fold.shape.stored_position
     return stored.selectExpr(
         *fold.stored_key(),
         *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(fold.shape.fields)),
         "_rescued AS rescued",
-        "_valid_from_lsn AS lsn",
+        f"{lsn} AS lsn",
         "_ordinal AS ordinal",
-        "_valid_from AS commit_ts",
-        "_op AS op",
+        f"{commit_ts} AS commit_ts",
+        f"{op} AS op",
         "true AS is_content",
+        *further,
     )
 
 
@@ -206,6 +217,52 @@ def _untangled(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFram
     return clean.unionByName(left_in_bag(tangled, fold, "seg", "transaction").select(*names))
 
 
+@dataclass(frozen=True)
+class Touched:
+    """What a merge has to look at.
+
+    Attributes:
+        events: of the keys that changes name, without values.
+        rows: the table's rows that may have these keys; None when it has none.
+        stored: its rows that do.
+        bounds: SQL of a range of the table that holds them; None: all of it.
+    """
+
+    events: DataFrame
+    rows: DataFrame | None
+    stored: DataFrame | None
+    bounds: str | None
+
+
+def find_touched(
+    changes: DataFrame, rows: DataFrame | None, fold: Fold, *, is_large: bool
+) -> Touched:
+    """Find the rows of a table that raw changes concern.
+
+    Args:
+        rows: the table's rows that changes can end or alter; None when there are none.
+        is_large: the table is worth finding out which part of it the changes concern.
+    """
+    events = key_events(changes, fold)
+    if rows is None:
+        return Touched(events, None, None, None)
+    bounds = None
+    if is_large:
+        # Read several times from here on.
+        events = events.localCheckpoint()
+        bounds = key_bounds(events, fold)
+        rows = rows if bounds is None else rows.alias("t").where(bounds)
+    return Touched(events, rows, under_touched_keys(rows, events, fold), bounds)
+
+
+def under_touched_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFrame:
+    """Keep the rows of the table whose keys are among the events'."""
+    touched = events.select(*fold.key_columns).distinct()
+    return rows.alias("t").join(
+        touched.alias("s"), on=F.expr(fold.same_key("k", "r")), how="left_semi"
+    )
+
+
 def _segment(truncates: Sequence[Truncate], lsn: str = "lsn") -> str:
     """Write the SQL of how many TRUNCATEs came before a row."""
     if not truncates:
@@ -214,7 +271,7 @@ def _segment(truncates: Sequence[Truncate], lsn: str = "lsn") -> str:
     return f"IF(is_stored, 0, size(filter({_array(truncates)}, t -> {before})))"
 
 
-def _next_truncate(truncates: Sequence[Truncate]) -> str:
+def next_truncate(truncates: Sequence[Truncate]) -> str:
     """Write the SQL of the first TRUNCATE after a row."""
     after = "is_stored OR t.lsn > lsn OR (t.lsn = lsn AND t.ordinal > ordinal)"
     return f"array_min(filter({_array(truncates)}, t -> {after}))"
@@ -233,15 +290,19 @@ def truncate_struct(truncate: Truncate) -> str:
     )
 
 
-def _same(fold: Fold, tracked: Sequence[int] | None) -> str:
-    """Write the SQL of what is compared between a content and the one before it."""
-    wanted = range(len(fold.shape.fields)) if tracked is None else tracked
-    parts = [_comparable(f"c{i}", fold.shape.fields[i].type.ddl) for i in wanted]
-    if fold.shape.may_rescue:
+def comparable(shape: TableShape, tracked: Sequence[int] | None = None) -> str:
+    """Write the SQL of a content's value, such that equal rows and no others are equal.
+
+    Args:
+        tracked: indexes of the fields that count; None: all.
+    """
+    wanted = range(len(shape.fields)) if tracked is None else tracked
+    parts = [_comparable(f"c{i}", shape.fields[i].type.ddl) for i in wanted]
+    if shape.may_rescue:
         # Maps cannot be compared; their order says nothing.
         entries = "array_sort(map_entries(rescued))"
         if tracked is not None:
-            names = ", ".join(string(fold.shape.fields[i].name) for i in tracked)
+            names = ", ".join(string(shape.fields[i].name) for i in tracked)
             entries = f"filter({entries}, e -> e.key IN ({names}))"
         parts.append(entries)
     return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"

@@ -81,16 +81,27 @@ def append(path: str, rows: DataFrame, shape: TableShape, app_id: str, watermark
 
 
 def run_merge(
-    spark: SparkSession, rows: DataFrame, statement: str, app_id: str, watermark: Lsn
+    spark: SparkSession,
+    rows: DataFrame,
+    statement: str,
+    app_id: str,
+    watermark: Lsn,
+    *,
+    is_computed: bool = False,
 ) -> tuple[int, int, int]:
     """Run a MERGE whose source is `SOURCE_VIEW`; count inserted, updated and deleted rows.
 
     Args:
         spark: a session that nobody else uses: Delta takes the application transaction of a MERGE
             from its settings.
+        is_computed: the rows are a checkpoint. Delta would otherwise keep a copy of them, because a
+            source that is not a Delta table may change between the passes of the MERGE.
     """
     rows.createOrReplaceTempView(SOURCE_VIEW)
-    with _transaction(spark, app_id, watermark):
+    settings = _transaction(app_id, watermark)
+    if is_computed:
+        settings["spark.databricks.delta.merge.materializeSource"] = "none"
+    with _set(spark, settings):
         result = spark.sql(statement).collect()
     if not result:
         return 0, 0, 0
@@ -112,13 +123,20 @@ def _write(rows: DataFrame, mode: str, path: str, app_id: str, watermark: Lsn) -
     )
 
 
+def _transaction(app_id: str, version: Lsn) -> dict[str, str]:
+    """Give the settings that make a MERGE's commit carry the application transaction."""
+    return {
+        "spark.databricks.delta.write.txnAppId": app_id,
+        "spark.databricks.delta.write.txnVersion": str(int(version)),
+    }
+
+
 @contextmanager
-def _transaction(spark: SparkSession, app_id: str, version: Lsn) -> Iterator[None]:
-    """Have what is committed in this session carry the application transaction."""
-    spark.conf.set("spark.databricks.delta.write.txnAppId", app_id)
-    spark.conf.set("spark.databricks.delta.write.txnVersion", str(int(version)))
+def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.unset("spark.databricks.delta.write.txnAppId")
-        spark.conf.unset("spark.databricks.delta.write.txnVersion")
+        for name in settings:
+            spark.conf.unset(name)

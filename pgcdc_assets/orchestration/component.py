@@ -44,6 +44,20 @@ class TableModel(dg.Model, Resolvable):
         default=None,
         description="Columns whose change opens a version in the history; default: all.",
     )
+    soft_deletes: bool = Field(
+        default=False, description="Keep deleted rows in the current image, and mark them."
+    )
+    without_key: str = Field(
+        default="bag",
+        description="For a table without a key. bag: its rows with their duplicates; log: its "
+        "changes one after the other.",
+    )
+
+    def table(self) -> CdcTable:
+        """Check the settings."""
+        return CdcTable.parse(
+            self.name, self.scd, self.key, self.tracked, self.soft_deletes, self.without_key
+        )
 
 
 class WindowModel(dg.Model, Resolvable):
@@ -158,7 +172,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             name=self.name,
             publication=self.publication,
             slot=self.slot,
-            tables=tuple(CdcTable.parse(t.name, t.scd, t.key, t.tracked) for t in self.tables),
+            tables=tuple(table.table() for table in self.tables),
             windows=WindowPolicy(**self.windows.model_dump()),
             stream=StreamPolicy(**self.stream.model_dump()),
             retention=RetentionPolicy(**self.retention.model_dump()),

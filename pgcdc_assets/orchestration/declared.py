@@ -33,6 +33,8 @@ def capture_of(metadata: Any) -> CdcCapture:
             tuple(table["scd"]),
             tuple(table["key"]) if table["key"] is not None else None,
             tuple(table["tracked"]) if table["tracked"] is not None else None,
+            table["soft_deletes"],
+            table["without_key"],
         )
         for table in data["tables"]
     )

@@ -19,6 +19,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 MEGABYTE = 1024 * 1024
 
+_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key")
+
 
 @dataclass(frozen=True)
 class CdcTable:
@@ -28,6 +30,9 @@ class CdcTable:
         scd: the kinds of tables to keep: 1 is the current image, 2 the history.
         key: columns that identify a row; None means the replica identity's.
         tracked: columns whose change opens a version in the history; None means all.
+        soft_deletes: the current image keeps deleted rows and marks them.
+        without_key: what the current image of a table without a key is: `bag`, its rows with their
+            duplicates, or `log`, its changes one after the other.
     """
 
     schema: str
@@ -35,6 +40,8 @@ class CdcTable:
     scd: tuple[int, ...] = (1,)
     key: tuple[str, ...] | None = None
     tracked: tuple[str, ...] | None = None
+    soft_deletes: bool = False
+    without_key: str = "bag"
 
     @property
     def qualified_name(self) -> str:
@@ -48,12 +55,14 @@ class CdcTable:
         scd: Sequence[int] = (1,),
         key: Sequence[str] | None = None,
         tracked: Sequence[str] | None = None,
+        soft_deletes: bool = False,
+        without_key: str = "bag",
     ) -> CdcTable:
         """Read `schema.table`; the schema is `public` where none is given.
 
         Raises:
-            ConfigurationError: a part of the name is empty, a kind of table is not known, or
-                columns are tracked without a history.
+            ConfigurationError: a part of the name is empty, a setting has no such value, or it is
+                about a kind of table that is not kept.
         """
         schema, dot, table = name.partition(".")
         if not dot:
@@ -72,12 +81,23 @@ class CdcTable:
                 reason=f"Table {name}: tracked names the columns whose change opens a version; it "
                 "needs one at least, and scd with 2"
             )
+        if not isinstance(soft_deletes, bool) or (soft_deletes and 1 not in scd):
+            raise ConfigurationError(
+                reason=f"Table {name}: soft_deletes is true or false, and is about scd 1"
+            )
+        if without_key not in ("bag", "log"):
+            raise ConfigurationError(
+                reason=f"Table {name}: without_key is {without_key!r}, but must be bag, the rows "
+                "with their duplicates, or log, the changes one after the other"
+            )
         return cls(
             schema,
             table,
             tuple(scd),
             tuple(key) if key is not None else None,
             tuple(tracked) if tracked is not None else None,
+            soft_deletes,
+            without_key,
         )
 
 
@@ -239,10 +259,10 @@ def parse_tables(
             else:
                 raise ConfigurationError(
                     reason="Each entry of tables is a name, or has a `name` (schema.table) with "
-                    "`key`, `scd` and `tracked`"
+                    f"settings: {', '.join(_SETTINGS)}"
                 )
     for name, settings in entries:
-        unknown = sorted(set(settings) - {"scd", "key", "tracked"})
+        unknown = sorted(set(settings) - set(_SETTINGS))
         if unknown:
             raise ConfigurationError(reason=f"Table {name} has unknown settings: {unknown}")
     return tuple(CdcTable.parse(name, **settings) for name, settings in entries)

@@ -16,7 +16,15 @@ def target_of(table: CdcTable, scds: Iterable[int] | None = None) -> TableTarget
         scds: some of its kinds of SCD table; None: all that are declared.
     """
     kinds = tuple(sorted(table.scd if scds is None else scds))
-    return TableTarget(table.schema, table.table, kinds, table.key, table.tracked)
+    return TableTarget(
+        table.schema,
+        table.table,
+        kinds,
+        table.key,
+        table.tracked,
+        table.soft_deletes,
+        table.without_key,
+    )
 
 
 def select_tables(

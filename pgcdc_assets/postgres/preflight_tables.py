@@ -202,10 +202,11 @@ def _check_identity(
     if not has_key:
         yield Finding(
             "key",
-            "error",
-            f"Table {name} has no key: its rows cannot be told apart, so it cannot be merged.",
+            "warning",
+            f"Table {name} has no key: it is kept as a bag of rows (`scd: [1]` only), and to merge "
+            "an update or a delete the whole table is read.",
             f"alter table {sql_name} add primary key (COLUMN, ...); or declare `key` for it in the "
-            "definitions; or leave it out.",
+            "definitions; or, to keep its changes instead of its rows, `without_key: log`.",
             name,
         )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.watermark import table_path
@@ -35,6 +35,7 @@ from pgcdc_assets.verify.report import Comparison
 _EXAMINED_ROWS = 1000
 
 _RESCUED = "_rescued"
+_DELETED = "_deleted"
 
 
 @dataclass
@@ -91,27 +92,6 @@ def compare_table(
     )
 
 
-def count_duplicate_keys(
-    zone: RawZone, schema: str, table: str, key: Sequence[str] | None = None
-) -> int:
-    """Count the keys that more than one row of an SCD1 table has; no Postgres is asked.
-
-    Raises:
-        ConfigurationError: the table has no key, or was never captured.
-    """
-    names = key_columns(_newest_relation(zone, schema, table), key)
-    path = table_path(zone.lake, zone.name, schema, table, 1)
-    target = open_merged(zone, path, f"{schema}.{table}")
-    columns = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-    query = (
-        f"select count(*) as found from (select {columns} from target group by {columns} having "
-        "count(*) > 1)"
-    )
-    found = pa.table(QueryBuilder().register("target", target).execute(query))
-    count: int = found.column("found")[0].as_py()
-    return count
-
-
 def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]:
     """The columns that identify a row: as configured, else the primary key, else the identity's.
 
@@ -125,19 +105,6 @@ def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...
             reason=f"Table {relation.qualified_name} has no key to compare rows by: set its `key`"
         )
     return found
-
-
-def _newest_relation(zone: RawZone, schema: str, table: str) -> Relation:
-    epoch = zone.epochs.latest()
-    known = [] if epoch is None else zone.relations.versions(epoch.epoch)
-    relations = [
-        v.relation for v in known if (v.relation.schema, v.relation.table) == (schema, table)
-    ]
-    if not relations:
-        raise ConfigurationError(
-            reason=f"Table {schema}.{table} was never captured: run `pgcdc sync`"
-        )
-    return relations[-1]
 
 
 class _Sides:
@@ -157,6 +124,7 @@ class _Sides:
         wanted = key_columns(relation, key)
         self.key = [common.index(name) for name in wanted if name in common]
         self.has_rescued = _RESCUED in arrow.names
+        self.keeps_deleted = _DELETED in arrow.names and _DELETED not in names
 
     def read_target(self) -> dict[bytes, _Entry]:
         entries = {}
@@ -191,13 +159,17 @@ class _Sides:
 
     def _target_rows(self) -> Iterator[tuple[list[Any], Mapping[str, str]]]:
         wanted = [*self.columns, *([_RESCUED] if self.has_rescued else [])]
+        wanted += [_DELETED] if self.keeps_deleted else []
         for batch in self.target.scan(columns=wanted):
             rows = pa.record_batch(batch)
             columns = [comparable(rows.column(name)) for name in self.columns]
             rescues = (
                 rows.column(_RESCUED).to_pylist() if self.has_rescued else [None] * rows.num_rows
             )
+            deleted = rows.column(_DELETED).to_pylist() if self.keeps_deleted else None
             for index, rescue in enumerate(rescues):
+                if deleted is not None and deleted[index]:
+                    continue
                 rescued = dict(rescue) if rescue else {}
                 values = [
                     ("rescued", rescued[name]) if name in rescued else column[index]

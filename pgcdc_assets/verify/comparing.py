@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.merge import TableTarget
-from pgcdc_assets.merge.shape import SCD1_COLUMNS
+from pgcdc_assets.merge.shape import SOFT_DELETE_COLUMNS
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open_source_table
 from pgcdc_assets.protocol.relation import Relation
@@ -23,7 +23,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify.canonical import compared_columns, key_indexes
 from pgcdc_assets.verify.moment import Moment
 from pgcdc_assets.verify.report import Comparison, Difference, Kind
-from pgcdc_assets.verify.target import TargetDigests, column_types, read_version
+from pgcdc_assets.verify.target import TargetDigests, read_version
 from pgcdc_assets.verify.target_at import target_at
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def compare_at(
         ) as source,
     ):
         frame = read_version(session, version)
-        columns = compared_columns(source.relation, column_types(frame))
+        columns = compared_columns(source.relation, dict(frame.dtypes))
         key_names = _key_names(source.relation, table.key)
         key = key_indexes(columns, key_names)
         comparing = _Comparing(
@@ -116,10 +116,9 @@ def _key_names(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]
 def _lacking(relation: Relation, frame: DataFrame) -> list[str]:
     """Name the columns that only one side has."""
     source = [column.name for column in relation.columns]
-    ours = {name for name, _, _ in SCD1_COLUMNS}
-    kept = [name for name in frame.columns if name not in ours and not name.startswith("_deleted")]
+    ours = {name for name, _, _ in SOFT_DELETE_COLUMNS}
     return [name for name in source if name not in frame.columns] + [
-        name for name in kept if name not in source
+        name for name in frame.columns if name not in source and name not in ours
     ]
 
 

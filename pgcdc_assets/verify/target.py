@@ -6,11 +6,11 @@ session of its own, so that it runs on every kind of session.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.merge.sql import identifier, string
+from pgcdc_assets.merge.sql import string
 from pgcdc_assets.postgres.digests import NULL_MARK, Bucket, RowDetail
 from pgcdc_assets.verify.canonical import ComparedColumn
 
@@ -52,7 +52,7 @@ class TargetDigests:
         names = {column.name for column in columns}
         is_kept = ""
         if _DELETED in frame.columns and _DELETED not in names:
-            is_kept = f" WHERE NOT coalesce({identifier(_DELETED)}, false)"
+            is_kept = f" WHERE NOT {_DELETED}"
         frame.createOrReplaceTempView(_VIEW)
         texts = ", ".join(f"{column.text} AS t{i}" for i, column in enumerate(columns))
         pieces = [_piece(i) for i in range(len(columns))]
@@ -102,11 +102,6 @@ def read_version(session: SparkSession, target: TargetVersion) -> DataFrame:
     if target.version is not None:
         reader = reader.option("versionAsOf", str(target.version))
     return reader.load(target.path)
-
-
-def column_types(frame: DataFrame) -> Mapping[str, str]:
-    """Name the Spark types of the columns."""
-    return dict(frame.dtypes)
 
 
 def _piece(index: int) -> str:

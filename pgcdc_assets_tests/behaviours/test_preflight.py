@@ -248,11 +248,6 @@ def test_a_table_that_may_not_be_read_is_named_alone(database: Database, role: s
             "replica_identity",
             "replica identity NOTHING.*replica identity default",
         ),
-        (
-            "id int); alter table t replica identity full; select (1",
-            "key",
-            "has no key.*add primary",
-        ),
     ],
 )
 def test_a_table_without_a_key_is_refused_before_its_updates_fail(

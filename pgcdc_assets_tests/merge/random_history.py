@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from pgcdc_assets_tests.merge.history import Change, column, relation
 
 _KEYS = 5
@@ -149,3 +151,9 @@ def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
     value = Decimal(number) if is_typed and number else None
     rescued = {} if is_typed or number is None else {"number": number}
     return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)
+
+
+def look_closely(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
+    """Have small tables merged as large ones are: only where their changes lie."""
+    if is_wanted:
+        monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_TABLE_BYTES", -1)

@@ -130,6 +130,12 @@ def test_history_takes_changes_and_copies_in_order() -> None:
     assert (late.copy, late.start, late.end, late.is_last) == (None, 200, 349, False)
 
 
+def test_history_waits_for_what_lies_before_a_copy_that_is_ahead() -> None:
+    """Else the changes between the window and the copy would never be folded."""
+    plan = plan_merge(TARGET, (1, Lsn(100)), [_copy(350)], LANDED, WINDOWS[0].window, in_order=True)
+    assert (plan.copy, plan.start, plan.end, plan.is_last) == (None, 100, 200, True)
+
+
 def test_history_that_cannot_be_folded_goes_on_with_the_next_copy() -> None:
     plan = plan_merge(
         TARGET, (1, Lsn(200)), [_copy(350)], LANDED, NEWEST, in_order=True, skips_to_copy=True

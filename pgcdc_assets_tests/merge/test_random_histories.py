@@ -16,6 +16,7 @@ from pgcdc_assets_tests.merge.random_history import (
     RandomHistory,
     comparable_row,
     cut,
+    look_closely,
     random_relation,
 )
 
@@ -35,9 +36,15 @@ _TRANSACTIONS = 12
 @pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
 def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgres_had(
-    spark: SparkSession, zone: RawZone, identity: str, pieces: tuple[int, int], truncates: bool
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    identity: str,
+    pieces: tuple[int, int],
+    truncates: bool,
 ) -> None:
     """D1, D2, D3, D4, D5, D6, D9, D14, H1: hundreds of histories against the fold by hand."""
+    look_closely(monkeypatch, truncates == (identity == "f"))
     seed = f"{identity} {truncates}"
     rng = random.Random(seed)
     history = RandomHistory(rng, identity, histories=150)

@@ -17,6 +17,7 @@ from pgcdc_assets_tests.merge.random_history import (
     RandomHistory,
     comparable_row,
     cut,
+    look_closely,
     random_relation,
 )
 
@@ -46,12 +47,14 @@ _START = 0x1000
 def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_there_were(
     spark: SparkSession,
     zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
     identity: str,
     pieces: tuple[int, int],
     truncates: bool,
     tracked: tuple[str, ...] | None,
 ) -> None:
     """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against the fold by hand."""
+    look_closely(monkeypatch, truncates == (identity == "f"))
     rng = random.Random(f"{identity} {truncates} {tracked}")
     history = RandomHistory(rng, identity, histories=120)
     copied = history.copied()

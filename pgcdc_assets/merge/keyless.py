@@ -1,0 +1,112 @@
+"""The kinds of SCD1 table that a source table without a key can have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pgcdc_assets.errors import ReplicaIdentityError
+from pgcdc_assets.merge import bags
+from pgcdc_assets.merge.events import Fold
+from pgcdc_assets.merge.evolution import add_columns, set_properties
+from pgcdc_assets.merge.facts import ChangeFacts
+from pgcdc_assets.merge.kind import Counts, Kind, rows_in
+from pgcdc_assets.merge.preparation import TableWork
+from pgcdc_assets.merge.shape import CHANGE_LOG_COLUMNS, SystemColumns
+from pgcdc_assets.merge.sources import read_changes, read_copy, shape_of_changes
+from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.merge.writing import (
+    append,
+    create_or_replace,
+    overwrite,
+    replace_contents,
+    run_merge,
+)
+from pgcdc_assets.raw.snapshots import Copy
+
+
+@dataclass(frozen=True)
+class Bag(Kind):
+    """Writes the rows that there are, each as often as the source has it."""
+
+    def apply_copy(self, state: TargetState | None, copy: Copy) -> Counts:
+        """Replace the contents."""
+        shape = self.shape_of_copy(copy)
+        rows = bags.copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
+        create_or_replace(
+            self.work.path, rows, shape, self.zone.app_id(copy.epoch), copy.snapshot_lsn
+        )
+        return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
+
+    def apply_changes(self, state: TargetState | None) -> Counts:
+        """Add the rows that stay, and remove as many as were taken out of the table."""
+        work, facts = self.work, self.work.facts
+        assert facts is not None and state is not None
+        end, app_id = work.plan.end, self.zone.app_id(work.plan.epoch)
+        if not work.version_order:
+            overwrite(self.read_table().where("false"), work.path, app_id, end)
+            return Counts(deleted=rows_in(state))
+        _check_whole_rows(work, facts)
+        shape = shape_of_changes(work, state, self.system)
+        add_columns(self.spark, work.path, state.columns, shape)
+        fold = Fold(shape, facts)
+        changes = read_changes(self.spark, self.zone, work)
+        if state.is_empty or facts.truncates:
+            rows = bags.fold_bag(changes, fold, None)
+            replace_contents(work.path, rows, shape, app_id, end)
+            return Counts(None, 0, rows_in(state), shape.may_rescue)
+        if not facts.old_kinds:
+            append(work.path, bags.fold_bag(changes, fold, None), shape, app_id, end)
+            return Counts(None, may_be_rescued=shape.may_rescue)
+        rows = bags.fold_bag(changes, fold, self.read_table())
+        statement = bags.merge_statement(work.path, shape)
+        return Counts(*run_merge(self.spark, rows, statement, app_id, end), shape.may_rescue)
+
+
+@dataclass(frozen=True)
+class ChangeLog(Kind):
+    """Appends every change as a row."""
+
+    system: ClassVar[SystemColumns] = CHANGE_LOG_COLUMNS
+
+    def apply_copy(self, state: TargetState | None, copy: Copy) -> Counts:
+        """Add the copied rows; what was logged before stays."""
+        work, shape = self.work, self.shape_of_copy(copy)
+        rows = bags.copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
+        app_id = self.zone.app_id(copy.epoch)
+        if state is None:
+            create_or_replace(work.path, rows, shape, app_id, copy.snapshot_lsn)
+        else:
+            add_columns(self.spark, work.path, state.columns, shape)
+            set_properties(self.spark, work.path, state.properties, shape)
+            append(work.path, rows, shape, app_id, copy.snapshot_lsn)
+        return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
+
+    def apply_changes(self, state: TargetState | None) -> Counts:
+        """Add the changes."""
+        work, facts = self.work, self.work.facts
+        assert facts is not None and state is not None
+        if work.version_order:
+            _check_whole_rows(work, facts)
+        shape = shape_of_changes(work, state, self.system)
+        add_columns(self.spark, work.path, state.columns, shape)
+        changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
+        rows = bags.logged_changes(changes, Fold(shape, facts))
+        append(work.path, rows, shape, self.zone.app_id(work.plan.epoch), work.plan.end)
+        return Counts(None, may_be_rescued=shape.may_rescue)
+
+
+def _check_whole_rows(work: TableWork, facts: ChangeFacts) -> None:
+    """Check that updates and deletes say which rows they mean.
+
+    Raises:
+        ReplicaIdentityError: some came while the replica identity was not FULL.
+    """
+    if facts.old_kinds - {"O"}:
+        raise ReplicaIdentityError(
+            relation=work.plan.target.qualified_name,
+            identity="other than FULL",
+            reason="updates or deletes came without their whole old rows, and without a key "
+            "nothing else says which rows they mean",
+            remedy="ALTER TABLE ... REPLICA IDENTITY FULL; then copy the table anew",
+        )

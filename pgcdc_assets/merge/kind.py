@@ -1,0 +1,96 @@
+"""What every kind of SCD table has: how a copy and changes are applied, and what was counted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgcdc_assets.merge.bounds import SMALL_TABLE_BYTES
+from pgcdc_assets.merge.preparation import TableWork
+from pgcdc_assets.merge.shape import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
+from pgcdc_assets.merge.sources import version_of_copy
+from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.zone import RawZone
+
+
+def rows_in(state: TargetState | None) -> int:
+    """Give a table's count of rows."""
+    return (state.row_count or 0) if state is not None else 0
+
+
+def is_large(state: TargetState) -> bool:
+    """Say whether a table is worth finding out which part of it a merge concerns."""
+    return state.size_bytes > SMALL_TABLE_BYTES
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was written.
+
+    Attributes:
+        inserted: None where it follows from the table's own count of rows.
+    """
+
+    inserted: int | None = 0
+    updated: int = 0
+    deleted: int = 0
+    may_be_rescued: bool = False
+
+    def counted(self, before: TargetState | None, after: TargetState) -> Counts:
+        """Fill in what was inserted between two states of the table."""
+        if self.inserted is not None:
+            return self
+        return replace(self, inserted=rows_in(after) - rows_in(before) + self.deleted)
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            (self.inserted or 0) + (other.inserted or 0),
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.may_be_rescued or other.may_be_rescued,
+        )
+
+
+@dataclass(frozen=True)
+class Kind(ABC):
+    """Writes one SCD table; each method is at most one commit, which carries the watermark.
+
+    Attributes:
+        spark: a session that nobody else uses meanwhile.
+    """
+
+    system: ClassVar[SystemColumns] = SCD1_COLUMNS
+
+    spark: SparkSession
+    zone: RawZone
+    work: TableWork
+
+    @property
+    def takes_copy_with_changes(self) -> bool:
+        """Whether an empty copy needs no commit of its own."""
+        return False
+
+    @abstractmethod
+    def apply_copy(self, state: TargetState | None, copy: Copy) -> Counts:
+        """Make the table hold what a copy holds."""
+
+    @abstractmethod
+    def apply_changes(self, state: TargetState | None) -> Counts:
+        """Fold the work's changes into the table.
+
+        Args:
+            state: None where the changes make the table.
+        """
+
+    def shape_of_copy(self, copy: Copy) -> TableShape:
+        """Build the shape of a copy's tuples."""
+        version = version_of_copy(self.work, copy)
+        return build_shape([version], self.work.plan.target.key, system=self.system)
+
+    def read_table(self) -> DataFrame:
+        """Read the table as it is."""
+        return self.spark.read.format("delta").load(self.work.path)

@@ -1,0 +1,122 @@
+"""SCD type 1 with deleted rows: one row per key that ever was, as it is or as it last was.
+
+A row in place is what SCD1 has. A deleted one keeps the values and the position of its last change,
+and `_deleted_at_lsn` says which commit took it away. A key that comes back takes its row over. What
+a table holds does not depend on how its changes were cut into merges, since a key that came and
+went within one merge leaves its row as well.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.bounds import matched
+from pgcdc_assets.merge.events import Fold
+from pgcdc_assets.merge.facts import Truncate
+from pgcdc_assets.merge.sql import delta_table, identifier
+from pgcdc_assets.merge.versions import (
+    Touched,
+    next_truncate,
+    stored_rows,
+    typed_events,
+)
+from pgcdc_assets.merge.writing import SOURCE_VIEW, run_merge
+
+
+def read_rows(spark: SparkSession, path: str) -> DataFrame:
+    """Read the table, deleted rows included."""
+    return spark.read.format("delta").load(path)
+
+
+def in_place(rows: DataFrame) -> DataFrame:
+    """Keep the rows that the source has."""
+    return rows.where("NOT _deleted")
+
+
+def changed_events(touched: Touched, fold: Fold) -> tuple[DataFrame, DataFrame | None]:
+    """Give events with their values, and the rows of the table under their keys."""
+    if touched.rows is None or touched.stored is None:
+        return typed_events(touched.events, fold, None, None), None
+    rows, stored = in_place(touched.rows), in_place(touched.stored)
+    return typed_events(touched.events, fold, rows, stored), touched.stored
+
+
+def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
+    """Find what each key last held, and which commit took it away.
+
+    Columns: the key, `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `deleted`,
+    `deleted_at_lsn`, and `is_stored`: the row is in the table, and goes.
+
+    Args:
+        events: as `versions.typed_events` gives them.
+        stored: rows of the table under the keys of the events; None when there are none.
+    """
+    keys = ", ".join(fold.key_columns)
+    kept = [
+        *fold.key_columns,
+        *(f"c{i}" for i in range(len(fold.shape.fields))),
+        *("rescued", "lsn", "ordinal", "commit_ts"),
+    ]
+    rows = events.selectExpr(
+        *kept, "is_content", "false AS is_stored", "CAST(NULL AS BIGINT) AS gone_at"
+    )
+    if stored is not None:
+        there = stored_rows(stored, fold, "_deleted_at_lsn AS gone_at")
+        rows = rows.unionByName(
+            there.selectExpr(*kept, "is_content", "true AS is_stored", "gone_at")
+        )
+    forward = f"OVER (PARTITION BY {keys} ORDER BY is_stored DESC, lsn, ordinal, is_content)"
+    backward = f"OVER (PARTITION BY {keys}, is_content ORDER BY is_stored, lsn DESC, ordinal DESC)"
+    # Nothing but departures follows the last content.
+    gone = "coalesce(gone_at, left_at)"
+    truncates = fold.facts.truncates
+    if truncates:
+        gone = f"coalesce(gone_at, least(left_at, {next_truncate(truncates)}.lsn))"
+    last = (
+        rows.selectExpr("*", f"lead(lsn) {forward} AS left_at", f"row_number() {backward} AS age")
+        .where("is_content AND age = 1")
+        .selectExpr(*kept, "is_stored", "gone_at", f"{gone} AS deleted_at_lsn")
+    )
+    return last.where(
+        "NOT is_stored OR (gone_at IS NULL AND deleted_at_lsn IS NOT NULL)"
+    ).selectExpr(*kept, "deleted_at_lsn IS NOT NULL AS deleted", "deleted_at_lsn", "is_stored")
+
+
+def merge_statement(path: str, fold: Fold, bounds: str | None = None) -> str:
+    """Write the MERGE.
+
+    Args:
+        bounds: SQL of a range of the table that holds every row to be matched.
+    """
+    values = [(identifier(f.name), f"s.c{i}") for i, f in enumerate(fold.shape.fields)]
+    values += [(name, f"s.{name.removeprefix('_')}") for name, _, _ in fold.shape.system]
+    newer = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
+    statement = (
+        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {matched(fold, bounds)}\n"
+        f"WHEN MATCHED AND (s.is_stored OR {newer}) THEN UPDATE SET "
+        f"{', '.join(f't.{name} = {value}' for name, value in values)}\n"
+        f"WHEN NOT MATCHED AND NOT s.is_stored THEN INSERT "
+        f"({', '.join(name for name, _ in values)}) "
+        f"VALUES ({', '.join(value for _, value in values)})"
+    )
+    if fold.facts.truncates:
+        statement += _emptying(fold.facts.truncates[0])
+    return statement
+
+
+def delete_all(
+    spark: SparkSession, path: str, truncate: Truncate, app_id: str, watermark: Lsn
+) -> int:
+    """Mark every row in place as deleted by a TRUNCATE; give their number."""
+    nothing = spark.sql("SELECT 1 AS nothing WHERE false")
+    statement = f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON false"
+    _, deleted, _ = run_merge(spark, nothing, statement + _emptying(truncate), app_id, watermark)
+    return deleted
+
+
+def _emptying(truncate: Truncate) -> str:
+    return (
+        "\nWHEN NOT MATCHED BY SOURCE AND NOT t._deleted THEN UPDATE SET "
+        f"t._deleted = true, t._deleted_at_lsn = {truncate.commit_lsn}L"
+    )

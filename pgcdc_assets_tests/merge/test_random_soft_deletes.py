@@ -1,0 +1,152 @@
+"""SCD1 with soft deletes: random histories, however they are cut, against the fold by hand."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.merge.history import (
+    Change,
+    Landing,
+    Version,
+    Versions,
+    delete,
+    insert,
+    truncate,
+)
+from pgcdc_assets_tests.merge.random_history import (
+    KEY,
+    RandomHistory,
+    comparable_row,
+    cut,
+    look_closely,
+    random_relation,
+)
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_TRANSACTIONS = 12
+_SOFT = TableTarget("shop", "items", soft_deletes=True)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param((1, 1), id="one", marks=pytest.mark.soak),
+        pytest.param((6, 3), id="some"),
+        pytest.param((12, 12), id="all", marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
+@pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
+def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    identity: str,
+    pieces: tuple[int, int],
+    truncates: bool,
+) -> None:
+    """D1 to D6, H1, H3 with soft deletes: hundreds of histories."""
+    look_closely(monkeypatch, truncates == (identity == "f"))
+    rng = random.Random(f"{identity} {truncates}")
+    history = RandomHistory(rng, identity, histories=120)
+    copied = history.copied()
+    landing = Landing(zone, [random_relation(identity)])
+    landing.begin(copied)
+    expected = Versions(key=(0, 1))
+    expected.copy(copied, landing.lsn)
+    transactions: list[list[Change]] = [
+        history.transaction(truncates and number in (3, 8)) for number in range(_TRANSACTIONS)
+    ]
+    windows, runs = pieces
+    for piece in cut(rng, _TRANSACTIONS, windows):
+        for number, i in enumerate(piece):
+            expected.apply(transactions[i], landing.lsn + 0x10 * number)
+        landing.land(*(transactions[i] for i in piece))
+    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
+        (report,) = merge_tables(spark, zone, [_SOFT], landing.windows[run[-1]])
+        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    assert _found(spark, report.path) == sorted(map(_described, _last_of_each_key(expected)))
+
+
+def test_a_copy_taken_again_deletes_what_it_does_not_hold_any_more(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    landing = Landing(zone, [random_relation("d")])
+    landing.begin([["1", "1", "a", "1.00", "x"], ["1", "2", "b", "2.00", "y"]])
+    landing.land([delete("1", "1", None, None, None)])
+    landing.copy([["1", "3", "c", "3.00", "z"]])
+    copied_at = landing.lsn
+    landing.land([insert("1", "1", "again", None, None)])
+    (report,) = merge_tables(spark, zone, [_SOFT], landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    rows = spark.read.format("delta").load(report.path).orderBy("id").collect()
+    assert [(r.id, r.doc, r._deleted, r._deleted_at_lsn) for r in rows] == [
+        (1, "again", False, None),
+        (2, "b", True, copied_at),
+        (3, "c", False, None),
+    ]
+    assert rows[2]._ordinal == -1 and rows[2]._commit_ts is None
+
+
+def test_a_truncate_alone_marks_every_row_in_place(spark: SparkSession, zone: RawZone) -> None:
+    landing = Landing(zone, [random_relation("d")])
+    landing.begin([["1", "1", "a", "1.00", "x"], ["1", "2", "b", "2.00", "y"]])
+    landing.land([delete("1", "1", None, None, None)])
+    merge_all = [_SOFT]
+    list(merge_tables(spark, zone, merge_all, landing.windows[-1]))
+    landing.land([truncate()])
+    (report,) = merge_tables(spark, zone, merge_all, landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error
+    rows = spark.read.format("delta").load(report.path).orderBy("id").collect()
+    assert [(r.id, r._deleted, r._deleted_at_lsn) for r in rows] == [
+        (1, True, landing.windows[0].start),
+        (2, True, landing.windows[1].start),
+    ]
+    assert report.rows_updated == 1
+
+
+@pytest.mark.parametrize("was_soft", [False, True])
+def test_a_table_that_was_made_otherwise_is_refused_with_the_remedy(
+    spark: SparkSession, zone: RawZone, was_soft: bool
+) -> None:
+    landing = Landing(zone, [random_relation("d")])
+    landing.begin([["1", "1", "a", "1.00", "x"]])
+    plain = TableTarget("shop", "items")
+    for target, is_first in ((_SOFT, was_soft), (plain, not was_soft)):
+        if is_first:
+            landing.land([delete("1", "1", None, None, None)])
+            (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
+            assert isinstance(report, MergeReport), report.error
+    landing.land([insert("1", "1", "a", None, None)])
+    (failure,) = merge_tables(spark, zone, [plain if was_soft else _SOFT], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, ConfigurationError)
+    assert "soft deletes" in str(failure.error) and "pgcdc rebuild" in str(failure.error)
+
+
+def _last_of_each_key(versions: Versions) -> list[Version]:
+    last = {(version.row[0], version.row[1]): version for version in versions.ended}
+    return list({**last, **versions.open}.values())
+
+
+def _described(version: Version) -> tuple[Any, ...]:
+    return (*comparable_row(version.row), version.end is not None, version.end or 0)
+
+
+def _found(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
+    return sorted(
+        (
+            *(r[k] for k in KEY),
+            *(repr(r.doc), repr(r.number), repr(r.note), repr(r._rescued or {})),
+            *(r._deleted, r._deleted_at_lsn or 0),
+        )
+        for r in spark.read.format("delta").load(path).collect()
+    )
