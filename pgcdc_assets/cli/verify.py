@@ -64,7 +64,7 @@ def _verify(
     from pgcdc_assets.orchestration.targets import select_tables, target_of
 
     capture = loaded.capture
-    tables = select_tables(capture, options.tables, scd=1)
+    tables = [t for t in select_tables(capture, options.tables, scd=1) if t.mirrors_source]
     settings = loaded.postgres.settings()
     zone = loaded.lake.zone(capture.name)
     log = spark_log(options.debug)

@@ -14,6 +14,7 @@ from dagster._utils.warnings import BetaWarning
 from pgcdc_assets.orchestration.capture_assets import build_raw_asset
 from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, build_source_checks
 from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_metadata
+from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.lag_sensor import LagSensorTargets, build_lag_sensor
 from pgcdc_assets.orchestration.merge_assets import build_scd_assets
 from pgcdc_assets.orchestration.merge_sensor import build_merge_sensor
@@ -122,6 +123,7 @@ class _Builder:
         with_window = dg.AssetSelection.checks(
             dg.AssetCheckKey(raw, WITHOUT_GAPS), dg.AssetCheckKey(raw, COUNTED_AS_DECODED)
         )
+        with_merge = dg.AssetSelection.checks(*(dg.AssetCheckKey(key, INVARIANTS) for key in scds))
         jobs = {
             self.names.capture_job: (
                 dg.AssetSelection.assets(raw).without_checks() | with_window,
@@ -132,12 +134,14 @@ class _Builder:
                 "Copies tables; the first run creates the slot.",
             ),
             self.names.merge_job: (
-                dg.AssetSelection.assets(*scds).without_checks(),
+                dg.AssetSelection.assets(*scds).without_checks() | with_merge,
                 "Merges landed windows into the tables.",
             ),
             self.names.check_job: (
-                dg.AssetSelection.checks_for_assets(raw, snapshot, *scds) - with_window,
-                "Compares source and tables, and looks at slot, identities and keys.",
+                dg.AssetSelection.checks_for_assets(raw, snapshot, *scds)
+                - with_window
+                - with_merge,
+                "Compares source and tables, and looks at slot, identities and whole tables.",
             ),
         }
         return tuple(

@@ -53,17 +53,19 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]]) -> NoRetu
         raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from failures[0][1]
     first = lasting[0]
     records = [
-        dg.TableRecord({"table": table, "error": type(error).__name__, "reason": _sentence(error)})
+        dg.TableRecord(
+            {"table": table, "error": type(error).__name__, "reason": sentence_of(error)}
+        )
         for table, error in failures
     ]
     raise dg.Failure(
-        f"{what}: {', '.join(table for table, _ in failures)}. {_sentence(first)}",
+        f"{what}: {', '.join(table for table, _ in failures)}. {sentence_of(first)}",
         metadata={"error": type(first).__name__, "tables": dg.MetadataValue.table(records)},
         allow_retries=False,
     ) from first
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     """An error's sentence; errors that are not ours may quote a row, so only their kind is told."""
     return str(error) if isinstance(error, errors.PgcdcError) else f"{type(error).__name__}"
 

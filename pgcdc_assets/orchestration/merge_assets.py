@@ -5,7 +5,8 @@ through its newest partition once. A table that cannot be merged fails alone: th
 reported first, and the failure at the end names the broken ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import dagster as dg
@@ -14,6 +15,7 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
 from pgcdc_assets.merge.watermark import read_target
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.invariant_checks import MergedChecks, invariant_spec
 from pgcdc_assets.orchestration.metadata import column_lineage, merge_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
@@ -39,10 +41,14 @@ def build_scd_assets(
     names = Names.of(capture)
     places = {spec.key: place for place, spec in specs.items()}
     keys = {(t.schema, t.table, scd): spec.key for (t, scd), spec in specs.items()}
+    checks = {
+        (t.schema, t.table, scd): invariant_spec(spec.key, scd) for (t, scd), spec in specs.items()
+    }
 
     @dg.multi_asset(
         name=f"{capture.name}_merge_tables",
         specs=list(specs.values()),
+        check_specs=list(checks.values()),
         partitions_def=partitions,
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.single_run(),
@@ -51,19 +57,38 @@ def build_scd_assets(
     )
     def merge(context: dg.AssetExecutionContext) -> Any:
         from pgcdc_assets.merge import merge_tables
+        from pgcdc_assets.merge.session import own_sessions
 
         claim_run(context)
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
-        through = max(LsnWindow.parse(key) for key in context.partition_keys)
-        targets = _targets([places[key] for key in context.selected_asset_keys])
+        selected = [places[key] for key in context.selected_asset_keys]
         failures: list[MergeFailure] = []
-        with dagster_failures():
+        with dagster_failures(), ExitStack() as held:
             zone = lake.zone(capture.name)
             session = spark.session()
-            reports = merge_tables(
-                session, zone, targets, through, parallelism=capture.merge_parallelism
+            checked = MergedChecks(
+                zone,
+                open_session=lambda: held.enter_context(own_sessions(session, 1))[0],
+                targets={(t.schema, t.table): target_of(t) for t, _ in specs},
+                merging={(t.schema, t.table, scd) for t, scd in selected},
+                wanted={
+                    place: spec.key
+                    for place, spec in checks.items()
+                    if spec.key in context.selected_asset_check_keys
+                },
             )
+            reports: Iterable[MergeReport | MergeFailure] = ()
+            # A run of checks alone has no windows.
+            if selected:
+                through = max(LsnWindow.parse(key) for key in context.partition_keys)
+                reports = merge_tables(
+                    session,
+                    zone,
+                    _targets(selected),
+                    through,
+                    parallelism=capture.merge_parallelism,
+                )
             for report in reports:
                 if isinstance(report, MergeFailure):
                     context.log.error(f"{report.schema}.{report.table}: {report.error}")
@@ -74,13 +99,15 @@ def build_scd_assets(
                 yield dg.MaterializeResult(
                     asset_key=key, metadata=_metadata(zone, report, through, sources[table])
                 )
+                yield from checked.after(report, through.epoch)
+            yield from checked.rest()
         if failures:
             raise_failed("Not merged", [(f"{f.schema}.{f.table}", f.error) for f in failures])
 
     return merge
 
 
-def _targets(places: list[tuple[CdcTable, int]]) -> list[TableTarget]:
+def _targets(places: Iterable[tuple[CdcTable, int]]) -> list[TableTarget]:
     kinds: dict[CdcTable, list[int]] = {}
     for table, scd in places:
         kinds.setdefault(table, []).append(scd)

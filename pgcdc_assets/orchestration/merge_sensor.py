@@ -15,6 +15,7 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunRecord
 
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.keys import range_tags
 from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
 from pgcdc_assets.orchestration.names import Names
@@ -125,8 +126,8 @@ class _Tick:
             run_key=f"{self.capture.name}:merge:{last.key}:{past.count}",
             job_name=names.merge_job,
             asset_selection=selected,
-            # A selection of assets brings all their checks along, and these read whole tables.
-            asset_check_keys=[],
+            # A selection of assets brings all their checks along, and most read whole tables.
+            asset_check_keys=[dg.AssetCheckKey(key, INVARIANTS) for key in selected],
             tags={
                 **range_tags(first.key, last.key),
                 CAPTURE_TAG: self.capture.name,

@@ -48,6 +48,11 @@ class CdcTable:
         """`schema.table`: the table's snapshot partition, and its name in messages."""
         return f"{self.schema}.{self.table}"
 
+    @property
+    def mirrors_source(self) -> bool:
+        """Whether its SCD1 table holds the source's rows, so that the two can be compared."""
+        return 1 in self.scd and self.without_key != "log"
+
     @classmethod
     def parse(
         cls,

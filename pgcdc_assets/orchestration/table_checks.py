@@ -13,6 +13,7 @@ import dagster as dg
 
 from pgcdc_assets.merge.watermark import read_target, table_path
 from pgcdc_assets.orchestration.failures import dagster_failures
+from pgcdc_assets.orchestration.invariant_checks import INVARIANTS_IN_FULL, found, full_spec
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.settings import CdcCapture
@@ -20,13 +21,12 @@ from pgcdc_assets.orchestration.targets import target_of
 from pgcdc_assets.verify import (
     Comparison,
     Moment,
+    check_all,
     compare_at,
-    count_duplicate_keys,
     source_moment,
     wait_captured,
 )
 
-UNIQUE_KEY = "unique_key"
 EQUALS_SOURCE = "equals_source"
 
 
@@ -36,24 +36,24 @@ def build_table_checks(
     """Build the checks of all tables; each can be run alone."""
     names = Names.of(capture)
     tables = {(t.schema, t.table): t for t in capture.tables}
-    current = {key: place for place, key in keys.items() if place[2] == 1}
-    described = {
-        UNIQUE_KEY: "No two rows have the same key, and no key is NULL.",
-        EQUALS_SOURCE: "The table equals the source, value by value, at one LSN, whatever writers "
-        "do meanwhile.",
-    }
+    places = {key: place for place, key in keys.items()}
 
     @dg.multi_asset_check(
         name=f"{capture.name}_table_checks",
         specs=[
-            dg.AssetCheckSpec(name, asset=key, description=text)
-            for key in current
-            for name, text in described.items()
+            *(full_spec(key, scd) for key, (_, _, scd) in places.items()),
+            *(
+                _equality_spec(key)
+                for key, (schema, table, scd) in places.items()
+                if scd == 1 and tables[schema, table].mirrors_source
+            ),
         ],
         can_subset=True,
         required_resource_keys={names.postgres, names.lake, names.spark},
     )
     def table_checks(context: dg.AssetCheckExecutionContext) -> Any:
+        from pgcdc_assets.merge.session import own_sessions
+
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
@@ -61,13 +61,15 @@ def build_table_checks(
             zone = lake.zone(capture.name)
             moment: Moment | None = None
             for check in sorted(context.selected_asset_check_keys):
-                schema, table, scd = current[check.asset_key]
+                schema, table, scd = places[check.asset_key]
                 path = table_path(zone.lake, capture.name, schema, table, scd)
                 declared = tables[schema, table]
                 if read_target(zone.lake, capture.name, path) is None:
                     yield _failed(check, "the table was never merged")
-                elif check.name == UNIQUE_KEY:
-                    yield _unique(check, count_duplicate_keys(zone, schema, table, declared.key))
+                elif check.name == INVARIANTS_IN_FULL:
+                    with own_sessions(spark.session(), 1) as (session,):
+                        findings = check_all(session, zone, target_of(declared), scd)
+                    yield found(check, findings)
                 else:
                     if moment is None:
                         moment = held.enter_context(
@@ -90,21 +92,21 @@ def build_table_checks(
     return table_checks
 
 
+def _equality_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
+    return dg.AssetCheckSpec(
+        EQUALS_SOURCE,
+        asset=key,
+        description="The table equals the source, value by value, at one LSN, whatever writers do "
+        "meanwhile.",
+    )
+
+
 def _failed(check: dg.AssetCheckKey, reason: str) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         asset_key=check.asset_key,
         check_name=check.name,
         passed=False,
         metadata={"reason": reason},
-    )
-
-
-def _unique(check: dg.AssetCheckKey, duplicates: int) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(
-        asset_key=check.asset_key,
-        check_name=check.name,
-        passed=duplicates == 0,
-        metadata={"duplicate_key_count": duplicates},
     )
 
 

@@ -50,7 +50,7 @@ def target_at(
     """
     path = table_path(zone.lake, zone.name, table.schema, table.table, _SCD)
     newest = open_merged(zone, path, table.qualified_name)
-    found = _version_through(newest, zone.app_id(moment.epoch), moment.lsn)
+    found = version_through(newest, zone.app_id(moment.epoch), moment.lsn)
     if found is not None and _is_unchanged(zone, table, moment, found[1]):
         yield TargetVersion(path, found[0])
         return
@@ -62,7 +62,7 @@ def target_at(
         yield TargetVersion(staged)
 
 
-def _version_through(table: DeltaTable, app_id: str, lsn: Lsn) -> tuple[int, Lsn] | None:
+def version_through(table: DeltaTable, app_id: str, lsn: Lsn) -> tuple[int, Lsn] | None:
     """Find the newest version with a watermark at or below the LSN; None when the log has none."""
     for _ in range(_VERSIONS):
         watermark = table.transaction_version(app_id)

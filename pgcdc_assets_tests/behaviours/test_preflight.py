@@ -231,39 +231,45 @@ def test_a_table_that_may_not_be_read_is_named_alone(database: Database, role: s
 
 @pytest.mark.every_pg
 @pytest.mark.parametrize(
-    ("table", "code", "sentence"),
+    ("table", "sentence"),
     [
         (
             "id int",
-            "replica_identity",
             "no primary key: .*UPDATE and DELETE on it fail.*add primary key",
         ),
         (
             "id int primary key deferrable",
-            "replica_identity",
             'a deferrable primary key.*alter table "public"."t" replica identity full',
         ),
         (
             "id int primary key); alter table t replica identity nothing; select (1",
-            "replica_identity",
             "replica identity NOTHING.*replica identity default",
         ),
     ],
 )
 def test_a_table_without_a_key_is_refused_before_its_updates_fail(
-    database: Database, table: str, code: str, sentence: str
+    database: Database, table: str, sentence: str
 ) -> None:
     """D10."""
     database.execute(f"create table t ({table}); create publication pub for table t")
     problems = _problems(_findings(database.settings()))
-    assert list(problems) == [(code, "public.t")]
-    assert re.search(sentence, problems[code, "public.t"])
-    if code == "replica_identity":
-        database.execute("insert into t values (1)")
-        with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState):
-            database.execute("update t set id = 2")
-    else:
-        assert _problems(_findings(database.settings(), keyed={("public", "t")})) == {}
+    assert list(problems) == [("replica_identity", "public.t")]
+    assert re.search(sentence, problems["replica_identity", "public.t"])
+    database.execute("insert into t values (1)")
+    with pytest.raises(psycopg2.errors.ObjectNotInPrerequisiteState):
+        database.execute("update t set id = 2")
+
+
+@pytest.mark.every_pg
+def test_a_table_without_a_key_that_sends_whole_rows_is_a_bag(database: Database) -> None:
+    """D11."""
+    database.execute("create table t (id int); alter table t replica identity full")
+    database.execute("create publication pub for table t")
+    problems = _problems(_findings(database.settings()))
+    assert list(problems) == [("key", "public.t")]
+    sentence = problems["key", "public.t"]
+    assert re.match("warning: .*bag.*add primary key.*without_key: log", sentence)
+    assert _problems(_findings(database.settings(), keyed={("public", "t")})) == {}
 
 
 def test_a_unique_index_as_identity_is_a_key(database: Database) -> None:

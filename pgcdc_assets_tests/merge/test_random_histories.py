@@ -29,7 +29,7 @@ _TRANSACTIONS = 12
     "pieces",
     [
         pytest.param((1, 1), id="one", marks=pytest.mark.soak),
-        pytest.param((6, 3), id="some"),
+        pytest.param((4, 2), id="some"),
         pytest.param((12, 6), id="many", marks=pytest.mark.soak),
     ],
 )

@@ -31,7 +31,7 @@ _START = 0x1000
     "pieces",
     [
         pytest.param((1, 1), id="one", marks=pytest.mark.soak),
-        pytest.param((6, 3), id="some"),
+        pytest.param((4, 2), id="some"),
         pytest.param((12, 12), id="all", marks=pytest.mark.soak),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import yaml
 
@@ -58,6 +60,19 @@ def test_an_unknown_kind_of_table_is_refused(scd: list[int]) -> None:
         CdcTable.parse("shop.orders", scd)
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"scd": [2], "soft_deletes": True}, "soft_deletes"),
+        ({"soft_deletes": "yes"}, "soft_deletes"),
+        ({"without_key": "rows"}, "without_key is 'rows', but must be bag"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        CdcTable.parse("shop.orders", **settings)
+
+
 def test_windows_of_no_size_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"windows\.max_bytes"):
         WindowPolicy(max_bytes=0)
@@ -69,7 +84,11 @@ def test_settings_survive_the_way_through_an_asset_s_metadata() -> None:
     capture = CdcCapture(
         "shop",
         "pub",
-        (ORDERS, CdcTable("public", "events")),
+        (
+            ORDERS,
+            CdcTable("public", "events", soft_deletes=True),
+            CdcTable("public", "log", without_key="log"),
+        ),
         slot="other",
         windows=WindowPolicy(keep=5),
         stream=StreamPolicy(total_seconds=60),

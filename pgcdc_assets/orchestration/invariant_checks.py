@@ -1,0 +1,183 @@
+"""Asset checks of what must hold in SCD tables: after each merge, and in full on demand.
+
+The merge's own step checks what it touched, table by table, so the price follows the change. What
+it finds never fails the run: the rows are merged, and the check is red. A table without changes is
+not checked again: its check stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.report import MergeReport, TableTarget
+from pgcdc_assets.orchestration.failures import sentence_of
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify import Findings, check_merged
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INVARIANTS = "invariants"
+INVARIANTS_IN_FULL = "invariants_in_full"
+
+_HOLDS = {
+    1: "No key is there twice",
+    2: "The versions of a key follow each other, one at most is current, and the current ones are "
+    "the rows of SCD1 where there is one",
+}
+
+Place = tuple[str, str, int]
+
+
+def invariant_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
+    """Describe the check that comes with each merge."""
+    return dg.AssetCheckSpec(
+        INVARIANTS, asset=key, description=f"{_HOLDS[scd]}: in what the merge touched."
+    )
+
+
+def full_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
+    """Describe the same check of the whole table."""
+    return dg.AssetCheckSpec(
+        INVARIANTS_IN_FULL, asset=key, description=f"{_HOLDS[scd]}: in the whole table."
+    )
+
+
+def found(check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
+    """Tell what a check found: counts, and never a value of a row."""
+    since = findings.since
+    metadata: dict[str, Any] = {
+        "rows_looked_at": float(findings.row_count),
+        "looked_at": "all rows" if since is None else f"what was merged from {since} on",
+        "seconds": round(findings.seconds, 3),
+    }
+    metadata.update((rule.value, float(n)) for rule, n in findings.violations.items())
+    if findings.not_judged:
+        reasons = (f"{rule.value}: {reason}" for rule, reason in findings.not_judged.items())
+        metadata["not_judged"] = "; ".join(reasons)
+    if not findings.has_key:
+        metadata["looked_at"] = "nothing: no key"
+    return dg.AssetCheckResult(
+        asset_key=check.asset_key,
+        check_name=check.name,
+        passed=findings.is_sound,
+        severity=dg.AssetCheckSeverity.ERROR,
+        metadata=metadata,
+    )
+
+
+def not_checked(check: dg.AssetCheckKey, error: Exception) -> dg.AssetCheckResult:
+    """Say that a check could not be made."""
+    return dg.AssetCheckResult(
+        asset_key=check.asset_key,
+        check_name=check.name,
+        passed=False,
+        severity=dg.AssetCheckSeverity.WARN,
+        metadata={"reason": f"not checked: {sentence_of(error)}"},
+    )
+
+
+@dataclass(frozen=True)
+class _Touched:
+    """What a merge did to one table.
+
+    Attributes:
+        since: epoch and LSN; None: all of it was touched.
+        is_idle: nothing was.
+    """
+
+    since: tuple[int, Lsn] | None = None
+    is_idle: bool = False
+
+    @classmethod
+    def by(cls, report: MergeReport, epoch: int) -> _Touched:
+        """Read it off a report.
+
+        A merge that took a copy went through the whole table, perhaps from one epoch to the next.
+        """
+        if report.snapshot_lsn is not None or report.watermark_before is None:
+            return cls(None)
+        return cls((epoch, report.watermark_before), is_idle=not report.changes_read)
+
+    def together(self, other: _Touched) -> _Touched:
+        """Say what the merges of two tables touched in either."""
+        if self.is_idle or other.is_idle:
+            return other if self.is_idle else self
+        if self.since is None or other.since is None:
+            return _Touched(None)
+        return _Touched(min(self.since, other.since))
+
+
+@dataclass
+class MergedChecks:
+    """Checks tables of a step that merges them, as their reports come in.
+
+    A history is compared with SCD1, so where the step merges both, it waits for SCD1's report.
+
+    Attributes:
+        open_session: makes a session that nobody else uses; called once, at the first check.
+        targets: by schema and table, with all kinds of SCD table that are declared.
+        merging: what the step merges.
+        wanted: the checks to evaluate.
+    """
+
+    zone: RawZone
+    open_session: Callable[[], SparkSession]
+    targets: Mapping[tuple[str, str], TableTarget]
+    merging: Collection[Place]
+    wanted: Mapping[Place, dg.AssetCheckKey]
+    _touched: dict[Place, _Touched] = field(default_factory=dict)
+    _waiting: set[Place] = field(default_factory=set)
+    _session: SparkSession | None = None
+
+    def after(self, report: MergeReport, epoch: int) -> Iterator[dg.AssetCheckResult]:
+        """Check what can be checked now that a table is merged.
+
+        Args:
+            epoch: of the newest window that is merged.
+        """
+        schema, table, scd = place = (report.schema, report.table, report.scd)
+        image, history = (schema, table, 1), (schema, table, 2)
+        self._touched[place] = _Touched.by(report, epoch)
+        if scd == 1:
+            yield from self._check(image, self._touched[image])
+            if history in self._waiting:
+                yield from self._check_history(history)
+        elif image in self.merging and image not in self._touched:
+            self._waiting.add(history)
+        else:
+            yield from self._check_history(history)
+
+    def rest(self) -> Iterator[dg.AssetCheckResult]:
+        """Check histories whose SCD1 was not merged after all, and what the step does not merge."""
+        for place in sorted(self._waiting):
+            yield from self._check_history(place)
+        for place in sorted(set(self.wanted) - set(self.merging)):
+            yield from self._check(place, _Touched(None))
+
+    def _check_history(self, place: Place) -> Iterator[dg.AssetCheckResult]:
+        self._waiting.discard(place)
+        touched = self._touched[place]
+        image = self._touched.get((place[0], place[1], 1))
+        yield from self._check(place, touched if image is None else touched.together(image))
+
+    def _check(self, place: Place, touched: _Touched) -> Iterator[dg.AssetCheckResult]:
+        check = self.wanted.get(place)
+        if check is None or touched.is_idle:
+            return
+        schema, table, scd = place
+        try:
+            if self._session is None:
+                self._session = self.open_session()
+            findings = check_merged(
+                self._session, self.zone, self.targets[schema, table], scd, touched.since
+            )
+        except Exception as error:
+            yield not_checked(check, error)
+        else:
+            yield found(check, findings)

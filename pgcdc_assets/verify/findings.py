@@ -1,0 +1,50 @@
+"""What checking the invariants of an SCD table found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pgcdc_assets.lsn import Lsn
+
+
+class Rule(StrEnum):
+    """What is counted; each count has to be 0."""
+
+    DUPLICATE_KEYS = "duplicate_keys"
+    SEVERAL_CURRENT = "keys_with_several_current_rows"
+    OVERLAPPING = "overlapping_versions"
+    REVERSED = "reversed_versions"
+    WRONG_FLAG = "wrong_current_flags"
+    UNEXPLAINED_ENDS = "unexplained_ends"
+    NOT_IN_SCD1 = "current_rows_not_in_scd1"
+    ROW_COUNTS = "row_count_difference"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Counts, and never a value of a row.
+
+    Attributes:
+        has_key: the table has a merge key; without one there is nothing to check.
+        since: rows from this LSN on were looked at; None: all.
+        row_count: rows looked at.
+        violations: by rule that was judged.
+        not_judged: by rule that was not, the reason.
+    """
+
+    schema: str
+    table: str
+    scd: int
+    has_key: bool = True
+    since: Lsn | None = None
+    row_count: int = 0
+    violations: Mapping[Rule, int] = field(default_factory=dict)
+    not_judged: Mapping[Rule, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no rule that was judged is broken."""
+        return not any(self.violations.values())

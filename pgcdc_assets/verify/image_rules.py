@@ -1,0 +1,45 @@
+"""The rule about the rows of an SCD1 table: one a key.
+
+After a merge only the rows that it wrote are looked at, and older ones under the same keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.verify.merge_key import MergeKey
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_VIEW = "pgcdc_rows"
+_OLDER_VIEW = "pgcdc_older_rows"
+
+
+def count_duplicates(
+    session: SparkSession, image: DataFrame, key: MergeKey, since: Lsn | None
+) -> tuple[int, int]:
+    """Count the rows looked at, and the keys among them that the table has more than once.
+
+    Args:
+        session: nobody else uses it meanwhile; its time zone is UTC.
+        image: the table's rows.
+        since: look at rows from this LSN on; None: at all.
+    """
+    rows = image if since is None else image.where(f"_lsn >= {int(since)}")
+    rows.selectExpr(*key.expressions()).createOrReplaceTempView(_VIEW)
+    bounds = "".join(f", {bound}" for bound in key.bounds())
+    found = session.sql(
+        f"SELECT coalesce(sum(n), 0) AS row_count, count_if(n > 1) AS duplicates{bounds} "
+        f"FROM (SELECT {key.listed}, count(*) AS n FROM {_VIEW} GROUP BY {key.listed})"
+    ).collect()[0]
+    row_count, duplicates = found["row_count"], found["duplicates"]
+    if since is not None and row_count:
+        older = image.where(f"_lsn < {int(since)}").where(key.within(found.asDict()))
+        older.selectExpr(*key.expressions()).createOrReplaceTempView(_OLDER_VIEW)
+        duplicates += session.sql(
+            f"SELECT count(*) AS n FROM {_OLDER_VIEW} o LEFT SEMI JOIN {_VIEW} t "
+            f"ON {key.same('o', 't')}"
+        ).collect()[0]["n"]
+    return row_count, duplicates

@@ -1,0 +1,222 @@
+"""What must hold in SCD tables whatever was merged.
+
+`check_merged` looks at what a merge touched, so it costs what the change costs; `check_all` looks
+at the whole table. In SCD1 no key is there twice. In SCD2 the versions of a key follow each other
+(`version_rules.py`), nothing ends for no reason (`ends.py`), and where a table has both kinds, the
+current versions are the rows of SCD1 (`both_kinds.py`).
+
+A rule that cannot be judged is named with the reason. All queries of a check read the same version
+of a table, so that merges may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import PgcdcError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.report import TableTarget
+from pgcdc_assets.merge.watermark import table_path
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify.both_kinds import Comparing, find_pair
+from pgcdc_assets.verify.ends import JudgedEnds, count_unexplained, judged_ends
+from pgcdc_assets.verify.findings import Findings, Rule
+from pgcdc_assets.verify.image_rules import count_duplicates
+from pgcdc_assets.verify.merge_key import MergeKey
+from pgcdc_assets.verify.pinned import PinnedTable, pin_table, read_pinned
+from pgcdc_assets.verify.version_rules import VersionRules
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A table up to this size is looked at whole after each merge too. That is faster: one query instead
+# of two, and none of the jobs by which Delta chooses files.
+WHOLE_BELOW_BYTES = 32 * 1024 * 1024
+
+_UNORDERED = "an epoch begins at a lower LSN than the one before it had reached"
+
+
+def check_merged(
+    session: SparkSession,
+    zone: RawZone,
+    table: TableTarget,
+    scd: int,
+    since: tuple[int, Lsn] | None,
+    *,
+    whole_below_bytes: int = WHOLE_BELOW_BYTES,
+) -> Findings:
+    """Check what a merge of an SCD table has touched.
+
+    Args:
+        session: nobody else uses it meanwhile; its time zone is UTC.
+        table: with all its kinds of SCD table.
+        since: epoch and watermark before the merge; None: everything was touched.
+        whole_below_bytes: a table up to this size is looked at whole.
+
+    Raises:
+        ConfigurationError: the table was never merged.
+        TransientError: Spark could not look at it.
+    """
+    return _Check(session, zone, table, scd, since, whole_below_bytes).run()
+
+
+def check_all(session: SparkSession, zone: RawZone, table: TableTarget, scd: int) -> Findings:
+    """Check the whole of an SCD table.
+
+    Args:
+        session: nobody else uses it meanwhile; its time zone is UTC.
+        table: with all its kinds of SCD table.
+
+    Raises:
+        ConfigurationError: the table was never merged.
+        TransientError: Spark could not look at it.
+    """
+    return _Check(session, zone, table, scd, None, WHOLE_BELOW_BYTES, goes_back=True).run()
+
+
+@dataclass
+class _Check:
+    session: SparkSession
+    zone: RawZone
+    table: TableTarget
+    scd: int
+    since: tuple[int, Lsn] | None
+    whole_below_bytes: int
+    goes_back: bool = False
+    row_count: int = 0
+    violations: dict[Rule, int] = field(default_factory=dict)
+    not_judged: dict[Rule, str] = field(default_factory=dict)
+
+    def run(self) -> Findings:
+        from pgcdc_assets.merge.tuning import tune
+
+        started = time.monotonic()
+        name = self.table.qualified_name
+        with _explained(name):
+            path = table_path(self.zone.lake, self.zone.name, *self._name, self.scd)
+            epochs = self.zone.epochs.all()
+            pinned = pin_table(self.zone, path, name, epochs)
+            begin = None
+            if pinned.key:
+                tune(self.session, 0, pinned.size_bytes)
+                begin = self._begin(pinned, epochs)
+                if self.scd == 1:
+                    self._check_image(pinned, begin)
+                else:
+                    self._check_history(pinned, begin, epochs)
+        return Findings(
+            *self._name,
+            self.scd,
+            has_key=bool(pinned.key),
+            since=begin,
+            row_count=self.row_count,
+            violations=self.violations,
+            not_judged=self.not_judged,
+            seconds=time.monotonic() - started,
+        )
+
+    @property
+    def _name(self) -> tuple[str, str]:
+        return self.table.schema, self.table.table
+
+    def _begin(self, pinned: PinnedTable, epochs: Sequence[Epoch]) -> Lsn | None:
+        """Say from which LSN on rows are looked at; None: all are."""
+        return None if self._is_small(pinned) else self._touched_from(pinned, epochs)
+
+    def _is_small(self, *tables: PinnedTable) -> bool:
+        return all(pinned.size_bytes <= self.whole_below_bytes for pinned in tables)
+
+    def _touched_from(self, pinned: PinnedTable, epochs: Sequence[Epoch]) -> Lsn | None:
+        """Say from which LSN on everything lies that the merge touched; None: no LSN says that."""
+        if self.since is None or pinned.watermark is None:
+            return None
+        epoch, lsn = self.since
+        return lsn if pinned.watermark[0] == epoch or pinned.is_ordered(epochs) else None
+
+    def _check_image(self, pinned: PinnedTable, begin: Lsn | None) -> None:
+        rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
+        key = MergeKey(pinned.key, dict(rows.dtypes))
+        self.row_count, duplicates = count_duplicates(self.session, rows, key, begin)
+        self.violations[Rule.DUPLICATE_KEYS] = duplicates
+
+    def _check_history(
+        self, pinned: PinnedTable, begin: Lsn | None, epochs: Sequence[Epoch]
+    ) -> None:
+        rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
+        key = MergeKey(pinned.key, dict(rows.dtypes))
+        is_ordered = pinned.is_ordered(epochs)
+        touched_from = self._touched_from(pinned, epochs)
+
+        def judged() -> JudgedEnds:
+            return judged_ends(self.zone, self._name, pinned, epochs, touched_from)
+
+        first = judged()
+        rules = VersionRules(self.session, rows, key, begin, first.condition("to_lsn"))
+        counts = rules.count()
+        self.row_count = counts.row_count
+        self.violations[Rule.SEVERAL_CURRENT] = counts.several_current
+        self.violations[Rule.WRONG_FLAG] = counts.wrong_flag
+        if is_ordered:
+            self.violations[Rule.OVERLAPPING] = counts.overlapping
+            self.violations[Rule.REVERSED] = counts.reversed
+            self.violations[Rule.UNEXPLAINED_ENDS] = (
+                self._unexplained(rules, first, judged) if counts.ends else 0
+            )
+        else:
+            by_lsn = (Rule.OVERLAPPING, Rule.REVERSED, Rule.UNEXPLAINED_ENDS)
+            self.not_judged.update(dict.fromkeys(by_lsn, _UNORDERED))
+        if 1 in self.table.scd:
+            self._compare_kinds(pinned, epochs, touched_from, is_ordered)
+
+    def _unexplained(
+        self, rules: VersionRules, judged: JudgedEnds, judge_again: Callable[[], JudgedEnds]
+    ) -> int:
+        while True:
+            count = count_unexplained(self.session, self.zone, rules.ends(), judged)
+            again = judge_again()
+            if not count or again == judged:
+                return count
+            # Retention removed changes meanwhile.
+            judged, rules = again, replace(rules, judged=again.condition("to_lsn"))
+
+    def _compare_kinds(
+        self,
+        history: PinnedTable,
+        epochs: Sequence[Epoch],
+        touched_from: Lsn | None,
+        is_ordered: bool,
+    ) -> None:
+        pair = find_pair(self.zone, self.table, history, epochs, goes_back=self.goes_back)
+        if isinstance(pair, str):
+            self.not_judged.update(dict.fromkeys((Rule.NOT_IN_SCD1, Rule.ROW_COUNTS), pair))
+            return
+        is_small = self._is_small(pair.image, pair.history)
+        comparing = Comparing(self.session, pair, is_small)
+        self.violations[Rule.ROW_COUNTS] = comparing.count_difference()
+        if is_small:
+            touched_from = None
+        elif touched_from is not None and not is_ordered:
+            # What SCD1 got from the newer epoch may stand below.
+            self.not_judged[Rule.NOT_IN_SCD1] = _UNORDERED
+            return
+        self.violations[Rule.NOT_IN_SCD1] = comparing.count_missing(touched_from)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Say what Spark reported without its message, which may quote values; keep it as the cause."""
+    try:
+        yield
+    except PgcdcError:
+        raise
+    except Exception as error:
+        kind = getattr(error, "getCondition", lambda: None)() or type(error).__name__
+        raise TransientError(
+            reason=f"The invariants of table {name} were not checked: Spark reported {kind}. Run "
+            "the check again."
+        ) from error

@@ -1,0 +1,92 @@
+"""The key by which a merge tells rows apart, as SQL over the rows of an SCD table.
+
+A key's type may not hold every text (a date has no infinity): then the column is NULL and the text
+is in `_rescued`, and both together are the key, as in the merge's own conditions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pgcdc_assets.merge.sql import identifier, string
+
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+
+# Types that hold every text of theirs, as `merge/types.py` chooses them.
+_COMPLETE = frozenset({"string", "boolean", "smallint", "int", "bigint", "float", "double"})
+
+# They are what is local, and their values in a query's text say no more than the statistics of the
+# table's files do.
+_WHOLE_NUMBERS = frozenset({"smallint", "int", "bigint"})
+
+
+def parse_key(text: str) -> tuple[str, ...]:
+    """Read a key as `merge.shape.key_text` writes it."""
+    return tuple(name.replace('""', '"') for name in _QUOTED.findall(text))
+
+
+@dataclass(frozen=True)
+class MergeKey:
+    """The key of one SCD table.
+
+    Attributes:
+        types: the Spark type of each column of the table.
+    """
+
+    names: tuple[str, ...]
+    types: Mapping[str, str]
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """What the parts of a key are called in the SQL here: `k0`, `r0` where it may be rescued,
+        `k1` ..."""
+        return tuple(alias for alias, _ in self._parts())
+
+    @property
+    def listed(self) -> str:
+        """The aliases, to partition and group by."""
+        return ", ".join(self.aliases)
+
+    def expressions(self) -> list[str]:
+        """Write the select expressions of the parts over the table's rows."""
+        return [f"{sql} AS {alias}" for alias, sql in self._parts()]
+
+    def same(self, one: str, other: str) -> str:
+        """Write the SQL that two relations with these parts have the same key."""
+        return " AND ".join(f"{one}.{alias} <=> {other}.{alias}" for alias in self.aliases)
+
+    def bounds(self) -> list[str]:
+        """Write the aggregates over the parts that `within` wants."""
+        aggregates = []
+        for number in self._whole_numbers():
+            aggregates.append(f"IF(count(k{number}) = count(*), min(k{number}), NULL) AS l{number}")
+            aggregates.append(f"max(k{number}) AS m{number}")
+        return aggregates
+
+    def within(self, found: Mapping[str, object]) -> str:
+        """Write the SQL that a row of the table may have one of the keys that were aggregated.
+
+        The bounds are literals, so that files without such keys are not opened.
+        """
+        parts = []
+        for number, name in self._whole_numbers().items():
+            least, most = found[f"l{number}"], found[f"m{number}"]
+            if least is not None:
+                kind = self.types[name]
+                limits = f"CAST({least} AS {kind}) AND CAST({most} AS {kind})"
+                parts.append(f"{identifier(name)} BETWEEN {limits}")
+        return " AND ".join(parts) or "true"
+
+    def _parts(self) -> list[tuple[str, str]]:
+        parts = []
+        for number, name in enumerate(self.names):
+            parts.append((f"k{number}", identifier(name)))
+            if self.types[name] not in _COMPLETE:
+                text = f"try_element_at(_rescued, {string(name)})"
+                parts.append((f"r{number}", text))
+        return parts
+
+    def _whole_numbers(self) -> dict[int, str]:
+        return {n: name for n, name in enumerate(self.names) if self.types[name] in _WHOLE_NUMBERS}

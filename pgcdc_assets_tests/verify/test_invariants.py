@@ -1,0 +1,490 @@
+"""Invariants of SCD tables: kept by random histories, and each one noticed where it is broken.
+
+Tables are merged once; a test takes a copy of them, breaks it in one place with delta-rs, and looks
+at what the last merge touched, and at the whole.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge.shape import key_text
+from pgcdc_assets.merge.watermark import table_path
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify import Findings, Rule, check_all, check_merged
+from pgcdc_assets.verify.merge_key import parse_key
+from pgcdc_assets_tests.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    truncate,
+    update,
+)
+from pgcdc_assets_tests.merge.random_history import KEY, RandomHistory, cut, random_relation
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+BOTH = TableTarget("shop", "items", scd=(1, 2))
+IMAGE = TableTarget("shop", "items", scd=(1,))
+HISTORY = TableTarget("shop", "items", scd=(2,))
+BY_LSN = {Rule.OVERLAPPING, Rule.REVERSED, Rule.UNEXPLAINED_ENDS}
+BETWEEN = {Rule.NOT_IN_SCD1, Rule.ROW_COUNTS}
+RULES = {
+    1: {Rule.DUPLICATE_KEYS},
+    2: BY_LSN | BETWEEN | {Rule.SEVERAL_CURRENT, Rule.WRONG_FLAG},
+}
+
+
+@dataclass
+class Merged:
+    """Tables, and how far they were merged before the last time."""
+
+    session: SparkSession
+    landing: Landing
+    since: tuple[int, Lsn] = (1, Lsn(0))
+
+    @property
+    def zone(self) -> RawZone:
+        return self.landing.zone
+
+    def path(self, scd: int) -> str:
+        return table_path(self.zone.lake, self.zone.name, "shop", "items", scd)
+
+    def merge(self, table: TableTarget) -> None:
+        """Merge what is landed."""
+        for report in merge_tables(self.session, self.zone, [table], self.landing.windows[-1]):
+            assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+            self.since = (self.landing.epoch, report.watermark_before or Lsn(0))
+
+    def check_merged(self, scd: int, table: TableTarget) -> Findings:
+        """Look at what the last merge touched, as in a table that is large."""
+        return check_merged(self.session, self.zone, table, scd, self.since, whole_below_bytes=-1)
+
+    def check_all(self, scd: int, table: TableTarget) -> Findings:
+        return check_all(self.session, self.zone, table, scd)
+
+    def copied(self, folder: Path) -> Merged:
+        """Make a copy to break."""
+        shutil.copytree(self.zone.lake.uri, folder)
+        zone = RawZone(Lake(str(folder)), self.zone.name)
+        landing = replace(self.landing, zone=zone, windows=list(self.landing.windows))
+        return replace(self, landing=landing)
+
+    def one(self, scd: int, condition: str) -> dict[str, Any]:
+        """Give a row."""
+        builder = QueryBuilder().register("t", DeltaTable(self.path(scd)))
+        found = builder.execute(f"select * from t where {condition} order by 1, 2 limit 1")
+        (row,) = pa.table(found).to_pylist()
+        return dict(row)
+
+    def add(self, scd: int, row: dict[str, Any], **changed: Any) -> None:
+        table = DeltaTable(self.path(scd))
+        schema = pa.schema(table.schema().to_arrow())
+        rows = pa.Table.from_pylist([{**row, **changed}], schema=schema)
+        write_deltalake(table, rows, mode="append")
+
+    def change(self, scd: int, row: dict[str, Any], **changed: str) -> None:
+        done = DeltaTable(self.path(scd)).update(predicate=_same(row), updates=changed)
+        assert done["num_updated_rows"] == 1
+
+    def remove(self, scd: int, row: dict[str, Any]) -> None:
+        assert DeltaTable(self.path(scd)).delete(_same(row))["num_deleted_rows"] == 1
+
+
+def _same(row: dict[str, Any]) -> str:
+    names = [n for n in ("history", "id", "_lsn", "_valid_from_lsn", "_ordinal") if n in row]
+    return " and ".join(f"{name} = {row[name]}" for name in names)
+
+
+def broken(findings: Findings) -> dict[Rule, int]:
+    found = {rule: count for rule, count in findings.violations.items() if count}
+    assert findings.is_sound == (not found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession) -> Iterator[SparkSession]:
+    from pgcdc_assets.merge.session import own_sessions
+
+    with own_sessions(spark, 1) as (session,):
+        yield session
+
+
+def random_tables(
+    session: SparkSession, folder: Path, identity: str, table: TableTarget, runs: int
+) -> Merged:
+    """Merge a random history into both kinds of table; look at what each run touched."""
+    rng = random.Random(f"invariants {identity}")
+    history = RandomHistory(rng, identity, histories=80)
+    landing = Landing(RawZone(Lake(str(folder)), "test"), [random_relation(identity)])
+    landing.begin(history.copied())
+    merged = Merged(session, landing)
+    for run, transactions in enumerate(cut(rng, 9, runs)):
+        for number in transactions:
+            landing.land(history.transaction(truncates=run == 1 and number == transactions[0]))
+        merged.merge(table)
+        if run:
+            for scd in (1, 2):
+                assert_kept(merged.check_merged(scd, table))
+    for scd in (1, 2):
+        assert_kept(merged.check_all(scd, table))
+    return merged
+
+
+def assert_kept(found: Findings) -> None:
+    assert set(found.violations) == RULES[found.scd]
+    assert not found.not_judged
+    assert not broken(found)
+    assert found.row_count > 0
+
+
+@pytest.fixture(scope="module")
+def original(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Merged:
+    return random_tables(session, tmp_path_factory.mktemp("merged") / "lake", "d", BOTH, 3)
+
+
+@contextmanager
+def mended_after(tables: Merged, *scd: int) -> Iterator[Merged]:
+    """Tables of several tests: what one breaks is as it was after it."""
+    versions = {tables.path(kind): DeltaTable(tables.path(kind)).version() for kind in scd}
+    yield tables
+    for path, version in versions.items():
+        if DeltaTable(path).version() > version:
+            DeltaTable(path).restore(version)
+
+
+@pytest.fixture
+def shared(original: Merged) -> Iterator[Merged]:
+    with mended_after(original, 1, 2) as tables:
+        yield tables
+
+
+@pytest.fixture
+def tables(original: Merged, tmp_path: Path) -> Merged:
+    """Tables of the test's own."""
+    return original.copied(tmp_path / "lake")
+
+
+def test_random_histories_keep_every_rule(original: Merged) -> None:
+    part, whole = original.check_merged(2, BOTH), original.check_all(2, BOTH)
+    assert part.row_count < whole.row_count
+    assert (part.since, whole.since) == (original.since[1], None)
+
+
+@pytest.mark.soak
+def test_histories_of_whole_old_rows_and_of_some_columns_keep_every_rule(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    tracked = replace(BOTH, tracked=("doc", "number"))
+    random_tables(session, tmp_path / "lake", "f", tracked, 2)
+
+
+# Conditions on rows of SCD2.
+IS_ALONE = "history * 10 + id in (select history * 10 + id from t group by 1 having count(*) = 1)"
+GOES_ON = (
+    "exists (select 1 from t n where n.history = t.history and n.id = t.id "
+    "and n._valid_from_lsn = t._valid_to_lsn)"
+)
+
+# What breaks the tables: in rows of which histories, and from which LSN on the last merge was.
+Plant = Callable[[Merged, str, int], None]
+
+
+def same_key_again(t: Merged, where: str, since: int) -> None:
+    t.add(1, t.one(1, f"_lsn >= {since} and {where}"))
+
+
+def same_key_on_an_older_row(t: Merged, where: str, since: int) -> None:
+    t.add(1, t.one(1, f"_lsn >= {since} and {where}"), _lsn=since - 1)
+
+
+def same_key_on_rows_not_touched(t: Merged, where: str, since: int) -> None:
+    t.add(1, t.one(1, f"_lsn < {since} and {where}"))
+
+
+def version_begun(t: Merged, where: str, since: int, *more: str) -> dict[str, Any]:
+    return t.one(2, " and ".join([f"_valid_from_lsn >= {since}", where, *more]))
+
+
+def second_current_row(t: Merged, where: str, since: int) -> None:
+    row = version_begun(t, where, since, "_is_current")
+    t.add(2, row, _ordinal=row["_ordinal"] + 1)
+
+
+def older_current_row(t: Merged, where: str, since: int) -> None:
+    row = version_begun(t, where, since, "_is_current", IS_ALONE)
+    t.add(2, row, _valid_from_lsn=since - 1)
+
+
+def end_after_the_next_beginning(t: Merged, where: str, since: int) -> None:
+    row = version_begun(t, where, since, "_valid_to_lsn > _valid_from_lsn", GOES_ON)
+    t.change(2, row, _valid_to_lsn="_valid_to_lsn + 1")
+
+
+def older_row_that_never_ended(t: Merged, where: str, since: int) -> None:
+    row = version_begun(t, where, since, "not _is_current", IS_ALONE)
+    open_end = {"_valid_to": None, "_valid_to_lsn": None, "_is_current": True}
+    t.add(2, row, _valid_from_lsn=since - 1, **open_end)
+
+
+def end_before_its_beginning(t: Merged, where: str, since: int) -> None:
+    row = version_begun(t, where, since, "not _is_current", IS_ALONE)
+    t.change(2, row, _valid_to_lsn="_valid_from_lsn - 1")
+
+
+def end_without_a_time(t: Merged, where: str, since: int) -> None:
+    t.change(2, version_begun(t, where, since, "not _is_current"), _valid_to="null")
+
+
+def past_row_without_an_end(t: Merged, where: str, since: int) -> None:
+    t.change(2, version_begun(t, where, since, "_is_current"), _is_current="false")
+
+
+def end_where_nothing_happened(t: Merged, where: str, since: int) -> None:
+    row = version_begun(t, where, since, "_is_current")
+    end = {"_valid_to": "_valid_from", "_valid_to_lsn": "_valid_from_lsn + 1"}
+    t.change(2, row, _is_current="false", **end)
+
+
+def other_value(t: Merged, where: str, since: int) -> None:
+    row = version_begun(t, where, since, "_is_current")
+    t.change(1, {name: row[name] for name in KEY}, note="'changed'")
+
+
+def other_rescued_text(t: Merged, where: str, since: int) -> None:
+    row = version_begun(t, where, since, "_is_current", "_rescued is not null")
+    image = t.one(1, " and ".join(f"{name} = {row[name]}" for name in KEY))
+    t.remove(1, image)
+    t.add(1, image, _rescued=None)
+
+
+def row_too_few(t: Merged, where: str, since: int) -> None:
+    t.remove(1, t.one(1, f"_lsn < {since} and {where}"))
+
+
+IN_IMAGE: dict[Plant, Rule] = {
+    same_key_again: Rule.DUPLICATE_KEYS,
+    same_key_on_an_older_row: Rule.DUPLICATE_KEYS,
+}
+IN_HISTORY: dict[Plant, Rule] = {
+    second_current_row: Rule.SEVERAL_CURRENT,
+    older_current_row: Rule.SEVERAL_CURRENT,
+    end_after_the_next_beginning: Rule.OVERLAPPING,
+    older_row_that_never_ended: Rule.OVERLAPPING,
+    end_before_its_beginning: Rule.REVERSED,
+    end_without_a_time: Rule.WRONG_FLAG,
+    past_row_without_an_end: Rule.WRONG_FLAG,
+    end_where_nothing_happened: Rule.UNEXPLAINED_ENDS,
+}
+IN_ONE_OF_BOTH: dict[Plant, Rule] = {
+    other_value: Rule.NOT_IN_SCD1,
+    other_rescued_text: Rule.NOT_IN_SCD1,
+}
+PLANTS = [(IN_IMAGE, IMAGE), (IN_HISTORY, HISTORY), (IN_ONE_OF_BOTH, BOTH)]
+
+
+@pytest.mark.parametrize(
+    ("plant", "rule", "table"),
+    [
+        pytest.param(plant, rule, table, id=plant.__name__)
+        for plants, table in PLANTS
+        for plant, rule in plants.items()
+    ],
+)
+def test_what_is_broken_is_found_by_its_rule_and_no_other(
+    shared: Merged, plant: Plant, rule: Rule, table: TableTarget
+) -> None:
+    plant(shared, "true", int(shared.since[1]))
+    assert broken(shared.check_all(table.scd[-1], table)) == {rule: 1}
+
+
+@pytest.mark.parametrize(("plants", "table"), PLANTS, ids=["scd1", "scd2", "both"])
+def test_what_a_merge_breaks_is_found_after_it(
+    shared: Merged, plants: dict[Plant, Rule], table: TableTarget
+) -> None:
+    for number, plant in enumerate(plants):
+        plant(shared, f"history % {len(plants)} = {number}", int(shared.since[1]))
+    assert broken(shared.check_merged(table.scd[-1], table)) == Counter(plants.values())
+
+
+def test_a_row_too_few_is_found_by_the_numbers_of_rows_alone(shared: Merged) -> None:
+    row_too_few(shared, "true", int(shared.since[1]))
+    assert broken(shared.check_merged(2, BOTH)) == {Rule.ROW_COUNTS: 1}
+    assert broken(shared.check_all(2, BOTH)) == dict.fromkeys(BETWEEN, 1)
+
+
+def test_rows_that_a_merge_did_not_touch_are_looked_at_in_full_or_in_a_small_table(
+    shared: Merged,
+) -> None:
+    same_key_on_rows_not_touched(shared, "true", int(shared.since[1]))
+    assert not broken(shared.check_merged(1, IMAGE))
+    small = check_merged(shared.session, shared.zone, IMAGE, 1, shared.since)
+    for found in (small, shared.check_all(1, IMAGE)):
+        assert broken(found) == {Rule.DUPLICATE_KEYS: 1}
+        assert found.since is None
+
+
+def test_after_a_merge_files_without_its_keys_are_not_opened(tables: Merged) -> None:
+    since = int(tables.since[1])
+    before = {scd: set(DeltaTable(tables.path(scd)).file_uris()) for scd in (1, 2)}
+    tables.add(1, tables.one(1, "true"), history=5000, _lsn=since - 1)
+    past = {"history": 5000, "_valid_from_lsn": since - 2}
+    tables.add(2, tables.one(2, "_is_current"), **past)
+    tables.add(2, tables.one(2, "not _is_current"), **past, _valid_to_lsn=since - 1)
+    for scd in (1, 2):
+        for added in set(DeltaTable(tables.path(scd)).file_uris()) - before[scd]:
+            Path(added).unlink()
+        assert not broken(tables.check_merged(scd, HISTORY))
+        with pytest.raises(TransientError, match="not checked"):
+            tables.check_all(scd, HISTORY)
+
+
+def test_tables_at_different_watermarks_are_compared_where_both_have_been(tables: Merged) -> None:
+    tables.landing.land([insert("7000", "1", "a", "1.00", "x")])
+    tables.merge(HISTORY)
+    part, whole = tables.check_merged(2, BOTH), tables.check_all(2, BOTH)
+    assert not broken(part) and not broken(whole)
+    assert set(part.not_judged) == BETWEEN
+    assert "merged through" in part.not_judged[Rule.ROW_COUNTS]
+    assert set(whole.violations) == RULES[2]
+
+
+def test_without_a_key_there_is_nothing_to_check(session: SparkSession, zone: RawZone) -> None:
+    landing = Landing(zone, [relation(column("id"), key=(), identity="f")])
+    landing.begin([("1",), ("1",)])
+    landing.land()
+    tables = Merged(session, landing)
+    tables.merge(IMAGE)
+    found = tables.check_all(1, IMAGE)
+    assert (found.has_key, found.is_sound, found.row_count) == (False, True, 0)
+
+
+def test_a_table_that_was_never_merged_is_a_mistake(original: Merged) -> None:
+    with pytest.raises(ConfigurationError, match="never merged"):
+        check_all(original.session, original.zone, TableTarget("shop", "nope"), 1)
+
+
+DAYS = tuple(f"2024-01-0{day}" for day in range(1, 5))
+
+
+@pytest.fixture(scope="module")
+def full_tables(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Merged:
+    """A delete, an update and a key change under REPLICA IDENTITY FULL, a transaction each."""
+    zone = RawZone(Lake(str(tmp_path_factory.mktemp("full") / "lake")), "test")
+    columns = (column("id", "date"), column("v", "text"))
+    landing = Landing(zone, [relation(*columns, identity="f")])
+    landing.begin([(day, "a") for day in ("infinity", "-infinity", *DAYS)])
+    landing.land()
+    landing.land(
+        [delete(DAYS[0], "a", old_kind="O")],
+        [update(DAYS[1], "b", old=(DAYS[1], "a"), old_kind="O")],
+        [update("0044-03-15 BC", "a", old=(DAYS[2], "a"), old_kind="O")],
+    )
+    merged = Merged(session, landing)
+    merged.merge(HISTORY)
+    merged.since = (1, Lsn(landing.lsn - 0x30))
+    return merged
+
+
+@pytest.fixture
+def shared_full(full_tables: Merged) -> Iterator[Merged]:
+    with mended_after(full_tables, 2) as tables:
+        yield tables
+
+
+def test_keys_that_their_type_cannot_hold_are_told_apart(full_tables: Merged) -> None:
+    assert not broken(full_tables.check_merged(2, HISTORY))
+    assert not broken(full_tables.check_all(2, HISTORY))
+
+
+@pytest.mark.parametrize("transaction", range(3), ids=["delete", "update", "key change"])
+def test_an_end_needs_a_change_of_its_own_that_takes_a_key_away(
+    shared_full: Merged, transaction: int
+) -> None:
+    lsn = int(shared_full.since[1]) + 0x10 * transaction
+    DeltaTable(shared_full.path(2)).update(
+        predicate=f"id = '{DAYS[3]}'",
+        updates={
+            "_valid_to": "_valid_from",
+            "_valid_to_lsn": f"cast({lsn} as bigint)",
+            "_is_current": "false",
+        },
+    )
+    assert broken(shared_full.check_merged(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}
+
+
+def test_a_version_that_was_lost_leaves_an_end_that_nothing_explains(shared_full: Merged) -> None:
+    DeltaTable(shared_full.path(2)).delete("v = 'b'")
+    assert broken(shared_full.check_merged(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}
+    assert broken(shared_full.check_all(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}
+
+
+def test_a_truncate_and_a_copy_end_any_number_of_versions(
+    full_tables: Merged, tmp_path: Path
+) -> None:
+    tables = full_tables.copied(tmp_path / "lake")
+    landing = tables.landing
+    landing.land([truncate(), insert(DAYS[0], "c"), insert(DAYS[1], "c"), insert(DAYS[2], "c")])
+    landing.copy([(DAYS[2], "c")])
+    landing.land([insert(DAYS[3], "c")])
+    tables.merge(HISTORY)
+    assert not broken(tables.check_merged(2, HISTORY))
+    assert not broken(tables.check_all(2, HISTORY))
+
+
+def test_where_an_epoch_begins_below_the_last_one_the_order_is_not_judged(
+    session: SparkSession, zone: RawZone
+) -> None:
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))], lsn=0x5000)
+    tables = Merged(session, landing)
+    landing.begin([("1", "a"), ("2", "a")])
+    landing.land([update("1", "b"), delete("2", None)])
+    tables.merge(HISTORY)
+    landing.epoch, landing.lsn = 2, 0x1000
+    landing.begin([("1", "c"), ("3", "a")])
+    landing.land([update("3", "b")])
+    tables.merge(HISTORY)
+    tables.since = (2, Lsn(0x1000))
+    for found in (tables.check_merged(2, HISTORY), tables.check_all(2, HISTORY)):
+        assert set(found.not_judged) == BY_LSN
+        assert not broken(found)
+        assert set(found.violations) == {Rule.SEVERAL_CURRENT, Rule.WRONG_FLAG}
+
+
+def test_rows_that_were_deleted_and_kept_are_not_compared(
+    session: SparkSession, zone: RawZone
+) -> None:
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    tables = Merged(session, landing)
+    landing.begin([("1", "a"), ("2", "a"), ("3", "a")])
+    landing.land([update("1", "b"), delete("2", None)])
+    soft = replace(BOTH, soft_deletes=True)
+    tables.merge(soft)
+    assert not broken(tables.check_merged(2, soft))
+    assert not broken(tables.check_all(2, soft))
+    DeltaTable(tables.path(1)).update(predicate="id = 2", updates={"_deleted": "false"})
+    assert broken(tables.check_all(2, soft)) == {Rule.ROW_COUNTS: 1}
+
+
+@pytest.mark.parametrize("names", [("id",), ("a, b", 'c"d', '", "')])
+def test_a_key_is_read_as_it_was_written(names: tuple[str, ...]) -> None:
+    assert parse_key(key_text(names)) == names
+    assert parse_key("") == ()
