@@ -7,24 +7,20 @@ at what the last merge touched, and at the whole.
 from __future__ import annotations
 
 import random
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.merge.shape import key_text
-from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Findings, Rule, check_all, check_merged
@@ -38,80 +34,23 @@ from pgcdc_assets_tests.merge.history import (
     truncate,
     update,
 )
-from pgcdc_assets_tests.merge.random_history import KEY, RandomHistory, cut, random_relation
+from pgcdc_assets_tests.merge.random_history import RandomHistory, cut, random_relation
+from pgcdc_assets_tests.verify.merged_tables import BOTH, HISTORY, IMAGE, Merged
+from pgcdc_assets_tests.verify.plants import (
+    PLANTS,
+    Plant,
+    row_too_few,
+    same_key_on_rows_not_touched,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-BOTH = TableTarget("shop", "items", scd=(1, 2))
-IMAGE = TableTarget("shop", "items", scd=(1,))
-HISTORY = TableTarget("shop", "items", scd=(2,))
 BY_LSN = {Rule.OVERLAPPING, Rule.REVERSED, Rule.UNEXPLAINED_ENDS}
 BETWEEN = {Rule.NOT_IN_SCD1, Rule.ROW_COUNTS}
 RULES = {
     1: {Rule.DUPLICATE_KEYS},
     2: BY_LSN | BETWEEN | {Rule.SEVERAL_CURRENT, Rule.WRONG_FLAG},
 }
-
-
-@dataclass
-class Merged:
-    """Tables, and how far they were merged before the last time."""
-
-    session: SparkSession
-    landing: Landing
-    since: tuple[int, Lsn] = (1, Lsn(0))
-
-    @property
-    def zone(self) -> RawZone:
-        return self.landing.zone
-
-    def path(self, scd: int) -> str:
-        return table_path(self.zone.lake, self.zone.name, "shop", "items", scd)
-
-    def merge(self, table: TableTarget) -> None:
-        """Merge what is landed."""
-        for report in merge_tables(self.session, self.zone, [table], self.landing.windows[-1]):
-            assert isinstance(report, MergeReport), report.error.__cause__ or report.error
-            self.since = (self.landing.epoch, report.watermark_before or Lsn(0))
-
-    def check_merged(self, scd: int, table: TableTarget) -> Findings:
-        """Look at what the last merge touched, as in a table that is large."""
-        return check_merged(self.session, self.zone, table, scd, self.since, whole_below_bytes=-1)
-
-    def check_all(self, scd: int, table: TableTarget) -> Findings:
-        return check_all(self.session, self.zone, table, scd)
-
-    def copied(self, folder: Path) -> Merged:
-        """Make a copy to break."""
-        shutil.copytree(self.zone.lake.uri, folder)
-        zone = RawZone(Lake(str(folder)), self.zone.name)
-        landing = replace(self.landing, zone=zone, windows=list(self.landing.windows))
-        return replace(self, landing=landing)
-
-    def one(self, scd: int, condition: str) -> dict[str, Any]:
-        """Give a row."""
-        builder = QueryBuilder().register("t", DeltaTable(self.path(scd)))
-        found = builder.execute(f"select * from t where {condition} order by 1, 2 limit 1")
-        (row,) = pa.table(found).to_pylist()
-        return dict(row)
-
-    def add(self, scd: int, row: dict[str, Any], **changed: Any) -> None:
-        table = DeltaTable(self.path(scd))
-        schema = pa.schema(table.schema().to_arrow())
-        rows = pa.Table.from_pylist([{**row, **changed}], schema=schema)
-        write_deltalake(table, rows, mode="append")
-
-    def change(self, scd: int, row: dict[str, Any], **changed: str) -> None:
-        done = DeltaTable(self.path(scd)).update(predicate=_same(row), updates=changed)
-        assert done["num_updated_rows"] == 1
-
-    def remove(self, scd: int, row: dict[str, Any]) -> None:
-        assert DeltaTable(self.path(scd)).delete(_same(row))["num_deleted_rows"] == 1
-
-
-def _same(row: dict[str, Any]) -> str:
-    names = [n for n in ("history", "id", "_lsn", "_valid_from_lsn", "_ordinal") if n in row]
-    return " and ".join(f"{name} = {row[name]}" for name in names)
 
 
 def broken(findings: Findings) -> dict[Rule, int]:
@@ -197,110 +136,7 @@ def test_histories_of_whole_old_rows_and_of_some_columns_keep_every_rule(
     random_tables(session, tmp_path / "lake", "f", tracked, 2)
 
 
-# Conditions on rows of SCD2.
-IS_ALONE = "history * 10 + id in (select history * 10 + id from t group by 1 having count(*) = 1)"
-GOES_ON = (
-    "exists (select 1 from t n where n.history = t.history and n.id = t.id "
-    "and n._valid_from_lsn = t._valid_to_lsn)"
-)
-
-# What breaks the tables: in rows of which histories, and from which LSN on the last merge was.
-Plant = Callable[[Merged, str, int], None]
-
-
-def same_key_again(t: Merged, where: str, since: int) -> None:
-    t.add(1, t.one(1, f"_lsn >= {since} and {where}"))
-
-
-def same_key_on_an_older_row(t: Merged, where: str, since: int) -> None:
-    t.add(1, t.one(1, f"_lsn >= {since} and {where}"), _lsn=since - 1)
-
-
-def same_key_on_rows_not_touched(t: Merged, where: str, since: int) -> None:
-    t.add(1, t.one(1, f"_lsn < {since} and {where}"))
-
-
-def version_begun(t: Merged, where: str, since: int, *more: str) -> dict[str, Any]:
-    return t.one(2, " and ".join([f"_valid_from_lsn >= {since}", where, *more]))
-
-
-def second_current_row(t: Merged, where: str, since: int) -> None:
-    row = version_begun(t, where, since, "_is_current")
-    t.add(2, row, _ordinal=row["_ordinal"] + 1)
-
-
-def older_current_row(t: Merged, where: str, since: int) -> None:
-    row = version_begun(t, where, since, "_is_current", IS_ALONE)
-    t.add(2, row, _valid_from_lsn=since - 1)
-
-
-def end_after_the_next_beginning(t: Merged, where: str, since: int) -> None:
-    row = version_begun(t, where, since, "_valid_to_lsn > _valid_from_lsn", GOES_ON)
-    t.change(2, row, _valid_to_lsn="_valid_to_lsn + 1")
-
-
-def older_row_that_never_ended(t: Merged, where: str, since: int) -> None:
-    row = version_begun(t, where, since, "not _is_current", IS_ALONE)
-    open_end = {"_valid_to": None, "_valid_to_lsn": None, "_is_current": True}
-    t.add(2, row, _valid_from_lsn=since - 1, **open_end)
-
-
-def end_before_its_beginning(t: Merged, where: str, since: int) -> None:
-    row = version_begun(t, where, since, "not _is_current", IS_ALONE)
-    t.change(2, row, _valid_to_lsn="_valid_from_lsn - 1")
-
-
-def end_without_a_time(t: Merged, where: str, since: int) -> None:
-    t.change(2, version_begun(t, where, since, "not _is_current"), _valid_to="null")
-
-
-def past_row_without_an_end(t: Merged, where: str, since: int) -> None:
-    t.change(2, version_begun(t, where, since, "_is_current"), _is_current="false")
-
-
-def end_where_nothing_happened(t: Merged, where: str, since: int) -> None:
-    row = version_begun(t, where, since, "_is_current")
-    end = {"_valid_to": "_valid_from", "_valid_to_lsn": "_valid_from_lsn + 1"}
-    t.change(2, row, _is_current="false", **end)
-
-
-def other_value(t: Merged, where: str, since: int) -> None:
-    row = version_begun(t, where, since, "_is_current")
-    t.change(1, {name: row[name] for name in KEY}, note="'changed'")
-
-
-def other_rescued_text(t: Merged, where: str, since: int) -> None:
-    row = version_begun(t, where, since, "_is_current", "_rescued is not null")
-    image = t.one(1, " and ".join(f"{name} = {row[name]}" for name in KEY))
-    t.remove(1, image)
-    t.add(1, image, _rescued=None)
-
-
-def row_too_few(t: Merged, where: str, since: int) -> None:
-    t.remove(1, t.one(1, f"_lsn < {since} and {where}"))
-
-
-IN_IMAGE: dict[Plant, Rule] = {
-    same_key_again: Rule.DUPLICATE_KEYS,
-    same_key_on_an_older_row: Rule.DUPLICATE_KEYS,
-}
-IN_HISTORY: dict[Plant, Rule] = {
-    second_current_row: Rule.SEVERAL_CURRENT,
-    older_current_row: Rule.SEVERAL_CURRENT,
-    end_after_the_next_beginning: Rule.OVERLAPPING,
-    older_row_that_never_ended: Rule.OVERLAPPING,
-    end_before_its_beginning: Rule.REVERSED,
-    end_without_a_time: Rule.WRONG_FLAG,
-    past_row_without_an_end: Rule.WRONG_FLAG,
-    end_where_nothing_happened: Rule.UNEXPLAINED_ENDS,
-}
-IN_ONE_OF_BOTH: dict[Plant, Rule] = {
-    other_value: Rule.NOT_IN_SCD1,
-    other_rescued_text: Rule.NOT_IN_SCD1,
-}
-PLANTS = [(IN_IMAGE, IMAGE), (IN_HISTORY, HISTORY), (IN_ONE_OF_BOTH, BOTH)]
-
-
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("plant", "rule", "table"),
     [
@@ -444,7 +280,6 @@ def test_a_truncate_and_a_copy_end_any_number_of_versions(
     landing = tables.landing
     landing.land([truncate(), insert(DAYS[0], "c"), insert(DAYS[1], "c"), insert(DAYS[2], "c")])
     landing.copy([(DAYS[2], "c")])
-    landing.land([insert(DAYS[3], "c")])
     tables.merge(HISTORY)
     assert not broken(tables.check_merged(2, HISTORY))
     assert not broken(tables.check_all(2, HISTORY))
@@ -456,11 +291,11 @@ def test_where_an_epoch_begins_below_the_last_one_the_order_is_not_judged(
     landing = Landing(zone, [relation(column("id"), column("v", "text"))], lsn=0x5000)
     tables = Merged(session, landing)
     landing.begin([("1", "a"), ("2", "a")])
-    landing.land([update("1", "b"), delete("2", None)])
+    landing.land()
     tables.merge(HISTORY)
     landing.epoch, landing.lsn = 2, 0x1000
-    landing.begin([("1", "c"), ("3", "a")])
-    landing.land([update("3", "b")])
+    landing.begin([("1", "b"), ("3", "a")])
+    landing.land()
     tables.merge(HISTORY)
     tables.since = (2, Lsn(0x1000))
     for found in (tables.check_merged(2, HISTORY), tables.check_all(2, HISTORY)):
@@ -474,8 +309,8 @@ def test_rows_that_were_deleted_and_kept_are_not_compared(
 ) -> None:
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     tables = Merged(session, landing)
-    landing.begin([("1", "a"), ("2", "a"), ("3", "a")])
-    landing.land([update("1", "b"), delete("2", None)])
+    landing.begin()
+    landing.land([insert("1", "a"), insert("2", "a")], [update("1", "b"), delete("2", None)])
     soft = replace(BOTH, soft_deletes=True)
     tables.merge(soft)
     assert not broken(tables.check_merged(2, soft))
