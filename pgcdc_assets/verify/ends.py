@@ -35,9 +35,6 @@ _RAW = (
     "unchanged ARRAY<INT>"
 )
 
-_ENDS_VIEW = "pgcdc_ends"
-_LEAVING_VIEW = "pgcdc_leaving"
-
 
 @dataclass(frozen=True)
 class JudgedEnds:
@@ -88,29 +85,8 @@ def judged_ends(
     return JudgedEnds(*name, pinned.key, tuple(ranges), tuple(copied_at))
 
 
-def count_unexplained(
-    session: SparkSession, zone: RawZone, ends: DataFrame, judged: JudgedEnds
-) -> int:
-    """Count the ends that nothing in the raw zone explains.
-
-    Args:
-        session: nobody else uses it meanwhile.
-        ends: one column `to_lsn`, a row for each end to judge.
-    """
-    ends.createOrReplaceTempView(_ENDS_VIEW)
-    _leaving(session, zone, judged).createOrReplaceTempView(_LEAVING_VIEW)
-    (row,) = session.sql(
-        "SELECT sum(CASE WHEN l.is_emptied THEN 0 "
-        "ELSE greatest(0, e.n - coalesce(l.n, 0)) END) AS unexplained "
-        f"FROM (SELECT to_lsn, count(*) AS n FROM {_ENDS_VIEW} GROUP BY to_lsn) e LEFT JOIN "
-        "(SELECT commit_lsn, count(*) AS n, bool_or(is_truncate) AS is_emptied "
-        f"FROM {_LEAVING_VIEW} GROUP BY commit_lsn) l ON e.to_lsn = l.commit_lsn"
-    ).collect()
-    return int(row["unexplained"] or 0)
-
-
-def _leaving(session: SparkSession, zone: RawZone, judged: JudgedEnds) -> DataFrame:
-    """Read the changes that may take a key away, a row each."""
+def leaving_changes(session: SparkSession, zone: RawZone, judged: JudgedEnds) -> DataFrame:
+    """Read the changes that may have taken a key away: `commit_lsn` and `is_truncate`."""
     files = {
         file
         for epoch, start, end in judged.ranges

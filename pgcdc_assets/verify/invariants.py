@@ -12,9 +12,9 @@ of a table, so that merges may go on meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError, TransientError
@@ -24,7 +24,7 @@ from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify.both_kinds import Comparing, find_pair
-from pgcdc_assets.verify.ends import JudgedEnds, count_unexplained, judged_ends
+from pgcdc_assets.verify.ends import judged_ends, leaving_changes
 from pgcdc_assets.verify.findings import Findings, Rule
 from pgcdc_assets.verify.image_rules import count_duplicates
 from pgcdc_assets.verify.merge_key import MergeKey
@@ -151,38 +151,29 @@ class _Check:
         key = MergeKey(pinned.key, dict(rows.dtypes))
         is_ordered = pinned.is_ordered(epochs)
         touched_from = self._touched_from(pinned, epochs)
-
-        def judged() -> JudgedEnds:
-            return judged_ends(self.zone, self._name, pinned, epochs, touched_from)
-
-        first = judged()
-        rules = VersionRules(self.session, rows, key, begin, first.condition("to_lsn"))
-        counts = rules.count()
+        while True:
+            judged = judged_ends(self.zone, self._name, pinned, epochs, touched_from)
+            leaving = leaving_changes(self.session, self.zone, judged)
+            condition = judged.condition("to_lsn")
+            rules = VersionRules(self.session, rows, key, begin, condition, leaving)
+            counts = rules.count()
+            # Retention may have removed changes meanwhile.
+            if not counts.unexplained or judged == judged_ends(
+                self.zone, self._name, pinned, epochs, touched_from
+            ):
+                break
         self.row_count = counts.row_count
         self.violations[Rule.SEVERAL_CURRENT] = counts.several_current
         self.violations[Rule.WRONG_FLAG] = counts.wrong_flag
         if is_ordered:
             self.violations[Rule.OVERLAPPING] = counts.overlapping
             self.violations[Rule.REVERSED] = counts.reversed
-            self.violations[Rule.UNEXPLAINED_ENDS] = (
-                self._unexplained(rules, first, judged) if counts.ends else 0
-            )
+            self.violations[Rule.UNEXPLAINED_ENDS] = counts.unexplained
         else:
             by_lsn = (Rule.OVERLAPPING, Rule.REVERSED, Rule.UNEXPLAINED_ENDS)
             self.not_judged.update(dict.fromkeys(by_lsn, _UNORDERED))
         if 1 in self.table.scd:
             self._compare_kinds(pinned, epochs, touched_from, is_ordered)
-
-    def _unexplained(
-        self, rules: VersionRules, judged: JudgedEnds, judge_again: Callable[[], JudgedEnds]
-    ) -> int:
-        while True:
-            count = count_unexplained(self.session, self.zone, rules.ends(), judged)
-            again = judge_again()
-            if not count or again == judged:
-                return count
-            # Retention removed changes meanwhile.
-            judged, rules = again, replace(rules, judged=again.condition("to_lsn"))
 
     def _compare_kinds(
         self,

@@ -57,12 +57,29 @@ class MergeKey:
         """Write the SQL that two relations with these parts have the same key."""
         return " AND ".join(f"{one}.{alias} <=> {other}.{alias}" for alias in self.aliases)
 
-    def bounds(self) -> list[str]:
-        """Write the aggregates over the parts that `within` wants."""
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """The aliases of the parts that have bounds."""
+        return tuple(f"k{n}" for n in self._whole_numbers())
+
+    def bounds(self, counts: str = "true") -> list[str]:
+        """Write the aggregates over the parts that `within` wants.
+
+        Args:
+            counts: SQL that a row counts; in one that does not, the parts are NULL.
+        """
         aggregates = []
-        for number in self._whole_numbers():
-            aggregates.append(f"IF(count(k{number}) = count(*), min(k{number}), NULL) AS l{number}")
-            aggregates.append(f"max(k{number}) AS m{number}")
+        for n in self._whole_numbers():
+            unknown = f"count_if({counts} AND k{n} IS NULL) AS unknown{n}"
+            aggregates += [f"min(k{n}) AS least{n}", f"max(k{n}) AS most{n}", unknown]
+        return aggregates
+
+    def bounds_of_groups(self) -> list[str]:
+        """Write the aggregates over groups that were aggregated so."""
+        aggregates = []
+        for n in self._whole_numbers():
+            unknown = f"sum(unknown{n}) AS unknown{n}"
+            aggregates += [f"min(least{n}) AS least{n}", f"max(most{n}) AS most{n}", unknown]
         return aggregates
 
     def within(self, found: Mapping[str, object]) -> str:
@@ -71,12 +88,11 @@ class MergeKey:
         The bounds are literals, so that files without such keys are not opened.
         """
         parts = []
-        for number, name in self._whole_numbers().items():
-            least, most = found[f"l{number}"], found[f"m{number}"]
-            if least is not None:
+        for n, name in self._whole_numbers().items():
+            if found[f"unknown{n}"] == 0:
                 kind = self.types[name]
-                limits = f"CAST({least} AS {kind}) AND CAST({most} AS {kind})"
-                parts.append(f"{identifier(name)} BETWEEN {limits}")
+                least, most = (f"CAST({found[f'{end}{n}']} AS {kind})" for end in ("least", "most"))
+                parts.append(f"{identifier(name)} BETWEEN {least} AND {most}")
         return " AND ".join(parts) or "true"
 
     def _parts(self) -> list[tuple[str, str]]:

@@ -18,7 +18,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _VIEW = "pgcdc_versions"
+_LEAVING_VIEW = "pgcdc_leaving"
 _OLDER_VIEW = "pgcdc_older_versions"
+
+# A pair of current rows is not counted as an overlap: it is another rule's.
+_OVERLAPS = (
+    "following IS NOT NULL AND NOT (is_current AND following.is_current) AND "
+    "(to_lsn IS NULL OR to_lsn > following.from_lsn "
+    "OR (from_lsn = following.from_lsn AND ordinal = following.ordinal))"
+)
+
+# SQL of what is counted, by name.
+_COUNTED = {
+    "row_count": "true",
+    "several_current": "place = 1 AND current_rows > 1",
+    "wrong_flag": "is_current <> (to_lsn IS NULL) OR is_open <> (to_lsn IS NULL)",
+    "overlapping": _OVERLAPS,
+    "reversed": "NOT coalesce(from_lsn <= to_lsn, from_lsn IS NOT NULL)",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +50,7 @@ class VersionCounts:
         wrong_flag: rows whose `_is_current` is not what their end says.
         overlapping: versions that go on where the next one of their key has begun.
         reversed: versions that end before they begin, or have no beginning.
-        ends: ends without a successor, among those to judge.
+        unexplained: ends without a successor that no change accounts for.
     """
 
     row_count: int
@@ -41,7 +58,7 @@ class VersionCounts:
     wrong_flag: int
     overlapping: int
     reversed: int
-    ends: int
+    unexplained: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,7 @@ class VersionRules:
         history: the table's rows.
         since: look at rows that began or ended at this LSN or above; None: at all.
         judged: SQL over `to_lsn`: the end is one to judge.
+        leaving: the changes that account for such ends, see `ends.py`.
     """
 
     session: SparkSession
@@ -60,37 +78,50 @@ class VersionRules:
     key: MergeKey
     since: Lsn | None
     judged: str
+    leaving: DataFrame
 
     def count(self) -> VersionCounts:
         """Look at the rows."""
         self._read().createOrReplaceTempView(_VIEW)
-        bounds = "".join(f", {bound}" for bound in self.key.bounds())
-        found = self.session.sql(
-            "SELECT count(*) AS row_count, "
-            "count_if(place = 1 AND current_rows > 1) AS several_current, "
-            f"count_if({_OVERLAPS}) AS overlapping, "
-            "count_if(NOT coalesce(from_lsn <= to_lsn, from_lsn IS NOT NULL)) AS reversed, "
-            "count_if(is_current <> (to_lsn IS NULL) OR is_open <> (to_lsn IS NULL)) "
-            f"AS wrong_flag, count_if({self._is_end()}) AS ends{bounds} FROM ({self._in_order()})"
-        ).collect()[0]
-        several_current, overlapping = found["several_current"], found["overlapping"]
+        self.leaving.createOrReplaceTempView(_LEAVING_VIEW)
+        row = self.session.sql(self._counting()).collect()[0]
+        found = {name: value or 0 for name, value in row.asDict().items()}
         if self.since is not None and found["row_count"]:
-            beside_current, beside_ended = self._older(self.key.within(found.asDict()))
-            several_current += beside_current
-            overlapping += beside_ended
-        return VersionCounts(
-            found["row_count"],
-            several_current,
-            found["wrong_flag"],
-            overlapping,
-            found["reversed"],
-            found["ends"],
-        )
+            beside_current, beside_ended = self._older(self.key.within(found))
+            found["several_current"] += beside_current
+            found["overlapping"] += beside_ended
+        return VersionCounts(**{name: found[name] for name in (*_COUNTED, "unexplained")})
 
-    def ends(self) -> DataFrame:
-        """Give the ends without a successor that are to be judged: one column `to_lsn`."""
-        self._read().createOrReplaceTempView(_VIEW)
-        return self.session.sql(f"SELECT to_lsn FROM ({self._in_order()}) WHERE {self._is_end()}")
+    def _counting(self) -> str:
+        """Write the query: ends and the changes that account for them meet in groups by LSN.
+
+        All other rows are one group more, without an LSN.
+        """
+        flags = ", ".join(
+            f"IF({condition}, 1, 0) AS {name}" for name, condition in _COUNTED.items()
+        )
+        bounded = self.key.bounded
+        rows = ", ".join(
+            [
+                f"SELECT IF({self._is_end()}, to_lsn, NULL) AS end_lsn, 0 AS leaving",
+                f"false AS is_truncate, {flags}",
+                *bounded,
+            ]
+        )
+        nothing = ", ".join(["0"] * len(_COUNTED) + ["NULL"] * len(bounded))
+        leaving = f"SELECT commit_lsn, 1, is_truncate, {nothing} FROM {_LEAVING_VIEW}"
+        sums = ", ".join(f"sum({name}) AS {name}" for name in _COUNTED)
+        groups = ", ".join(
+            [
+                f"SELECT end_lsn, bool_or(is_truncate) AS is_emptied, {sums}",
+                "sum(leaving) AS leaving",
+                *self.key.bounds("row_count = 1"),
+            ]
+        )
+        unexplained = "sum(IF(end_lsn IS NULL OR is_emptied, 0, greatest(0, row_count - leaving)))"
+        totals = ", ".join([sums, f"{unexplained} AS unexplained", *self.key.bounds_of_groups()])
+        both = f"{rows} FROM ({self._in_order()}) UNION ALL {leaving}"
+        return f"SELECT {totals} FROM ({groups} FROM ({both}) GROUP BY end_lsn)"
 
     def _read(self) -> DataFrame:
         rows = self.history
@@ -144,11 +175,3 @@ class VersionRules:
             f"FROM {_OLDER_VIEW} o JOIN ({touched}) t ON {self.key.same('o', 't')}"
         ).collect()[0]
         return found["beside_current"], found["beside_ended"]
-
-
-# A pair of current rows is not counted here: it is another rule's.
-_OVERLAPS = (
-    "following IS NOT NULL AND NOT (is_current AND following.is_current) AND "
-    "(to_lsn IS NULL OR to_lsn > following.from_lsn "
-    "OR (from_lsn = following.from_lsn AND ordinal = following.ordinal))"
-)
