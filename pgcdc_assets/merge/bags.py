@@ -20,7 +20,7 @@ from pgcdc_assets.merge.rows import typed
 from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier, string
 from pgcdc_assets.merge.versions import comparable
-from pgcdc_assets.merge.writing import SOURCE_VIEW
+from pgcdc_assets.merge.writing import SOURCE_VIEW, insert_clause, values_by_name
 
 MISSING_ROW = "pgcdc: a row that was taken out of a bag is not in it"
 
@@ -55,7 +55,7 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
     keep = ["commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
     rows = typed(build_bag(changes, fold), fold.shape, lambda i: f"tuple[{i}]", keep)
     values = [f"c{i}" for i in range(len(fold.shape.fields))]
-    if not _takes_out(fold):
+    if not fold.facts.old_kinds:
         return rows.select(*values, *_COLUMNS)
     order = "OVER (PARTITION BY content ORDER BY lsn, ordinal, is_content ROWS BETWEEN"
     stacks = (
@@ -85,14 +85,11 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
 
 def merge_statement(path: str, shape: TableShape) -> str:
     """Write the MERGE."""
-    values = [(identifier(f.name), f"s.c{i}") for i, f in enumerate(shape.fields)]
-    values += [(name, f"s.{name.removeprefix('_')}") for name, _, _ in shape.system]
     return (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"
         "ON NOT s.is_content AND t._lsn = s.lsn AND t._ordinal = s.ordinal\n"
         "WHEN MATCHED THEN DELETE\n"
-        f"WHEN NOT MATCHED AND s.is_content THEN INSERT ({', '.join(name for name, _ in values)}) "
-        f"VALUES ({', '.join(value for _, value in values)})"
+        f"WHEN NOT MATCHED AND s.is_content THEN {insert_clause(values_by_name(shape))}"
     )
 
 
@@ -107,10 +104,6 @@ def logged_changes(changes: DataFrame, fold: Fold) -> DataFrame:
     )
     keep = ["lsn", "ordinal", "commit_ts", "op"]
     return typed(events, fold.shape, lambda i: f"tuple[{i}]", keep)
-
-
-def _takes_out(fold: Fold) -> bool:
-    return bool(fold.facts.old_kinds)
 
 
 def _removed(wanted: DataFrame, stored: DataFrame | None, shape: TableShape) -> DataFrame:

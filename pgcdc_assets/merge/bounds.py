@@ -8,15 +8,26 @@ than the statistics of its files do.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from typing import TYPE_CHECKING
 
-from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.sql import identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pgcdc_assets.merge.events import Fold
 
 _WHOLE_NUMBERS = frozenset({"SMALLINT", "INT", "BIGINT"})
 
-# A table up to this size is read as fast as its bounds are found.
-SMALL_TABLE_BYTES = 32 * 1024 * 1024
+
+def has_bounds(ddl: str) -> bool:
+    """Say whether the range of a column of this type is asked for."""
+    return ddl.upper() in _WHOLE_NUMBERS
+
+
+def between(column: str, least: object, most: object, ddl: str) -> str:
+    """Write the SQL of a range, with literals of the column's own type."""
+    return f"{column} BETWEEN CAST({least} AS {ddl}) AND CAST({most} AS {ddl})"
 
 
 def matched(fold: Fold, bounds: str | None) -> str:
@@ -36,7 +47,7 @@ def key_bounds(rows: DataFrame, fold: Fold) -> str | None:
     indexes = {
         number: fold.shape.fields[index]
         for number, index in enumerate(fold.shape.key)
-        if fold.shape.fields[index].type.ddl in _WHOLE_NUMBERS
+        if has_bounds(fold.shape.fields[index].type.ddl)
     }
     if not indexes:
         return None
@@ -49,6 +60,5 @@ def key_bounds(rows: DataFrame, fold: Fold) -> str | None:
         least, most = row[f"least{number}"], row[f"most{number}"]
         if least is None:
             return None
-        limits = f"CAST({least} AS {field.type.ddl}) AND CAST({most} AS {field.type.ddl})"
-        parts.append(f"t.{identifier(field.name)} BETWEEN {limits}")
+        parts.append(between(f"t.{identifier(field.name)}", least, most, field.type.ddl))
     return " AND ".join(parts)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pgcdc_assets.errors import ReplicaIdentityError
 from pgcdc_assets.merge import bags
 from pgcdc_assets.merge.events import Fold
-from pgcdc_assets.merge.evolution import add_columns, set_properties
+from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.facts import ChangeFacts
 from pgcdc_assets.merge.kind import Counts, Kind, rows_in
 from pgcdc_assets.merge.preparation import TableWork
@@ -18,7 +18,6 @@ from pgcdc_assets.merge.watermark import TargetState
 from pgcdc_assets.merge.writing import (
     append,
     create_or_replace,
-    overwrite,
     replace_contents,
     run_merge,
 )
@@ -44,8 +43,7 @@ class Bag(Kind):
         assert facts is not None and state is not None
         end, app_id = work.plan.end, self.zone.app_id(work.plan.epoch)
         if not work.version_order:
-            overwrite(self.read_table().where("false"), work.path, app_id, end)
-            return Counts(deleted=rows_in(state))
+            return self.empty(state)
         _check_whole_rows(work, facts)
         shape = shape_of_changes(work, state, self.system)
         add_columns(self.spark, work.path, state.columns, shape)
@@ -77,8 +75,7 @@ class ChangeLog(Kind):
         if state is None:
             create_or_replace(work.path, rows, shape, app_id, copy.snapshot_lsn)
         else:
-            add_columns(self.spark, work.path, state.columns, shape)
-            set_properties(self.spark, work.path, state.properties, shape)
+            self.follow_relation(state, shape)
             append(work.path, rows, shape, app_id, copy.snapshot_lsn)
         return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
 

@@ -8,11 +8,13 @@ from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.merge.bounds import SMALL_TABLE_BYTES
+from pgcdc_assets.merge.evolution import add_columns, set_properties
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
 from pgcdc_assets.merge.sources import version_of_copy
+from pgcdc_assets.merge.tuning import SMALL_BYTES
 from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.merge.writing import overwrite
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
 
@@ -24,7 +26,7 @@ def rows_in(state: TargetState | None) -> int:
 
 def is_large(state: TargetState) -> bool:
     """Say whether a table is worth finding out which part of it a merge concerns."""
-    return state.size_bytes > SMALL_TABLE_BYTES
+    return state.size_bytes > SMALL_BYTES
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,18 @@ class Kind(ABC):
         """Build the shape of a copy's tuples."""
         version = version_of_copy(self.work, copy)
         return build_shape([version], self.work.plan.target.key, system=self.system)
+
+    def follow_relation(self, state: TargetState, shape: TableShape) -> None:
+        """Have the table note the relation of a new copy, and add the columns that it lacks."""
+        add_columns(self.spark, self.work.path, state.columns, shape)
+        set_properties(self.spark, self.work.path, state.properties, shape)
+
+    def empty(self, state: TargetState | None) -> Counts:
+        """Take out all rows, where the changes are TRUNCATEs alone; the table keeps its shape."""
+        plan = self.work.plan
+        nothing = self.read_table().where("false")
+        overwrite(nothing, self.work.path, self.zone.app_id(plan.epoch), plan.end)
+        return Counts(deleted=rows_in(state))
 
     def read_table(self) -> DataFrame:
         """Read the table as it is."""

@@ -19,7 +19,13 @@ from pgcdc_assets.merge.sql import delta_table, identifier
 from pgcdc_assets.merge.toast import follow_key_changes, with_known_values
 from pgcdc_assets.merge.unknown import fetch_unknown, joined_rescued, value_or_error
 from pgcdc_assets.merge.winners import left_in_bag, newest_per_key
-from pgcdc_assets.merge.writing import SOURCE_VIEW, create_or_replace, run_merge
+from pgcdc_assets.merge.writing import (
+    NEWER,
+    SOURCE_VIEW,
+    create_or_replace,
+    insert_clause,
+    run_merge,
+)
 
 
 def write_copy(path: str, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn) -> None:
@@ -123,12 +129,9 @@ def merge_statement(path: str, fold: Fold, bounds: str | None = None) -> str:
     updates += [f"t.{name} = {value}" for name, value in system.items()]
     updates.append(f"t._rescued = {rescued}")
     inserts += [*system.items(), ("_rescued", "s.rescued")]
-    newer = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
     return (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {matched(fold, bounds)}\n"
-        f"WHEN MATCHED AND {newer} AND NOT s.is_content THEN DELETE\n"
-        f"WHEN MATCHED AND {newer} THEN UPDATE SET {', '.join(updates)}\n"
-        f"WHEN NOT MATCHED AND s.is_content THEN INSERT "
-        f"({', '.join(name for name, _ in inserts)}) "
-        f"VALUES ({', '.join(value for _, value in inserts)})"
+        f"WHEN MATCHED AND {NEWER} AND NOT s.is_content THEN DELETE\n"
+        f"WHEN MATCHED AND {NEWER} THEN UPDATE SET {', '.join(updates)}\n"
+        f"WHEN NOT MATCHED AND s.is_content THEN {insert_clause(inserts)}"
     )

@@ -19,11 +19,15 @@ from pgcdc_assets.merge.rows import typed
 from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier
 from pgcdc_assets.merge.versions import (
-    build_versions,
     stored_rows,
     truncate_struct,
 )
-from pgcdc_assets.merge.writing import SOURCE_VIEW, append, create_or_replace, run_merge
+from pgcdc_assets.merge.writing import (
+    SOURCE_VIEW,
+    create_or_replace,
+    insert_clause,
+    values_by_name,
+)
 
 PARTITIONED_BY = ("_is_current",)
 
@@ -80,70 +84,36 @@ def current_rows(spark: SparkSession, path: str) -> DataFrame:
     return spark.read.format("delta").load(path).where("_is_current")
 
 
-def write_versions(
-    spark: SparkSession,
-    path: str,
-    events: DataFrame,
-    stored: DataFrame | None,
-    fold: Fold,
-    tracked: Sequence[int] | None,
-    app_id: str,
-    watermark: Lsn,
-    bounds: str | None = None,
-) -> tuple[int | None, int]:
-    """Add versions and end others; give how many were added, and how many ended or changed.
-
-    The first is None where it was not counted: a table without current rows only grows.
+def merge_statement(
+    path: str, fold: Fold, tracked: Sequence[int] | None, bounds: str | None
+) -> str:
+    """Write the MERGE.
 
     Args:
         bounds: SQL of a range of the table that holds every version to be ended.
     """
-    rows = build_versions(events, stored, fold, tracked)
-    if stored is None:
-        append(path, rows, fold.shape, app_id, watermark)
-        return None, 0
-    statement = merge_statement(path, fold, tracked, bounds)
-    inserted, updated, _ = run_merge(spark, rows, statement, app_id, watermark)
-    return inserted, updated
-
-
-def end_all(spark: SparkSession, path: str, truncate: Truncate, app_id: str, watermark: Lsn) -> int:
-    """End every current version at a TRUNCATE; give their number."""
-    nothing = spark.sql("SELECT 1 AS nothing WHERE false")
-    statement = f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON false"
-    _, ended, _ = run_merge(spark, nothing, statement + _ending_by(truncate), app_id, watermark)
-    return ended
-
-
-def merge_statement(
-    path: str, fold: Fold, tracked: Sequence[int] | None, bounds: str | None
-) -> str:
-    """Write the MERGE."""
     fields = list(enumerate(fold.shape.fields))
-    ending = ["_valid_to", "_valid_to_lsn", "_is_current"]
-    updates = [f"t.{name} = s.{name.removeprefix('_')}" for name in ending]
+    ends = ["_valid_to", "_valid_to_lsn", "_is_current"]
+    updates = [f"t.{name} = s.{name.removeprefix('_')}" for name in ends]
     if tracked is not None:
         updates += [f"t.{identifier(f.name)} = s.c{i}" for i, f in fields if i not in tracked]
         updates.append("t._rescued = s.rescued")
-    inserts = [(identifier(f.name), f"s.c{i}") for i, f in fields]
-    inserts += [(name, f"s.{name.removeprefix('_')}") for name, _, _ in fold.shape.system]
     statement = (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"
         f"ON t._is_current AND s.is_stored AND {matched(fold, bounds)}\n"
         f"WHEN MATCHED THEN UPDATE SET {', '.join(updates)}\n"
-        f"WHEN NOT MATCHED AND NOT s.is_stored THEN INSERT "
-        f"({', '.join(name for name, _ in inserts)}) "
-        f"VALUES ({', '.join(value for _, value in inserts)})"
+        f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_clause(values_by_name(fold.shape))}"
     )
     if fold.facts.truncates:
-        statement += _ending_by(fold.facts.truncates[0])
+        statement += f"\n{ending(fold.facts.truncates[0])}"
     return statement
 
 
-def _ending_by(truncate: Truncate) -> str:
+def ending(truncate: Truncate) -> str:
+    """Write the clause that ends every other current version at a TRUNCATE."""
     first = truncate_struct(truncate)
     return (
-        "\nWHEN NOT MATCHED BY SOURCE AND t._is_current THEN UPDATE SET "
+        "WHEN NOT MATCHED BY SOURCE AND t._is_current THEN UPDATE SET "
         f"t._valid_to = {first}.ts, t._valid_to_lsn = {first}.lsn, t._is_current = false"
     )
 

@@ -8,25 +8,24 @@ went within one merge leaves its row as well.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+import datetime as dt
+
+from pyspark.sql import DataFrame
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import scd2
 from pgcdc_assets.merge.bounds import matched
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import Truncate
-from pgcdc_assets.merge.sql import delta_table, identifier
+from pgcdc_assets.merge.shape import TableShape
+from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.versions import (
     Touched,
     next_truncate,
     stored_rows,
     typed_events,
 )
-from pgcdc_assets.merge.writing import SOURCE_VIEW, run_merge
-
-
-def read_rows(spark: SparkSession, path: str) -> DataFrame:
-    """Read the table, deleted rows included."""
-    return spark.read.format("delta").load(path)
+from pgcdc_assets.merge.writing import NEWER, SOURCE_VIEW, insert_clause, values_by_name
 
 
 def in_place(rows: DataFrame) -> DataFrame:
@@ -34,12 +33,25 @@ def in_place(rows: DataFrame) -> DataFrame:
     return rows.where("NOT _deleted")
 
 
-def changed_events(touched: Touched, fold: Fold) -> tuple[DataFrame, DataFrame | None]:
-    """Give events with their values, and the rows of the table under their keys."""
+def changed_events(touched: Touched, fold: Fold) -> DataFrame:
+    """Give events with their values; a deleted row has none to give."""
     if touched.rows is None or touched.stored is None:
-        return typed_events(touched.events, fold, None, None), None
-    rows, stored = in_place(touched.rows), in_place(touched.stored)
-    return typed_events(touched.events, fold, rows, stored), touched.stored
+        return typed_events(touched.events, fold, None, None)
+    return typed_events(touched.events, fold, in_place(touched.rows), in_place(touched.stored))
+
+
+def copied_events(
+    copied: DataFrame, rows: DataFrame | None, shape: TableShape, lsn: Lsn, at: dt.datetime
+) -> DataFrame:
+    """Write a copy as events at its LSN; a copied row has no commit time in SCD1.
+
+    Args:
+        rows: all rows of the table; None when it has none.
+    """
+    there = None if rows is None else in_place(rows)
+    events = scd2.copied_events(copied, there, shape, lsn, at)
+    others = [name for name in events.columns if name != "commit_ts"]
+    return events.selectExpr(*others, "CAST(NULL AS TIMESTAMP) AS commit_ts")
 
 
 def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
@@ -89,34 +101,21 @@ def merge_statement(path: str, fold: Fold, bounds: str | None = None) -> str:
     Args:
         bounds: SQL of a range of the table that holds every row to be matched.
     """
-    values = [(identifier(f.name), f"s.c{i}") for i, f in enumerate(fold.shape.fields)]
-    values += [(name, f"s.{name.removeprefix('_')}") for name, _, _ in fold.shape.system]
-    newer = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
+    values = values_by_name(fold.shape)
     statement = (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {matched(fold, bounds)}\n"
-        f"WHEN MATCHED AND (s.is_stored OR {newer}) THEN UPDATE SET "
+        f"WHEN MATCHED AND (s.is_stored OR {NEWER}) THEN UPDATE SET "
         f"{', '.join(f't.{name} = {value}' for name, value in values)}\n"
-        f"WHEN NOT MATCHED AND NOT s.is_stored THEN INSERT "
-        f"({', '.join(name for name, _ in values)}) "
-        f"VALUES ({', '.join(value for _, value in values)})"
+        f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_clause(values)}"
     )
     if fold.facts.truncates:
-        statement += _emptying(fold.facts.truncates[0])
+        statement += f"\n{emptying(fold.facts.truncates[0])}"
     return statement
 
 
-def delete_all(
-    spark: SparkSession, path: str, truncate: Truncate, app_id: str, watermark: Lsn
-) -> int:
-    """Mark every row in place as deleted by a TRUNCATE; give their number."""
-    nothing = spark.sql("SELECT 1 AS nothing WHERE false")
-    statement = f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON false"
-    _, deleted, _ = run_merge(spark, nothing, statement + _emptying(truncate), app_id, watermark)
-    return deleted
-
-
-def _emptying(truncate: Truncate) -> str:
+def emptying(truncate: Truncate) -> str:
+    """Write the clause that marks every other row in place as deleted by a TRUNCATE."""
     return (
-        "\nWHEN NOT MATCHED BY SOURCE AND NOT t._deleted THEN UPDATE SET "
+        "WHEN NOT MATCHED BY SOURCE AND NOT t._deleted THEN UPDATE SET "
         f"t._deleted = true, t._deleted_at_lsn = {truncate.commit_lsn}L"
     )

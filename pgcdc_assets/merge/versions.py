@@ -297,7 +297,7 @@ def comparable(shape: TableShape, tracked: Sequence[int] | None = None) -> str:
         tracked: indexes of the fields that count; None: all.
     """
     wanted = range(len(shape.fields)) if tracked is None else tracked
-    parts = [_comparable(f"c{i}", shape.fields[i].type.ddl) for i in wanted]
+    parts = [comparable_value(f"c{i}", shape.fields[i].type.ddl) for i in wanted]
     if shape.may_rescue:
         # Maps cannot be compared; their order says nothing.
         entries = "array_sort(map_entries(rescued))"
@@ -308,6 +308,7 @@ def comparable(shape: TableShape, tracked: Sequence[int] | None = None) -> str:
     return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"
 
 
-def _comparable(column: str, ddl: str) -> str:
+def comparable_value(column: str, ddl: str) -> str:
+    """Write the SQL by which values of a column are equal when Postgres prints them alike."""
     # Spark takes 0 and -0 for equal, and Postgres prints them differently.
     return f"CAST({column} AS STRING)" if "FLOAT" in ddl or "DOUBLE" in ddl else column

@@ -15,13 +15,16 @@ from pyspark.sql import functions as F
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.rows import target_columns
 from pgcdc_assets.merge.shape import TableShape, key_text
-from pgcdc_assets.merge.sql import delta_table
+from pgcdc_assets.merge.sql import delta_table, identifier
 
 KEY = "pgcdc.key"
 RELATION_ID = "pgcdc.relation_id"
 RELATION_VERSION = "pgcdc.relation_version"
 
 SOURCE_VIEW = "pgcdc_source"
+
+# SQL that a source row `s` comes later in the stream than the table's row `t`.
+NEWER = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
 
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 
@@ -78,6 +81,26 @@ def overwrite(rows: DataFrame, path: str, app_id: str, watermark: Lsn) -> None:
 def append(path: str, rows: DataFrame, shape: TableShape, app_id: str, watermark: Lsn) -> None:
     """Add the numbered columns to the table's rows."""
     _write(rows.select(*target_columns(shape)), "append", path, app_id, watermark)
+
+
+def values_by_name(shape: TableShape) -> list[tuple[str, str]]:
+    """Pair each column of the table with the SQL of its value in `SOURCE_VIEW` `s`."""
+    values = [(identifier(field.name), f"s.c{i}") for i, field in enumerate(shape.fields)]
+    return values + [(name, f"s.{name.removeprefix('_')}") for name, _, _ in shape.system]
+
+
+def insert_clause(values: Sequence[tuple[str, str]]) -> str:
+    """Write what a MERGE inserts, given columns and the SQL of their values."""
+    names, expressions = zip(*values, strict=True)
+    return f"INSERT ({', '.join(names)}) VALUES ({', '.join(expressions)})"
+
+
+def alter_all(spark: SparkSession, path: str, clause: str, app_id: str, watermark: Lsn) -> int:
+    """Update rows by a `WHEN NOT MATCHED BY SOURCE` clause alone; give their number."""
+    nothing = spark.sql("SELECT 1 AS nothing WHERE false")
+    statement = f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON false\n{clause}"
+    _, updated, _ = run_merge(spark, nothing, statement, app_id, watermark)
+    return updated
 
 
 def run_merge(

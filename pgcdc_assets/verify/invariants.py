@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.report import TableTarget
+from pgcdc_assets.merge.tuning import SMALL_BYTES, tune
 from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
@@ -34,10 +35,6 @@ from pgcdc_assets.verify.version_rules import VersionRules
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A table up to this size is looked at whole after each merge too. That is faster: one query instead
-# of two, and none of the jobs by which Delta chooses files.
-WHOLE_BELOW_BYTES = 32 * 1024 * 1024
-
 _UNORDERED = "an epoch begins at a lower LSN than the one before it had reached"
 
 
@@ -48,7 +45,7 @@ def check_merged(
     scd: int,
     since: tuple[int, Lsn] | None,
     *,
-    whole_below_bytes: int = WHOLE_BELOW_BYTES,
+    whole_below_bytes: int = SMALL_BYTES,
 ) -> Findings:
     """Check what a merge of an SCD table has touched.
 
@@ -76,7 +73,7 @@ def check_all(session: SparkSession, zone: RawZone, table: TableTarget, scd: int
         ConfigurationError: the table was never merged.
         TransientError: Spark could not look at it.
     """
-    return _Check(session, zone, table, scd, None, WHOLE_BELOW_BYTES, goes_back=True).run()
+    return _Check(session, zone, table, scd, None, SMALL_BYTES, goes_back=True).run()
 
 
 @dataclass
@@ -93,8 +90,6 @@ class _Check:
     not_judged: dict[Rule, str] = field(default_factory=dict)
 
     def run(self) -> Findings:
-        from pgcdc_assets.merge.tuning import tune
-
         started = time.monotonic()
         name = self.table.qualified_name
         with _explained(name):

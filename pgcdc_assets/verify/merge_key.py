@@ -10,16 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pgcdc_assets.merge.bounds import between, has_bounds
 from pgcdc_assets.merge.sql import identifier, string
 
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 # Types that hold every text of theirs, as `merge/types.py` chooses them.
 _COMPLETE = frozenset({"string", "boolean", "smallint", "int", "bigint", "float", "double"})
-
-# They are what is local, and their values in a query's text say no more than the statistics of the
-# table's files do.
-_WHOLE_NUMBERS = frozenset({"smallint", "int", "bigint"})
 
 
 def parse_key(text: str) -> tuple[str, ...]:
@@ -90,9 +87,8 @@ class MergeKey:
         parts = []
         for n, name in self._whole_numbers().items():
             if found[f"unknown{n}"] == 0:
-                kind = self.types[name]
-                least, most = (f"CAST({found[f'{end}{n}']} AS {kind})" for end in ("least", "most"))
-                parts.append(f"{identifier(name)} BETWEEN {least} AND {most}")
+                least, most = found[f"least{n}"], found[f"most{n}"]
+                parts.append(between(identifier(name), least, most, self.types[name]))
         return " AND ".join(parts) or "true"
 
     def _parts(self) -> list[tuple[str, str]]:
@@ -105,4 +101,4 @@ class MergeKey:
         return parts
 
     def _whole_numbers(self) -> dict[int, str]:
-        return {n: name for n, name in enumerate(self.names) if self.types[name] in _WHOLE_NUMBERS}
+        return {n: name for n, name in enumerate(self.names) if has_bounds(self.types[name])}
