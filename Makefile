@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Test files, long ones first, in two processes. Each has servers of its own and wants 4 GB.
+SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 
@@ -38,11 +40,11 @@ lint: $(STAMP) ## check form, types and the direction of imports
 
 .PHONY: test
 test: $(STAMP) java ## run the tests, lint included
-	$(BIN)/python -m pytest -m 'not soak'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not soak'
 
 .PHONY: test-all
 test-all: $(STAMP) java ## run the tests and the long random ones
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 .PHONY: demo
 demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare

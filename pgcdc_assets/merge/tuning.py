@@ -7,16 +7,22 @@ before each table what kind of merge comes.
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SMALL_CHANGES = 20_000
+# A table up to this size is read as fast whole as in part.
 SMALL_BYTES = 32 * 1024 * 1024
 
-_SMALL = {
+FOR_SMALL = {
     # Without it each stage is planned when the ones before it have ended.
     "spark.sql.adaptive.enabled": "false",
-    # Java source is written, formatted and looked up for each stage, even where it was compiled.
+    # Java source is written, formatted and looked up for each stage, and for each projection of
+    # each task, even where it was compiled.
     "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
     # Eight jobs of bookkeeping mark rows as deleted; a small file is written anew in one.
     "spark.databricks.delta.merge.deletionVectors.persistent": "false",
@@ -30,7 +36,7 @@ def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
         target_bytes: of all files of the SCD table.
     """
     is_small = change_count <= SMALL_CHANGES and target_bytes <= SMALL_BYTES
-    for name, value in _SMALL.items():
+    for name, value in FOR_SMALL.items():
         if is_small:
             spark.conf.set(name, value)
         else:

@@ -8,29 +8,39 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
-from pgcdc_assets_tests.merge.history import Change, column, relation
+from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets_tests.merge.history import Change, Landing, column, relation
 
 _KEYS = 5
 _DOC, _NUMBER, _NOTE = 2, 3, 4
 
 # numeric(10,2), see make_numeric_typmod.
-_NUMERIC_10_2 = (10 << 16 | 2) + 4
+NUMERIC_10_2 = (10 << 16 | 2) + 4
 
 COLUMNS = (
     column("history"),
     column("id"),
     column("doc", "text"),
-    column("number", "numeric", _NUMERIC_10_2),
+    column("number", "numeric", NUMERIC_10_2),
     column("note", "text"),
 )
 KEY = ("history", "id")
+
+# What a user's session has for a large merge, and the tests' own sessions have not.
+SPARK_DEFAULTS = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.databricks.delta.merge.deletionVectors.persistent": "true",
+}
 
 Row = list[str | None]
 
@@ -153,7 +163,37 @@ def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
     return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)
 
 
-def look_closely(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
-    """Have small tables merged as large ones are: only where their changes lie."""
+def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
+    """Have small tables merged as large ones are: compiled, and only where their changes lie."""
     if is_wanted:
-        monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_TABLE_BYTES", -1)
+        monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_BYTES", -1)
+        monkeypatch.setattr("pgcdc_assets.merge.tuning.FOR_SMALL", SPARK_DEFAULTS)
+
+
+def land_in_pieces(
+    landing: Landing,
+    rng: random.Random,
+    transactions: Sequence[list[Change]],
+    windows: int,
+    apply: Callable[[list[Change], int], None],
+) -> None:
+    """Land transactions as windows cut at random, and tell each with the LSN of its commit."""
+    for piece in cut(rng, len(transactions), windows):
+        for number, i in enumerate(piece):
+            apply(transactions[i], landing.lsn + 0x10 * number)
+        landing.land(*(transactions[i] for i in piece))
+
+
+def merge_in_pieces(
+    spark: SparkSession,
+    landing: Landing,
+    rng: random.Random,
+    target: TableTarget,
+    runs: int,
+) -> MergeReport:
+    """Merge what is landed in runs cut at random; give the last report."""
+    windows = len(landing.windows)
+    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
+        (report,) = merge_tables(spark, landing.zone, [target], landing.windows[run[-1]])
+        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    return report

@@ -23,7 +23,7 @@ from pgcdc_assets_tests.merge.history import (
     truncate,
     update,
 )
-from pgcdc_assets_tests.merge.random_history import cut
+from pgcdc_assets_tests.merge.random_history import NUMERIC_10_2, land_in_pieces, merge_in_pieces
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -36,15 +36,13 @@ _NUMBERS = (None, "0", "-0", "NaN", "1.5")
 _AMOUNTS = (None, "NaN", "1.00", "2.50")
 _NOTES = (None, "", "a")
 
-_NUMERIC_10_2 = (10 << 16 | 2) + 4
-
 Row = tuple[str | None, ...]
 
 
 def _bag_relation(identity: str = "f") -> Relation:
     return relation(
         column("number", "float8"),
-        column("amount", "numeric", _NUMERIC_10_2),
+        column("amount", "numeric", NUMERIC_10_2),
         column("note", "text"),
         key=(),
         identity=identity,
@@ -129,13 +127,8 @@ def test_any_cut_of_a_history_gives_each_row_as_often_as_the_source_has_it(
         expected.put(row, landing.lsn, -1)
     transactions = [bag.transaction(truncates and n in (3, 8)) for n in range(_TRANSACTIONS)]
     windows, runs = pieces
-    for piece in cut(rng, _TRANSACTIONS, windows):
-        for number, i in enumerate(piece):
-            expected.apply(transactions[i], landing.lsn + 0x10 * number)
-        landing.land(*(transactions[i] for i in piece))
-    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
-        (report,) = merge_tables(spark, zone, [_BAG], landing.windows[run[-1]])
-        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    land_in_pieces(landing, rng, transactions, windows, expected.apply)
+    report = merge_in_pieces(spark, landing, rng, _BAG, runs)
     assert _found(spark, report.path) == expected.described()
     assert report.row_count == len(bag.rows)
     list(merge_tables(spark, zone, [_BAG], landing.windows[0]))

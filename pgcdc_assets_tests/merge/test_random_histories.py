@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Fold, Landing
 from pgcdc_assets_tests.merge.random_history import (
     KEY,
     RandomHistory,
     comparable_row,
-    cut,
-    look_closely,
+    land_in_pieces,
+    merge_as_if_large,
+    merge_in_pieces,
     random_relation,
 )
 
@@ -44,28 +45,22 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgre
     truncates: bool,
 ) -> None:
     """D1, D2, D3, D4, D5, D6, D9, D14, H1: hundreds of histories against the fold by hand."""
-    look_closely(monkeypatch, truncates == (identity == "f"))
+    merge_as_if_large(monkeypatch, truncates == (identity == "f"))
     seed = f"{identity} {truncates}"
     rng = random.Random(seed)
     history = RandomHistory(rng, identity, histories=150)
     copied = history.copied()
     expected = Fold(key=(0, 1))
     expected.copy(copied)
-    transactions: list[list[Change]] = []
-    for number in range(_TRANSACTIONS):
-        is_truncate = truncates and number in (3, 8)
-        transactions.append(history.transaction(is_truncate))
-        expected.apply(transactions[-1])
-
+    transactions: list[list[Change]] = [
+        history.transaction(truncates and number in (3, 8)) for number in range(_TRANSACTIONS)
+    ]
     landing = Landing(zone, [random_relation(identity)])
     landing.begin(copied)
     windows, runs = pieces
-    for piece in cut(rng, _TRANSACTIONS, windows):
-        landing.land(*(transactions[i] for i in piece))
-    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
-        through = landing.windows[run[-1]]
-        (report,) = merge_tables(spark, zone, [TableTarget("shop", "items")], through)
-        assert isinstance(report, MergeReport), report
+    land_in_pieces(landing, rng, transactions, windows, lambda changes, _: expected.apply(changes))
+    target = TableTarget("shop", "items")
+    report = merge_in_pieces(spark, landing, rng, target, runs)
 
     assert _rows(spark, report.path) == sorted(map(comparable_row, expected.rows.values()))
     assert report.row_count == len(expected.rows)

@@ -24,8 +24,9 @@ from pgcdc_assets_tests.merge.random_history import (
     KEY,
     RandomHistory,
     comparable_row,
-    cut,
-    look_closely,
+    land_in_pieces,
+    merge_as_if_large,
+    merge_in_pieces,
     random_relation,
 )
 
@@ -54,7 +55,7 @@ def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
     truncates: bool,
 ) -> None:
     """D1 to D6, H1, H3 with soft deletes: hundreds of histories."""
-    look_closely(monkeypatch, truncates == (identity == "f"))
+    merge_as_if_large(monkeypatch, truncates == (identity == "f"))
     rng = random.Random(f"{identity} {truncates}")
     history = RandomHistory(rng, identity, histories=120)
     copied = history.copied()
@@ -66,13 +67,8 @@ def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
         history.transaction(truncates and number in (3, 8)) for number in range(_TRANSACTIONS)
     ]
     windows, runs = pieces
-    for piece in cut(rng, _TRANSACTIONS, windows):
-        for number, i in enumerate(piece):
-            expected.apply(transactions[i], landing.lsn + 0x10 * number)
-        landing.land(*(transactions[i] for i in piece))
-    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
-        (report,) = merge_tables(spark, zone, [_SOFT], landing.windows[run[-1]])
-        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    land_in_pieces(landing, rng, transactions, windows, expected.apply)
+    report = merge_in_pieces(spark, landing, rng, _SOFT, runs)
     assert _found(spark, report.path) == sorted(map(_described, _last_of_each_key(expected)))
 
 

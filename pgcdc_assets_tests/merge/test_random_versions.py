@@ -16,8 +16,9 @@ from pgcdc_assets_tests.merge.random_history import (
     KEY,
     RandomHistory,
     comparable_row,
-    cut,
-    look_closely,
+    land_in_pieces,
+    merge_as_if_large,
+    merge_in_pieces,
     random_relation,
 )
 
@@ -54,7 +55,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
     tracked: tuple[str, ...] | None,
 ) -> None:
     """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against the fold by hand."""
-    look_closely(monkeypatch, truncates == (identity == "f"))
+    merge_as_if_large(monkeypatch, truncates == (identity == "f"))
     rng = random.Random(f"{identity} {truncates} {tracked}")
     history = RandomHistory(rng, identity, histories=120)
     copied = history.copied()
@@ -66,14 +67,9 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
     windows, runs = pieces
     for number in range(_TRANSACTIONS):
         transactions.append(history.transaction(truncates and number in (3, 8)))
-    for piece in cut(rng, _TRANSACTIONS, windows):
-        for number, i in enumerate(piece):
-            expected.apply(transactions[i], landing.lsn + 0x10 * number)
-        landing.land(*(transactions[i] for i in piece))
+    land_in_pieces(landing, rng, transactions, windows, expected.apply)
     target = TableTarget("shop", "items", scd=(2,), tracked=tracked)
-    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
-        (report,) = merge_tables(spark, zone, [target], landing.windows[run[-1]])
-        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    report = merge_in_pieces(spark, landing, rng, target, runs)
 
     is_exact = identity == "d"
     wanted = sorted(_described(version, is_exact) for version in expected.all)
