@@ -27,6 +27,8 @@ SOURCE_VIEW = "pgcdc_source"
 NEWER = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
 
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
+# How many columns, from the left, Delta keeps statistics of; ours stand at the right.
+_WITH_STATISTICS = 32
 
 
 def table_properties(shape: TableShape) -> dict[str, str]:
@@ -38,6 +40,10 @@ def table_properties(shape: TableShape) -> dict[str, str]:
         RELATION_ID: str(shape.relation.relation_id),
         RELATION_VERSION: str(shape.version),
     }
+    width = len(shape.fields) + len(shape.system)
+    if width > _WITH_STATISTICS:
+        # A check of what a merge touched would read every file of a wide table.
+        properties["delta.dataSkippingNumIndexedCols"] = str(width)
     if any(_NEEDS_MAPPING & set(field.name) for field in shape.fields):
         properties["delta.columnMapping.mode"] = "name"
     return properties

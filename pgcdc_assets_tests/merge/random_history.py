@@ -42,6 +42,20 @@ SPARK_DEFAULTS = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
 }
 
+# Replica identity d(efault) or f(ull), whether tables are truncated, whether they are merged as
+# large ones are. A range with a TRUNCATE needs no MERGE, so the plain ones try more.
+CASES = pytest.mark.parametrize(
+    ("identity", "truncates", "is_large"),
+    [
+        pytest.param("d", False, True, id="default-plain-large"),
+        pytest.param("f", False, False, id="full-plain-small"),
+        pytest.param("f", True, False, id="full-truncate-small"),
+        pytest.param("d", False, False, id="default-plain-small", marks=pytest.mark.soak),
+        pytest.param("d", True, True, id="default-truncate-large", marks=pytest.mark.soak),
+        pytest.param("f", False, True, id="full-plain-large", marks=pytest.mark.soak),
+    ],
+)
+
 Row = list[str | None]
 
 

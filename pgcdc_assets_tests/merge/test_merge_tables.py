@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
@@ -102,6 +103,22 @@ def test_an_added_column_is_null_in_older_rows_and_filled_in_newer_ones(
     assert names[:3] == ["id", "v", "odd, name"]
     report = _merge(spark, zone, landing.land([insert("4", "d", "1", version=2)]))
     assert report.row_count == 3
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+def test_a_wide_table_has_statistics_of_our_columns_too(
+    spark: SparkSession, zone: RawZone, scd: int
+) -> None:
+    """They stand last, and Delta keeps statistics of 32 columns where nobody says otherwise."""
+    columns = [column("id"), *(column(f"v{i}", "text") for i in range(40))]
+    landing = Landing(zone, [relation(*columns)])
+    landing.begin([("1", *["a"] * 40)])
+    window = landing.land([update("1", *["b"] * 40)])
+    report = _merge(spark, zone, window, TableTarget("shop", "items", scd=(scd,)))
+    lsn = {1: "_lsn", 2: "_valid_from_lsn"}[scd]
+    adds = pyarrow.table(DeltaTable(report.path).get_add_actions(flatten=True)).to_pylist()
+    assert all(isinstance(add[f"min.{lsn}"], int) for add in adds)
+    assert max(add[f"max.{lsn}"] for add in adds) == int(window.start)
 
 
 @pytest.mark.parametrize(

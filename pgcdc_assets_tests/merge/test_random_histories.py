@@ -12,6 +12,7 @@ from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Fold, Landing
 from pgcdc_assets_tests.merge.random_history import (
+    CASES,
     KEY,
     RandomHistory,
     comparable_row,
@@ -34,18 +35,18 @@ _TRANSACTIONS = 12
         pytest.param((12, 6), id="many", marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
-@pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
+@CASES
 def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgres_had(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
     identity: str,
-    pieces: tuple[int, int],
     truncates: bool,
+    is_large: bool,
+    pieces: tuple[int, int],
 ) -> None:
     """D1, D2, D3, D4, D5, D6, D9, D14, H1: hundreds of histories against the fold by hand."""
-    merge_as_if_large(monkeypatch, truncates == (identity == "f"))
+    merge_as_if_large(monkeypatch, is_large)
     seed = f"{identity} {truncates}"
     rng = random.Random(seed)
     history = RandomHistory(rng, identity, histories=150)

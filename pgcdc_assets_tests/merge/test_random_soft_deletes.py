@@ -21,6 +21,7 @@ from pgcdc_assets_tests.merge.history import (
     truncate,
 )
 from pgcdc_assets_tests.merge.random_history import (
+    CASES,
     KEY,
     RandomHistory,
     comparable_row,
@@ -44,18 +45,18 @@ _SOFT = TableTarget("shop", "items", soft_deletes=True)
         pytest.param((12, 12), id="all", marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
-@pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
+@CASES
 def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
     identity: str,
-    pieces: tuple[int, int],
     truncates: bool,
+    is_large: bool,
+    pieces: tuple[int, int],
 ) -> None:
     """D1 to D6, H1, H3 with soft deletes: hundreds of histories."""
-    merge_as_if_large(monkeypatch, truncates == (identity == "f"))
+    merge_as_if_large(monkeypatch, is_large)
     rng = random.Random(f"{identity} {truncates}")
     history = RandomHistory(rng, identity, histories=120)
     copied = history.copied()

@@ -13,6 +13,7 @@ from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
 from pgcdc_assets_tests.merge.random_history import (
+    CASES,
     KEY,
     RandomHistory,
     comparable_row,
@@ -36,8 +37,7 @@ _START = 0x1000
         pytest.param((12, 12), id="all", marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
-@pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
+@CASES
 @pytest.mark.parametrize(
     "tracked",
     [
@@ -50,12 +50,13 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
     identity: str,
-    pieces: tuple[int, int],
     truncates: bool,
+    is_large: bool,
+    pieces: tuple[int, int],
     tracked: tuple[str, ...] | None,
 ) -> None:
     """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against the fold by hand."""
-    merge_as_if_large(monkeypatch, truncates == (identity == "f"))
+    merge_as_if_large(monkeypatch, is_large)
     rng = random.Random(f"{identity} {truncates} {tracked}")
     history = RandomHistory(rng, identity, histories=120)
     copied = history.copied()

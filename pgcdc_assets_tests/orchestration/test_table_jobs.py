@@ -122,7 +122,7 @@ def test_upkeep_removes_old_windows_and_their_keys(
 ) -> None:
     kept_all = orchestrated
     sync(kept_all)
-    for turn in range(3):
+    for turn in range(2):
         kept_all.database.execute("update a set v = %s where id = 1", (str(turn),))
         kept_all.database.execute("insert into b values (%s, 1)", (turn,))
         sync(kept_all)
