@@ -8,6 +8,7 @@ before each table what kind of merge comes.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,15 +30,22 @@ FOR_SMALL = {
 }
 
 
+# What sessions had before they were first told. To unset a setting would bring back Spark's own
+# default, and not what the session was made with: 200 partitions instead of a few.
+_first: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionary()
+
+
 def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
     """Prepare a session, which nobody else uses, for a merge of this size.
 
     Args:
         target_bytes: of all files of the SCD table.
     """
+    if spark not in _first:
+        _first[spark] = {name: spark.conf.get(name, None) for name in FOR_SMALL}
     is_small = change_count <= SMALL_CHANGES and target_bytes <= SMALL_BYTES
-    for name, value in FOR_SMALL.items():
-        if is_small:
-            spark.conf.set(name, value)
-        else:
+    for name, value in (FOR_SMALL if is_small else _first[spark]).items():
+        if value is None:
             spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)

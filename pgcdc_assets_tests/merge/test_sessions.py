@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
 from pgcdc_assets.merge.session import own_sessions, spark_session
+from pgcdc_assets.merge.tuning import SMALL_CHANGES, tune
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark_process import RunningServer
 from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
@@ -34,6 +35,24 @@ def test_sessions_side_by_side_share_neither_settings_nor_views(spark: SparkSess
             assert other.conf.get(SETTING, None) is None
         assert two.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.range(3).count() == 3
+
+
+def test_after_a_small_merge_a_large_one_has_what_the_session_was_made_with(
+    spark: SparkSession,
+) -> None:
+    """Spark's own default of 200 partitions would make a large merge slower by a fifth."""
+    partitions = "spark.sql.shuffle.partitions"
+    own = spark.conf.get(partitions)
+    assert own not in ("1", "200")
+    with own_sessions(spark, 1) as (session,):
+        seen = []
+        for change_count in (SMALL_CHANGES, SMALL_CHANGES + 1, 1, SMALL_CHANGES + 1):
+            tune(session, change_count, 0)
+            seen.append(session.conf.get(partitions))
+        assert seen == ["1", own, "1", own]
+        assert session.conf.get("spark.databricks.delta.merge.deletionVectors.persistent") != (
+            "false"
+        )
 
 
 def test_a_released_session_is_gone_from_the_server(
