@@ -42,9 +42,9 @@ def test_after_a_small_merge_a_large_one_has_what_the_session_was_made_with(
 ) -> None:
     """Spark's own default of 200 partitions would make a large merge slower by a fifth."""
     partitions = "spark.sql.shuffle.partitions"
-    own = spark.conf.get(partitions)
-    assert own not in ("1", "200")
     with own_sessions(spark, 1) as (session,):
+        own = session.conf.get(partitions)
+        assert own not in ("1", "200")
         seen = []
         for change_count in (SMALL_CHANGES, SMALL_CHANGES + 1, 1, SMALL_CHANGES + 1):
             tune(session, change_count, 0)
