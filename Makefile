@@ -4,7 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Test files, long ones first, in two processes. Each has servers of its own and wants 4 GB.
+# Two processes, each with servers of its own, take the test files in the order of their names: in the
+# order of their tests' numbers, the long files of few tests would come last, and one process idle.
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +16,7 @@ from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
 from pgcdc_assets.merge.kind import Counts, Kind, is_large
 from pgcdc_assets.merge.preparation import TableWork
+from pgcdc_assets.merge.rows import CopiedRows
 from pgcdc_assets.merge.shape import (
     SCD2_COLUMNS,
     SOFT_DELETE_COLUMNS,
@@ -35,9 +35,7 @@ class Lasting(Kind):
     """Writes a table that a later copy adds to, as the difference to what is there."""
 
     @abstractmethod
-    def write_first_copy(
-        self, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn, at: dt.datetime
-    ) -> None:
+    def write_first_copy(self, copied: CopiedRows, app_id: str) -> None:
         """Make the table of a copy."""
 
     @abstractmethod
@@ -45,14 +43,7 @@ class Lasting(Kind):
         """Read the rows that changes can end or alter."""
 
     @abstractmethod
-    def copied_events(
-        self,
-        copied: DataFrame,
-        stored: DataFrame | None,
-        shape: TableShape,
-        lsn: Lsn,
-        at: dt.datetime,
-    ) -> DataFrame:
+    def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
         """Write a copy as events."""
 
     @abstractmethod
@@ -76,14 +67,14 @@ class Lasting(Kind):
         at = self.work.copied_at
         assert at is not None
         shape = self.shape_of_copy(copy)
-        copied = read_copy(self.spark, self.zone, copy)
         lsn = copy.snapshot_lsn
+        copied = CopiedRows(read_copy(self.spark, self.zone, copy), shape, lsn, at)
         if state is None:
-            self.write_first_copy(copied, shape, self.zone.app_id(copy.epoch), lsn, at)
+            self.write_first_copy(copied, self.zone.app_id(copy.epoch))
             return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
         self.follow_relation(state, shape)
         stored = None if state.is_empty else self.read_stored()
-        events = self.copied_events(copied, stored, shape, lsn, at)
+        events = self.copied_events(copied, stored)
         return self._write(events, stored, Fold(shape, ChangeFacts()), copy.epoch, lsn)
 
     def apply_changes(self, state: TargetState | None) -> Counts:
@@ -129,26 +120,17 @@ class SoftDeletes(Lasting):
 
     system: ClassVar[SystemColumns] = SOFT_DELETE_COLUMNS
 
-    def write_first_copy(
-        self, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn, at: dt.datetime
-    ) -> None:
+    def write_first_copy(self, copied: CopiedRows, app_id: str) -> None:
         """Make the table of a copy."""
-        scd1.write_copy(self.work.path, copied, shape, app_id, lsn)
+        scd1.write_copy(self.work.path, copied.frame, copied.shape, app_id, copied.lsn)
 
     def read_stored(self) -> DataFrame:
         """Read all rows: a deleted one may come back."""
         return self.read_table()
 
-    def copied_events(
-        self,
-        copied: DataFrame,
-        stored: DataFrame | None,
-        shape: TableShape,
-        lsn: Lsn,
-        at: dt.datetime,
-    ) -> DataFrame:
+    def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
         """Write a copy as events."""
-        return soft_deletes.copied_events(copied, stored, shape, lsn, at)
+        return soft_deletes.copied_events(copied, stored)
 
     def changed_events(self, touched: Touched, fold: Fold) -> DataFrame:
         """Give changes as events with their values."""
@@ -173,26 +155,17 @@ class History(Lasting):
 
     system: ClassVar[SystemColumns] = SCD2_COLUMNS
 
-    def write_first_copy(
-        self, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn, at: dt.datetime
-    ) -> None:
+    def write_first_copy(self, copied: CopiedRows, app_id: str) -> None:
         """Make the table of a copy."""
-        scd2.write_first_copy(self.work.path, copied, shape, app_id, lsn, at)
+        scd2.write_first_copy(self.work.path, copied, app_id)
 
     def read_stored(self) -> DataFrame:
         """Read the current versions: the others have ended for good."""
         return scd2.current_rows(self.spark, self.work.path)
 
-    def copied_events(
-        self,
-        copied: DataFrame,
-        stored: DataFrame | None,
-        shape: TableShape,
-        lsn: Lsn,
-        at: dt.datetime,
-    ) -> DataFrame:
+    def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
         """Write a copy as events."""
-        return scd2.copied_events(copied, stored, shape, lsn, at)
+        return scd2.copied_events(copied, stored)
 
     def changed_events(self, touched: Touched, fold: Fold) -> DataFrame:
         """Give changes as events with their values."""

@@ -5,13 +5,32 @@ Columns are numbered until they are written, because a source column may have an
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import string
+
+
+@dataclass(frozen=True)
+class CopiedRows:
+    """What a copy holds.
+
+    Attributes:
+        frame: one column `new`, in the layout of `shape`.
+        lsn: the copy's snapshot LSN.
+        at: the time to which the copy belongs.
+    """
+
+    frame: DataFrame
+    shape: TableShape
+    lsn: Lsn
+    at: dt.datetime
 
 
 def typed(

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.bounds import matched
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
-from pgcdc_assets.merge.rows import typed
-from pgcdc_assets.merge.shape import TableShape
+from pgcdc_assets.merge.rows import CopiedRows, typed
 from pgcdc_assets.merge.sql import delta_table, identifier
 from pgcdc_assets.merge.versions import (
     stored_rows,
@@ -32,45 +30,36 @@ from pgcdc_assets.merge.writing import (
 PARTITIONED_BY = ("_is_current",)
 
 
-def write_first_copy(
-    path: str, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn, at: dt.datetime
-) -> None:
-    """Make the table of a copy: each row is a version that is current since the copy.
-
-    Args:
-        copied: one column `new`, in the layout of `shape`.
-        at: the time to which the copy belongs.
-    """
+def write_first_copy(path: str, copied: CopiedRows, app_id: str) -> None:
+    """Make the table of a copy: each row is a version that is current since the copy."""
     keep = [
-        f"{_timestamp(at)} AS valid_from",
+        f"{_timestamp(copied.at)} AS valid_from",
         "CAST(NULL AS TIMESTAMP) AS valid_to",
         "true AS is_current",
-        f"CAST({int(lsn)} AS BIGINT) AS valid_from_lsn",
+        f"CAST({int(copied.lsn)} AS BIGINT) AS valid_from_lsn",
         "CAST(NULL AS BIGINT) AS valid_to_lsn",
         "CAST(-1 AS BIGINT) AS ordinal",
         "'S' AS op",
     ]
-    rows = typed(copied, shape, lambda i: f"new[{i}]", keep)
-    create_or_replace(path, rows, shape, app_id, lsn, PARTITIONED_BY)
+    rows = typed(copied.frame, copied.shape, lambda i: f"new[{i}]", keep)
+    create_or_replace(path, rows, copied.shape, app_id, copied.lsn, PARTITIONED_BY)
 
 
-def copied_events(
-    copied: DataFrame, current: DataFrame | None, shape: TableShape, lsn: Lsn, at: dt.datetime
-) -> DataFrame:
+def copied_events(copied: CopiedRows, current: DataFrame | None) -> DataFrame:
     """Write a copy as events at its LSN: what it holds has come, what it does not hold has gone.
 
     Args:
         current: all current rows of the table.
     """
-    fold = Fold(shape, ChangeFacts())
+    fold = Fold(copied.shape, ChangeFacts())
     position = [
-        f"CAST({int(lsn)} AS BIGINT) AS lsn",
+        f"CAST({int(copied.lsn)} AS BIGINT) AS lsn",
         "CAST(-1 AS BIGINT) AS ordinal",
-        f"{_timestamp(at)} AS commit_ts",
+        f"{_timestamp(copied.at)} AS commit_ts",
         "'S' AS op",
     ]
-    keys = fold.key_values("k", "r", lambda i: f"new[{i}]")
-    rows = typed(copied, shape, lambda i: f"new[{i}]", [*keys, *position, "true AS is_content"])
+    keep = [*fold.key_values("k", "r", lambda i: f"new[{i}]"), *position, "true AS is_content"]
+    rows = typed(copied.frame, copied.shape, lambda i: f"new[{i}]", keep)
     if current is None:
         return rows
     there = stored_rows(current, fold)

@@ -8,16 +8,13 @@ went within one merge leaves its row as well.
 
 from __future__ import annotations
 
-import datetime as dt
-
 from pyspark.sql import DataFrame
 
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import scd2
 from pgcdc_assets.merge.bounds import matched
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import Truncate
-from pgcdc_assets.merge.shape import TableShape
+from pgcdc_assets.merge.rows import CopiedRows
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.versions import (
     Touched,
@@ -40,16 +37,14 @@ def changed_events(touched: Touched, fold: Fold) -> DataFrame:
     return typed_events(touched.events, fold, in_place(touched.rows), in_place(touched.stored))
 
 
-def copied_events(
-    copied: DataFrame, rows: DataFrame | None, shape: TableShape, lsn: Lsn, at: dt.datetime
-) -> DataFrame:
+def copied_events(copied: CopiedRows, rows: DataFrame | None) -> DataFrame:
     """Write a copy as events at its LSN; a copied row has no commit time in SCD1.
 
     Args:
         rows: all rows of the table; None when it has none.
     """
     there = None if rows is None else in_place(rows)
-    events = scd2.copied_events(copied, there, shape, lsn, at)
+    events = scd2.copied_events(copied, there)
     others = [name for name in events.columns if name != "commit_ts"]
     return events.selectExpr(*others, "CAST(NULL AS TIMESTAMP) AS commit_ts")
 
