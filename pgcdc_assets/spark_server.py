@@ -26,6 +26,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.merge.spark_jars import looking_up_alone
 from pgcdc_assets.merge.spark_settings import server_conf
 from pgcdc_assets.ports import free_port
 from pgcdc_assets.spark_process import RunningServer, launch
@@ -96,10 +97,11 @@ class SparkServer:
             # What is left by a start that was killed, or by a server that was.
             self._tidy_up(self.find())
             say(f"Starting the Spark server; its log is {self.log_file}")
-            for _ in range(_PORTS_TO_TRY):
-                started = self._start_at(free_port(), say)
-                if started is not None:
-                    return started, True
+            with looking_up_alone():
+                for _ in range(_PORTS_TO_TRY):
+                    started = self._start_at(free_port(), say)
+                    if started is not None:
+                        return started, True
         raise TransientError(reason="No free TCP port was found for the Spark server: try again")
 
     def stop(self) -> RunningServer | None:

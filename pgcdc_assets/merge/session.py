@@ -15,7 +15,7 @@ import atexit
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.merge.spark_jars import looking_up_alone
 from pgcdc_assets.merge.spark_settings import SESSION_CONF, embedded_conf
 
 # A server of this machine that refuses connections is gone. The client would try again for ten
@@ -92,8 +93,10 @@ def connecting(remote: str | None) -> Iterator[None]:
         os.environ.pop(_IN_CONNECT_MODE, None)
     else:
         _check_listens(remote)
+    starts_here = remote is None and not runs_embedded()
     try:
-        yield
+        with looking_up_alone() if starts_here else nullcontext():
+            yield
     except PySparkException as error:
         if remote is None:
             raise
