@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # Delta refuses a shorter time as long as its check is on: a reader or writer could still be at it.
 _CHECKED_HOURS = 168.0
+# Delta's default of 1 GB would put recent rows and old ones into one file, and each merge reads the
+# files in which a changed row may lie as a whole, for the keys in them.
+_FILE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ def tidy_table(spark: SparkSession, path: str, keep_hours: float) -> TidyReport:
     with own_sessions(spark, 1) as (session,):
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        for name in ("minFileSize", "maxFileSize"):
+            session.conf.set(f"spark.databricks.delta.optimize.{name}", str(_FILE_BYTES))
+        # Else the next OPTIMIZE would put together again what this one split.
+        session.conf.set("spark.sql.files.maxRecordsPerFile", "0")
         report = _merge_files(session, path)
         try:
             session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours:g} HOURS").collect()

@@ -101,7 +101,8 @@ def merge_rows(
     """
     if not is_large:
         return run_merge(spark, rows, merge_statement(path, fold), app_id, watermark)
-    rows = rows.localCheckpoint()
+    # Spark makes a filter of keys only from rows that it takes for a selection.
+    rows = rows.localCheckpoint().where("lsn >= 0")
     statement = merge_statement(path, fold, key_bounds(rows, fold))
     return run_merge(spark, rows, statement, app_id, watermark, is_computed=True)
 

@@ -21,6 +21,8 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
+    # A MERGE reads the files in which a changed row may lie as a whole, for the keys in them.
+    "spark.sql.files.maxRecordsPerFile": "1000000",
 }
 
 _EMBEDDED_CONF: Mapping[str, str] = {

@@ -30,9 +30,36 @@ FOR_SMALL = {
 }
 
 
-# What sessions had before they were first told. To unset a setting would bring back Spark's own
-# default, and not what the session was made with: 200 partitions instead of a few.
+_BLOOM = "spark.sql.optimizer.runtime.bloomFilter"
+# Ten bits a key let one in a hundred other rows pass. Beyond this many keys there is no filter:
+# each task would be sent more than 25 MB.
+_BITS_PER_KEY = 10
+_MOST_KEYS = 20_000_000
+
+# What sessions had before they were first told, and what they were told last. To unset a setting
+# would bring back Spark's own default, and not what the session was made with: 200 partitions
+# instead of a few.
 _first: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionary()
+_told: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionary()
+
+
+def for_large(change_count: int) -> dict[str, str]:
+    """Have rows of the table whose keys are not among the changes' dropped before a shuffle.
+
+    Spark does so only for tables of above 10 GB, and only where it takes the changes for few.
+    """
+    if not 0 < change_count <= _MOST_KEYS:
+        return {f"{_BLOOM}.enabled": "false"}
+    keys, bits = str(change_count), str(_BITS_PER_KEY * change_count)
+    return {
+        f"{_BLOOM}.enabled": "true",
+        f"{_BLOOM}.applicationSideScanSizeThreshold": "0",
+        f"{_BLOOM}.creationSideThreshold": str(1 << 40),
+        f"{_BLOOM}.expectedNumItems": keys,
+        f"{_BLOOM}.maxNumItems": keys,
+        f"{_BLOOM}.numBits": bits,
+        f"{_BLOOM}.maxNumBits": bits,
+    }
 
 
 def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
@@ -42,10 +69,18 @@ def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
         target_bytes: of all files of the SCD table.
     """
     if spark not in _first:
-        _first[spark] = {name: spark.conf.get(name, None) for name in FOR_SMALL}
-    is_small = change_count <= SMALL_CHANGES and target_bytes <= SMALL_BYTES
-    for name, value in (FOR_SMALL if is_small else _first[spark]).items():
+        names = (*FOR_SMALL, *for_large(1))
+        _first[spark] = _told[spark] = {name: spark.conf.get(name, None) for name in names}
+    wanted = dict(_first[spark])
+    if target_bytes > SMALL_BYTES:
+        wanted |= for_large(change_count)
+    elif change_count <= SMALL_CHANGES:
+        wanted |= FOR_SMALL
+    for name, value in wanted.items():
+        if value == _told[spark].get(name):
+            continue
         if value is None:
             spark.conf.unset(name)
         else:
             spark.conf.set(name, value)
+    _told[spark] = wanted

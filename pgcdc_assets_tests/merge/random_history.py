@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge.tuning import for_large
 from pgcdc_assets_tests.merge.history import Change, Landing, column, relation
 
 _KEYS = 5
@@ -40,6 +41,8 @@ SPARK_DEFAULTS = {
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
+    # Above this a join is a shuffle, before which the keys are filtered.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
 # Replica identity d(efault) or f(ull), whether tables are truncated, whether they are merged as
@@ -181,7 +184,10 @@ def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
     """Have small tables merged as large ones are: compiled, and only where their changes lie."""
     if is_wanted:
         monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_BYTES", -1)
-        monkeypatch.setattr("pgcdc_assets.merge.tuning.FOR_SMALL", SPARK_DEFAULTS)
+        monkeypatch.setattr("pgcdc_assets.merge.tuning.SMALL_BYTES", -1)
+        monkeypatch.setattr(
+            "pgcdc_assets.merge.tuning.for_large", lambda n: {**SPARK_DEFAULTS, **for_large(n)}
+        )
 
 
 def land_in_pieces(

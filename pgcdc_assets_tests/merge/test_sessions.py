@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
 from pgcdc_assets.merge.session import own_sessions, spark_session
-from pgcdc_assets.merge.tuning import SMALL_CHANGES, tune
+from pgcdc_assets.merge.tuning import SMALL_BYTES, SMALL_CHANGES, tune
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark_process import RunningServer
 from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
@@ -53,6 +54,23 @@ def test_after_a_small_merge_a_large_one_has_what_the_session_was_made_with(
         assert session.conf.get("spark.databricks.delta.merge.deletionVectors.persistent") != (
             "false"
         )
+
+
+def test_a_large_table_is_filtered_by_the_keys_of_the_changes_before_a_shuffle(
+    embedded_session: SparkSession, tmp_path: Path
+) -> None:
+    """The plan is that of the join in which a MERGE writes."""
+    with own_sessions(embedded_session, 1) as (session,):
+        session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
+        session.range(100).write.format("delta").save(str(tmp_path / "table"))
+        plans = []
+        for target_bytes in (SMALL_BYTES + 1, SMALL_BYTES):
+            tune(session, SMALL_CHANGES + 1, target_bytes)
+            rows = session.sql("SELECT id AS k0, id AS lsn FROM range(9)").localCheckpoint()
+            table = session.read.format("delta").load(str(tmp_path / "table"))
+            joined = rows.where("lsn >= 0").join(table, rows.k0 == table.id, "left")
+            plans.append(joined._jdf.queryExecution().optimizedPlan().toString())
+        assert ["might_contain" in plan for plan in plans] == [True, False]
 
 
 def test_a_released_session_is_gone_from_the_server(
