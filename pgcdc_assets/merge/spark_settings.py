@@ -33,6 +33,9 @@ _EMBEDDED_CONF: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    # A merge has some hundred generated classes, and the default cache holds a hundred: each merge
+    # would compile them anew, and run them cold.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     # The default of 50 tasks to replay a table's log costs seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",

@@ -50,7 +50,9 @@ def for_large(change_count: int) -> dict[str, str]:
     """
     if not 0 < change_count <= _MOST_KEYS:
         return {f"{_BLOOM}.enabled": "false"}
-    keys, bits = str(change_count), str(_BITS_PER_KEY * change_count)
+    # A power of two: Spark compiles source with other constants in it anew.
+    expected = 1 << (change_count - 1).bit_length()
+    keys, bits = str(expected), str(_BITS_PER_KEY * expected)
     return {
         f"{_BLOOM}.enabled": "true",
         f"{_BLOOM}.applicationSideScanSizeThreshold": "0",

@@ -57,15 +57,30 @@ def files_between(files: Sequence[DataFile], epoch: int, start: int, end: int) -
     ]
 
 
-def change_files(table: RawTable, epoch: int, start: int, end: int) -> list[str]:
-    """List the addresses of the files that may hold changes of the epoch in a range of LSNs.
+@dataclass(frozen=True)
+class ChangeFiles:
+    """The files that may hold changes of a range.
 
-    They are plain Parquet files with every column of `raw/changes`: a reader that has this list
-    needs nothing of the log.
+    Attributes:
+        addresses: of plain Parquet files with every column of `raw/changes`; a reader that has them
+            needs nothing of the log.
+        lie_inside: the log says that no change in them lies outside of the range.
     """
+
+    addresses: tuple[str, ...]
+    lie_inside: bool
+
+
+def change_files(table: RawTable, epoch: int, start: int, end: int) -> ChangeFiles:
+    """Find the files that may hold changes of the epoch with start <= commit_lsn < end."""
     loaded = table.load()
     files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
-    return [f"{table.uri}/{file.path}" for file in files]
+    lie_inside = all(
+        file.minimum.get("commit_lsn", start - 1) >= start
+        and file.maximum.get("commit_lsn", end) < end
+        for file in files
+    )
+    return ChangeFiles(tuple(f"{table.uri}/{file.path}" for file in files), lie_inside)
 
 
 def scan(

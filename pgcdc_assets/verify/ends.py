@@ -90,7 +90,7 @@ def leaving_changes(session: SparkSession, zone: RawZone, judged: JudgedEnds) ->
     files = {
         file
         for epoch, start, end in judged.ranges
-        for file in change_files(zone.changes.table, epoch, start, end)
+        for file in change_files(zone.changes.table, epoch, start, end).addresses
     }
     if not files:
         return session.sql("SELECT 0L AS commit_lsn, false AS is_truncate WHERE false")
