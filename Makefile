@@ -19,7 +19,7 @@ $(STAMP): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	    { echo "Python's venv module is needed: apt-get install python3-venv" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@touch $@
 
 .PHONY: java

@@ -47,17 +47,30 @@ SPARK_DEFAULTS = {
 
 # Replica identity d(efault) or f(ull), whether tables are truncated, whether they are merged as
 # large ones are. A range with a TRUNCATE needs no MERGE, so the plain ones try more.
-CASES = pytest.mark.parametrize(
-    ("identity", "truncates", "is_large"),
-    [
-        pytest.param("d", False, True, id="default-plain-large"),
-        pytest.param("f", False, False, id="full-plain-small"),
-        pytest.param("f", True, False, id="full-truncate-small"),
-        pytest.param("d", False, False, id="default-plain-small", marks=pytest.mark.soak),
-        pytest.param("d", True, True, id="default-truncate-large", marks=pytest.mark.soak),
-        pytest.param("f", False, True, id="full-plain-large", marks=pytest.mark.soak),
-    ],
-)
+_CASES = {
+    "default-plain-large": ("d", False, True),
+    "default-plain-small": ("d", False, False),
+    "default-truncate-large": ("d", True, True),
+    "full-plain-large": ("f", False, True),
+    "full-plain-small": ("f", False, False),
+    "full-truncate-small": ("f", True, False),
+}
+
+
+def cases(*in_short_run: str) -> pytest.MarkDecorator:
+    """Try all cases, and those that are not named in a long test run only."""
+    unknown = set(in_short_run) - set(_CASES)
+    assert not unknown, unknown
+    return pytest.mark.parametrize(
+        ("identity", "truncates", "is_large"),
+        [
+            pytest.param(
+                *values, id=name, marks=() if name in in_short_run else (pytest.mark.soak,)
+            )
+            for name, values in _CASES.items()
+        ],
+    )
+
 
 Row = list[str | None]
 

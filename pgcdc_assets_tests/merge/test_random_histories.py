@@ -12,9 +12,9 @@ from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Fold, Landing
 from pgcdc_assets_tests.merge.random_history import (
-    CASES,
     KEY,
     RandomHistory,
+    cases,
     comparable_row,
     land_in_pieces,
     merge_as_if_large,
@@ -35,7 +35,7 @@ _TRANSACTIONS = 12
         pytest.param((12, 6), id="many", marks=pytest.mark.soak),
     ],
 )
-@CASES
+@cases("default-plain-large", "full-plain-small", "full-truncate-small")
 def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgres_had(
     spark: SparkSession,
     zone: RawZone,

@@ -21,9 +21,9 @@ from pgcdc_assets_tests.merge.history import (
     truncate,
 )
 from pgcdc_assets_tests.merge.random_history import (
-    CASES,
     KEY,
     RandomHistory,
+    cases,
     comparable_row,
     land_in_pieces,
     merge_as_if_large,
@@ -45,7 +45,7 @@ _SOFT = TableTarget("shop", "items", soft_deletes=True)
         pytest.param((12, 12), id="all", marks=pytest.mark.soak),
     ],
 )
-@CASES
+@cases("default-plain-large")
 def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
     spark: SparkSession,
     zone: RawZone,

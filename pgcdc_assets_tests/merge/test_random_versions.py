@@ -13,9 +13,9 @@ from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
 from pgcdc_assets_tests.merge.random_history import (
-    CASES,
     KEY,
     RandomHistory,
+    cases,
     comparable_row,
     land_in_pieces,
     merge_as_if_large,
@@ -37,7 +37,7 @@ _START = 0x1000
         pytest.param((12, 12), id="all", marks=pytest.mark.soak),
     ],
 )
-@CASES
+@cases("default-plain-large", "full-truncate-small")
 @pytest.mark.parametrize(
     "tracked",
     [
