@@ -10,7 +10,6 @@ query worked, so that a start which is killed leaves nothing that nobody knows o
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -21,11 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.locking import locked
 from pgcdc_assets.merge.spark_jars import looking_up_alone
 from pgcdc_assets.merge.spark_settings import server_conf
 from pgcdc_assets.ports import free_port
@@ -219,9 +219,5 @@ class SparkServer:
         named = [each for each in lines if re.search(r"Exception|Error\b|is not set|No such", each)]
         return (named or lines[-1:])[0].strip()[:300]
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "spark-server.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def _lock(self) -> AbstractContextManager[None]:
+        return locked(self.folder / "spark-server.lock")

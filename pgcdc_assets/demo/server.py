@@ -10,15 +10,14 @@ for data of value.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +25,7 @@ import psutil
 
 from pgcdc_assets.demo.programs import find_binaries, make_reachable, run_program
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.locking import locked
 from pgcdc_assets.ports import free_port
 
 SUPERUSER = "postgres"
@@ -185,12 +185,8 @@ class EmbeddedServer:
     def _lock_file(self) -> Path:
         return self.data_dir.with_name(self.data_dir.name + ".lock")
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        self._lock_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock_file.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def _lock(self) -> AbstractContextManager[None]:
+        return locked(self._lock_file)
 
     def _postmaster_lines(self) -> list[str]:
         """Its lines: pid, folder, start, port, socket folder, address, memory key, status."""

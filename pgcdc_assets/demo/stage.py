@@ -7,7 +7,6 @@ the demonstration never touches another database, lake or Dagster instance.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.console import say
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.locking import locked
 from pgcdc_assets.orchestration.defaults import state_folder
 
 _PUT_ASIDE = ("PGCDC_DSN", "PGCDC_LAKE", "PGCDC_SPARK_REMOTE", "DAGSTER_HOME")
@@ -84,10 +84,9 @@ def _open_shop(server: EmbeddedServer, scale: float) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "demo.lock").open("w") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(folder / "demo.lock", is_awaited=False))
         except BlockingIOError as error:
             raise ConfigurationError(
                 reason="`make demo` or `make dev` is running in this clone already: stop it first"

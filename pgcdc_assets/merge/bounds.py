@@ -29,10 +29,9 @@ def has_bounds(ddl: str) -> bool:
 def widened(least: int, most: int, ddl: str) -> tuple[int, int]:
     """Widen a range such that the ranges of merges that follow each other are often the same.
 
-    They are constants in Java source, and Spark compiles other source anew, which costs a merge of
-    a million rows half of its time. New rows most often have keys above all others, so the upper
-    end moves and may be taken farther: it grows by up to half of the range's length, the lower end
-    by up to an eighth.
+    They are constants in Java source, and Spark compiles other source anew and runs it cold. New
+    rows most often have keys above all others, so the upper end moves and may be taken farther: it
+    grows by up to half of the range's length, the lower end by up to an eighth.
     """
     limit = 1 << (_WHOLE_NUMBERS[ddl.upper()] - 1)
     size = 1 << (most - least).bit_length()

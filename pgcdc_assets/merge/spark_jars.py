@@ -7,35 +7,26 @@ each other's files, and all of them fail.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
-_LOCK = "spark-jars.lock"
+from pgcdc_assets.locking import locked
 
 
 @contextmanager
 def looking_up_alone() -> Iterator[None]:
     """Hold this user's lock for the block, and wait until nobody else does.
 
-    Where no lock file can be made, as in a home that cannot be written, there is none.
+    Where there can be no lock, as in a home that cannot be written, nobody waits.
     """
     with ExitStack() as held:
-        file = _lock_file()
-        if file is not None:
-            held.enter_context(file)
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError, RuntimeError):
+            held.enter_context(locked(_lock_file()))
         yield
 
 
-def _lock_file() -> IO[bytes] | None:
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(cache) / "pgcdc"
-        folder.mkdir(parents=True, exist_ok=True)
-        return (folder / _LOCK).open("ab")
-    except (OSError, RuntimeError):
-        return None
+def _lock_file() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "pgcdc" / "spark-jars.lock"

@@ -32,7 +32,7 @@ FOR_SMALL = {
 
 _BLOOM = "spark.sql.optimizer.runtime.bloomFilter"
 # Ten bits a key let one in a hundred other rows pass. Beyond this many keys there is no filter:
-# each task would be sent more than 25 MB.
+# each task would be sent more than the 42 MB that this many make, once rounded up.
 _BITS_PER_KEY = 10
 _MOST_KEYS = 20_000_000
 

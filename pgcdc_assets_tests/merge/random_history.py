@@ -35,13 +35,13 @@ COLUMNS = (
 )
 KEY = ("history", "id")
 
-# What a user's session has for a large merge, and the tests' own sessions have not.
-SPARK_DEFAULTS = {
+# What the tests' own sessions have not: a user's settings, and changes too many to broadcast.
+AS_LARGE = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
-    # Above this a join is a shuffle, before which the keys are filtered.
+    # Only before a shuffle are the keys filtered.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
@@ -199,7 +199,7 @@ def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
         monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_BYTES", -1)
         monkeypatch.setattr("pgcdc_assets.merge.tuning.SMALL_BYTES", -1)
         monkeypatch.setattr(
-            "pgcdc_assets.merge.tuning.for_large", lambda n: {**SPARK_DEFAULTS, **for_large(n)}
+            "pgcdc_assets.merge.tuning.for_large", lambda n: {**AS_LARGE, **for_large(n)}
         )
 
 
