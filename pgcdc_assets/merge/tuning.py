@@ -1,8 +1,8 @@
 """Session settings that follow the size of one merge.
 
 A merge of a few rows is all planning: writing, compiling and re-planning code for stages that end
-in milliseconds takes most of its time. A large one is the opposite. So the same session is told
-before each table what kind of merge comes.
+in milliseconds takes most of its time. A large one is the opposite. In between, compiled code pays
+and re-planning does not. So the same session is told before each table what kind of merge comes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ SMALL_BYTES = 32 * 1024 * 1024
 FOR_SMALL = {
     # Without it each stage is planned when the ones before it have ended.
     "spark.sql.adaptive.enabled": "false",
-    # Java source is written, formatted and looked up for each stage, and for each projection of
-    # each task, even where it was compiled.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
     # Eight jobs of bookkeeping mark rows as deleted; a small file is written anew in one.
     "spark.databricks.delta.merge.deletionVectors.persistent": "false",
 }
 
+TINY_CHANGES = 2_000
+TINY_BYTES = 1024 * 1024
+
+FOR_TINY = {
+    **FOR_SMALL,
+    # Java source is written, formatted and looked up for each stage, and for each projection of
+    # each task, even where it was compiled. Without it each row costs more: a table of 100,000
+    # rows takes twice the time.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 _BLOOM = "spark.sql.optimizer.runtime.bloomFilter"
 # Ten bits a key let one in a hundred other rows pass. Beyond this many keys there is no filter:
@@ -71,11 +78,13 @@ def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
         target_bytes: of all files of the SCD table.
     """
     if spark not in _first:
-        names = (*FOR_SMALL, *for_large(1))
+        names = (*FOR_TINY, *for_large(1))
         _first[spark] = _told[spark] = {name: spark.conf.get(name, None) for name in names}
     wanted = dict(_first[spark])
     if target_bytes > SMALL_BYTES:
         wanted |= for_large(change_count)
+    elif target_bytes <= TINY_BYTES and change_count <= TINY_CHANGES:
+        wanted |= FOR_TINY
     elif change_count <= SMALL_CHANGES:
         wanted |= FOR_SMALL
     for name, value in wanted.items():

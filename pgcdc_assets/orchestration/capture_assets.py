@@ -2,30 +2,39 @@
 
 A run lands one window, or several that follow each other. A window that is there already is
 verified and reported again with the same figures, and nothing else happens: so materialising a
-partition twice is safe.
+partition twice is safe. A run that the lag sensor asked for goes on with the windows that come
+next, and opens them by the sensor's rules.
 """
 
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
 from pgcdc_assets.capture import CaptureLimits, capture_window
-from pgcdc_assets.errors import PgcdcError, WindowUnavailable
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.errors import PgcdcError, TransientError, WindowUnavailable
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks import (
     COUNTED_AS_DECODED,
     WITHOUT_GAPS,
     check_windows,
+    evaluation_of,
     rows_missing,
 )
 from pgcdc_assets.orchestration.failures import dagster_failures
+from pgcdc_assets.orchestration.following import Following
 from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.planning import Capture, CaptureProgress, plan_window
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs import claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, StreamPolicy
+from pgcdc_assets.postgres.slots import read_current_lsn
 from pgcdc_assets.postgres.stream import StreamSettings
 from pgcdc_assets.postgres.wire import WireSettings
+from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
 from pgcdc_assets.raw.zone import RawZone
 
@@ -61,53 +70,118 @@ def build_raw_asset(
         claim_run(context)
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
+        following = Following.of(context, names.slot_pool, capture.windows)
         windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
         with dagster_failures():
-            zone = lake.zone(capture.name)
+            landing = _Landing(context, capture, postgres, lake.zone(capture.name))
             summaries = []
-            for window in windows:
-                try:
-                    report = capture_window(
-                        postgres.settings(),
-                        zone,
-                        capture.slot,
-                        capture.publication,
-                        window,
-                        capture_limits(capture.stream),
+            try:
+                for window in windows:
+                    metadata, summary = landing.land(window)
+                    summaries.append(summary)
+                    context.add_asset_metadata(
+                        metadata, asset_key=spec.key, partition_key=window.key
                     )
-                    summary = zone.changes.summary(window)
-                except WindowUnavailable as error:
-                    # The run fails, and the check stays red on the asset's page afterwards.
-                    yield rows_missing(spec.key, error)
-                    raise
-                context.log.info(
-                    f"Window {window.key}: {report.row_count} changes in "
-                    f"{report.transaction_count} transactions"
-                    + (", captured before" if report.already_captured else "")
-                )
-                summaries.append(summary)
-                context.add_asset_metadata(
-                    capture_metadata(report, summary), asset_key=spec.key, partition_key=window.key
-                )
-            checks = check_windows(zone, spec.key, summaries)
-        _keep_up(context, zone)
-        yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
+                checks = check_windows(landing.zone, spec.key, summaries)
+                yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
+                landing.keep_up()
+                for window in landing.following(following):
+                    metadata, summary = landing.land(window)
+                    yield dg.AssetMaterialization(spec.key, partition=window.key, metadata=metadata)
+                    for check in check_windows(landing.zone, spec.key, [summary]):
+                        yield evaluation_of(check)
+                    landing.keep_up()
+            except WindowUnavailable as error:
+                # The run fails, and the check stays red on the asset's page afterwards.
+                yield evaluation_of(rows_missing(spec.key, error))
+                raise
 
     return raw
 
 
-def _keep_up(context: dg.AssetExecutionContext, zone: RawZone) -> None:
-    """Do the raw zone's upkeep when it is due; the window is landed whatever becomes of it."""
-    try:
-        report = keep_up(zone)
-    except PgcdcError as error:
-        context.log.warning(f"Upkeep of the raw zone was put off: {error}")
-        return
-    if report != UpkeepReport():
-        context.log.info(
-            f"Upkeep: {report.files_merged} files merged, {report.log_entries_saved} log entries "
-            f"saved, {report.files_removed} files removed"
+@dataclass
+class _Landing:
+    """The windows of one run."""
+
+    context: dg.AssetExecutionContext
+    capture: CdcCapture
+    postgres: PostgresResource
+    zone: RawZone
+    _last: LsnWindow | None = None
+    _landed_at: float = field(default_factory=time.monotonic)
+
+    def land(self, window: LsnWindow) -> tuple[dict[str, Any], WindowSummary]:
+        """Land a window; give its metadata and what it holds."""
+        report = capture_window(
+            self.postgres.settings(),
+            self.zone,
+            self.capture.slot,
+            self.capture.publication,
+            window,
+            capture_limits(self.capture.stream),
         )
+        self._last, self._landed_at = window, time.monotonic()
+        summary = self.zone.changes.summary(window)
+        self.context.log.info(
+            f"Window {window.key}: {report.row_count} changes in "
+            f"{report.transaction_count} transactions"
+            + (", captured before" if report.already_captured else "")
+        )
+        return capture_metadata(report, summary), summary
+
+    def following(self, following: Following) -> Iterator[LsnWindow]:
+        """Open one window after the other, as long as the run may go on.
+
+        The key is there before the window is landed, as with the sensor: a run that dies in between
+        leaves an open window, which the sensor asks for again.
+        """
+        while (window := self._next(following)) is not None:
+            self.context.instance.add_dynamic_partitions(self.capture.windows_name, [window.key])
+            yield window
+
+    def _next(self, following: Following) -> LsnWindow | None:
+        try:
+            with self.postgres.query_connection("capture") as conn:
+                return following.find(lambda: self._opened(following, read_current_lsn(conn)))
+        except TransientError as error:
+            # The run has landed what it opened; the sensor looks when the server is back.
+            self.context.log.info(f"No further window: {error}")
+            return None
+
+    def _opened(self, following: Following, flush_lsn: Lsn) -> LsnWindow | None:
+        assert self._last is not None
+        plan = plan_window(
+            CaptureProgress(
+                epoch=self._last.epoch,
+                captured_through=self._last.end,
+                flush_lsn=flush_lsn,
+                seconds_since_landing=time.monotonic() - self._landed_at,
+            ),
+            self.capture.windows,
+        )
+        if not isinstance(plan, Capture):
+            return None
+        epoch = self.zone.epochs.latest()
+        keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
+        is_newest = max(map(LsnWindow.parse, keys), default=self._last) == self._last
+        if epoch is None or epoch.epoch != self._last.epoch or not is_newest:
+            # What comes next is for the sensor to find out.
+            following.stop()
+            return None
+        return plan.window
+
+    def keep_up(self) -> None:
+        """Do the raw zone's upkeep when it is due; the window is landed whatever becomes of it."""
+        try:
+            report = keep_up(self.zone)
+        except PgcdcError as error:
+            self.context.log.warning(f"Upkeep of the raw zone was put off: {error}")
+            return
+        if report != UpkeepReport():
+            self.context.log.info(
+                f"Upkeep: {report.files_merged} files merged, {report.log_entries_saved} log "
+                f"entries saved, {report.files_removed} files removed"
+            )
 
 
 def capture_limits(policy: StreamPolicy) -> CaptureLimits:

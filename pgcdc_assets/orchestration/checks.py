@@ -134,13 +134,19 @@ def check_slot(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckResu
 
 def slot_evaluation(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckEvaluation:
     """Judge the slot outside a run, as the lag sensor does."""
-    health = check_slot(raw, status)
+    return evaluation_of(check_slot(raw, status))
+
+
+def evaluation_of(result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
+    """Turn a result into the event, for where Dagster does not: a step gives one result a check."""
+    assert result.asset_key is not None
+    assert result.check_name is not None
     return dg.AssetCheckEvaluation(
-        asset_key=raw,
-        check_name=SLOT_HEALTH,
-        passed=health.passed,
-        metadata=health.metadata,
-        severity=health.severity,
+        asset_key=result.asset_key,
+        check_name=result.check_name,
+        passed=result.passed,
+        metadata=result.metadata,
+        severity=result.severity,
     )
 
 

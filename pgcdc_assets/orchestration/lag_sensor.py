@@ -1,8 +1,9 @@
 """The lag sensor: one look at the slot, one at the lake, and at most one window to capture.
 
-It keeps no cursor. The slot is read before the lake, and the lake before the instance: each later
-reading can only be ahead of the earlier ones, so a capture that lands in between is never taken for
-a gap.
+It keeps no cursor. The runs are read first, then the slot, the lake, and the instance's keys: each
+later reading can only be ahead of the earlier ones, so a capture that lands in between is never
+taken for a gap. A capture under way opens the windows that follow its own (`following.py`); the
+sensor opens none meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import dagster as dg
 from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks import slot_evaluation
+from pgcdc_assets.orchestration.following import may_go_on
 from pgcdc_assets.orchestration.keys import (
     neighbours,
     range_tags,
@@ -88,6 +90,9 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
         lake: LakeResource = getattr(context.resources, names.lake)
         zone = lake.zone(capture.name)
         progress = sync_progress.get()
+        # A run that goes on opens windows itself: only where there was none before anything was
+        # read is there nothing that was read too early.
+        running = find_unfinished(context.instance, names.capture_job, frozenset({targets.raw}))
         try:
             with postgres.query_connection("sensor") as conn:
                 status = read_slot_status(conn, capture.slot)
@@ -102,7 +107,8 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
             if progress is not None:
                 raise
             return dg.SkipReason(str(error))
-        tick = _Tick(capture, targets, context, zone, status, flush_lsn, progress)
+        is_capturing = running is not None
+        tick = _Tick(capture, targets, context, zone, status, flush_lsn, progress, is_capturing)
         return tick.run()
 
     return lag
@@ -119,6 +125,7 @@ class _Tick:
     status: SlotStatus | None
     flush_lsn: Lsn
     progress: SyncProgress | None
+    is_capturing: bool
 
     def __post_init__(self) -> None:
         self.names = Names.of(self.capture)
@@ -243,9 +250,8 @@ class _Tick:
     ) -> None:
         instance = self.context.instance
         open_windows = tuple(w for w in windows if window_end(w) > through)
-        running = find_unfinished(instance, self.names.capture_job, frozenset({self.targets.raw}))
         past = None
-        if open_windows and running is None:
+        if open_windows and not self.is_capturing:
             past = attempts_for(
                 instance, self.capture.name, "capture", {THROUGH_TAG: open_windows[0].key}
             )
@@ -261,13 +267,13 @@ class _Tick:
                 if past and self.progress is None
                 else None,
                 seconds_since_landing=landed_ago,
-                is_capturing=running is not None,
+                is_capturing=self.is_capturing,
             ),
             self.capture.windows,
             self.progress.barrier if self.progress is not None else None,
         )
         if isinstance(plan, Wait):
-            if running is not None:
+            if self.is_capturing:
                 self._blocked(plan.reason)
             else:
                 self.reasons.append(plan.reason)
@@ -292,6 +298,7 @@ class _Tick:
                     CAPTURE_TAG: self.capture.name,
                     PURPOSE_TAG: "capture",
                     THROUGH_TAG: key,
+                    **may_go_on(self.capture.windows, self.progress),
                 },
             )
         )

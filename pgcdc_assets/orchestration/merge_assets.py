@@ -2,33 +2,44 @@
 
 Merging window N folds everything from each table's own watermark through N, so a range run merges
 through its newest partition once. A table that cannot be merged fails alone: the others are
-reported first, and the failure at the end names the broken ones.
+reported first, and the failure at the end names the broken ones. A run that the merge sensor asked
+for goes on with the windows that are landed meanwhile, as long as nothing fails.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
 from pgcdc_assets.merge.watermark import read_target
+from pgcdc_assets.orchestration.checks import evaluation_of
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
-from pgcdc_assets.orchestration.invariant_checks import MergedChecks, invariant_spec
+from pgcdc_assets.orchestration.following import Following
+from pgcdc_assets.orchestration.invariant_checks import INVARIANTS, MergedChecks, invariant_spec
 from pgcdc_assets.orchestration.metadata import column_lineage, merge_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs import claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.orchestration.state import copied_tables
 from pgcdc_assets.orchestration.tables import read_columns
 from pgcdc_assets.orchestration.targets import target_of
 from pgcdc_assets.raw.zone import RawZone
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Place = tuple[CdcTable, int]
+Result = dg.MaterializeResult[Any] | dg.AssetCheckResult
+
 
 def build_scd_assets(
     capture: CdcCapture,
-    specs: Mapping[tuple[CdcTable, int], dg.AssetSpec],
+    specs: Mapping[Place, dg.AssetSpec],
     sources: Mapping[CdcTable, dg.AssetKey],
     partitions: dg.PartitionsDefinition[str],
 ) -> dg.AssetsDefinition:
@@ -39,16 +50,11 @@ def build_scd_assets(
         sources: the source tables' keys, for column lineage.
     """
     names = Names.of(capture)
-    places = {spec.key: place for place, spec in specs.items()}
-    keys = {(t.schema, t.table, scd): spec.key for (t, scd), spec in specs.items()}
-    checks = {
-        (t.schema, t.table, scd): invariant_spec(spec.key, scd) for (t, scd), spec in specs.items()
-    }
 
     @dg.multi_asset(
         name=f"{capture.name}_merge_tables",
         specs=list(specs.values()),
-        check_specs=list(checks.values()),
+        check_specs=[invariant_spec(spec.key, scd) for (_, scd), spec in specs.items()],
         partitions_def=partitions,
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.single_run(),
@@ -56,58 +62,155 @@ def build_scd_assets(
         required_resource_keys={names.lake, names.spark},
     )
     def merge(context: dg.AssetExecutionContext) -> Any:
-        from pgcdc_assets.merge import merge_tables
-        from pgcdc_assets.merge.session import own_sessions
-
         claim_run(context)
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
-        selected = [places[key] for key in context.selected_asset_keys]
-        failures: list[MergeFailure] = []
+        following = Following.of(context, names.merge_pool, capture.windows)
         with dagster_failures(), ExitStack() as held:
-            zone = lake.zone(capture.name)
-            session = spark.session()
-            checked = MergedChecks(
-                zone,
-                open_session=lambda: held.enter_context(own_sessions(session, 1))[0],
-                targets={(t.schema, t.table): target_of(t) for t, _ in specs},
-                merging={(t.schema, t.table, scd) for t, scd in selected},
-                wanted={
-                    place: spec.key
-                    for place, spec in checks.items()
-                    if spec.key in context.selected_asset_check_keys
-                },
+            rounds = _Rounds(
+                context,
+                capture,
+                specs,
+                sources,
+                lake.zone(capture.name),
+                spark.session(),
+                held,
             )
-            reports: Iterable[MergeReport | MergeFailure] = ()
-            # A run of checks alone has no windows.
-            if selected:
-                through = max(LsnWindow.parse(key) for key in context.partition_keys)
-                reports = merge_tables(
-                    session,
-                    zone,
-                    _targets(selected),
-                    through,
-                    parallelism=capture.merge_parallelism,
-                )
-            for report in reports:
-                if isinstance(report, MergeFailure):
-                    context.log.error(f"{report.schema}.{report.table}: {report.error}")
-                    failures.append(report)
-                    continue
-                key = keys[report.schema, report.table, report.scd]
-                table = places[key][0]
-                yield dg.MaterializeResult(
-                    asset_key=key, metadata=_metadata(zone, report, through, sources[table])
-                )
-                yield from checked.after(report, through.epoch)
-            yield from checked.rest()
-        if failures:
-            raise_failed("Not merged", [(f"{f.schema}.{f.table}", f.error) for f in failures])
+            if not context.selected_asset_keys:
+                # A run of checks alone has no windows.
+                yield from rounds.check_only()
+                return
+            yield from rounds.merge(max(LsnWindow.parse(key) for key in context.partition_keys))
+            while not rounds.failures and (
+                windows := following.find(lambda: rounds.landed_since(following))
+            ):
+                for result in rounds.merge(windows[-1]):
+                    yield from _events(result, windows)
+            rounds.raise_failures()
 
     return merge
 
 
-def _targets(places: Iterable[tuple[CdcTable, int]]) -> list[TableTarget]:
+@dataclass
+class _Rounds:
+    """The merges of one run: what it was asked for, then what is landed meanwhile.
+
+    Attributes:
+        held: what lives as long as the run.
+        through: the window through which was merged last.
+    """
+
+    context: dg.AssetExecutionContext
+    capture: CdcCapture
+    specs: Mapping[Place, dg.AssetSpec]
+    sources: Mapping[CdcTable, dg.AssetKey]
+    zone: RawZone
+    session: "SparkSession"
+    held: ExitStack
+    through: LsnWindow | None = None
+    failures: list[MergeFailure] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        context = self.context
+        places = {spec.key: place for place, spec in self.specs.items()}
+        self._by_name = {(t.schema, t.table, scd): (t, scd) for t, scd in self.specs}
+        self._selected = [places[key] for key in context.selected_asset_keys]
+        self._copied = self._copied_tables()
+        self._checking: SparkSession | None = None
+
+    def merge(self, through: LsnWindow) -> Iterator[Result]:
+        """Merge the selected tables through a window, and check what was merged."""
+        from pgcdc_assets.merge import merge_tables
+
+        checked = self._checks()
+        reports = merge_tables(
+            self.session,
+            self.zone,
+            _targets(self._selected),
+            through,
+            parallelism=self.capture.merge_parallelism,
+        )
+        self.through = through
+        for report in reports:
+            if isinstance(report, MergeFailure):
+                self.context.log.error(f"{report.schema}.{report.table}: {report.error}")
+                self.failures.append(report)
+                continue
+            place = self._by_name[report.schema, report.table, report.scd]
+            metadata = _metadata(self.zone, report, through, self.sources[place[0]])
+            yield dg.MaterializeResult(asset_key=self.specs[place].key, metadata=metadata)
+            yield from checked.after(report, through.epoch)
+        yield from checked.rest()
+
+    def check_only(self) -> Iterator[Result]:
+        """Evaluate the selected checks of tables that nothing is merged into."""
+        yield from self._checks().rest()
+
+    def landed_since(self, following: Following) -> list[LsnWindow] | None:
+        """List the windows after the last merge, once they hold changes of the selected tables."""
+        assert self.through is not None
+        epoch, end = self.through.epoch, self.through.end
+        captured = self.zone.changes.captured_through(epoch)
+        if captured is None or captured <= end:
+            return None
+        if self._copied_tables() != self._copied:
+            # A table more, or a new epoch: the sensor asks for what this run was not asked for.
+            following.stop()
+            return None
+        landed = self.zone.changes.windows(epoch, end)
+        names = {table.qualified_name for table, _ in self._selected}
+        if not any(names & summary.counts.keys() for summary in landed):
+            return None
+        return [summary.window for summary in landed]
+
+    def raise_failures(self) -> None:
+        """End the run with the tables that were not merged, if there are some."""
+        if self.failures:
+            named = [(f"{f.schema}.{f.table}", f.error) for f in self.failures]
+            raise_failed("Not merged", named)
+
+    def _copied_tables(self) -> tuple[int, set[tuple[str, str]]]:
+        epoch = self.zone.epochs.latest()
+        return (0, set()) if epoch is None else (epoch.epoch, set(copied_tables(self.zone, epoch)))
+
+    def _checks(self) -> MergedChecks:
+        wanted = self.context.selected_asset_check_keys
+        keys = {name: self.specs[place].key for name, place in self._by_name.items()}
+        return MergedChecks(
+            self.zone,
+            open_session=self._checking_session,
+            targets={(t.schema, t.table): target_of(t) for t, _ in self.specs},
+            merging={(t.schema, t.table, scd) for t, scd in self._selected},
+            wanted={
+                name: check
+                for name, key in keys.items()
+                if (check := dg.AssetCheckKey(key, INVARIANTS)) in wanted
+            },
+        )
+
+    def _checking_session(self) -> "SparkSession":
+        from pgcdc_assets.merge.session import own_sessions
+
+        if self._checking is None:
+            (self._checking,) = self.held.enter_context(own_sessions(self.session, 1))
+        return self._checking
+
+
+def _events(
+    result: Result, windows: Sequence[LsnWindow]
+) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
+    """Tell of a later round: Dagster takes one result of an asset and a check from each step."""
+    if isinstance(result, dg.AssetCheckResult):
+        yield evaluation_of(result)
+        return
+    assert result.asset_key is not None
+    for window in windows:
+        yield dg.AssetMaterialization(
+            result.asset_key, partition=window.key, metadata=result.metadata
+        )
+
+
+def _targets(places: Iterable[Place]) -> list[TableTarget]:
     kinds: dict[CdcTable, list[int]] = {}
     for table, scd in places:
         kinds.setdefault(table, []).append(scd)

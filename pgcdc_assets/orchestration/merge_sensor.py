@@ -15,6 +15,7 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunRecord
 
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.following import may_go_on
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.keys import range_tags
 from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
@@ -57,12 +58,15 @@ def build_merge_sensor(
     )
     def merges(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         lake: LakeResource = getattr(context.resources, names.lake)
-        state = read_state(lake.zone(capture.name), capture)
         progress = sync_progress.get()
+        # Before the state: what a run under way merges meanwhile would be asked for again.
+        running = find_unfinished(context.instance, names.merge_job, frozenset(keys.values()))
+        state = read_state(lake.zone(capture.name), capture)
         if progress is not None:
             merged = state.merged_through
             progress.merged_through = merged.lsn if merged is not None else None
-        tick = _Tick(capture, dict(keys), context.instance, state, progress)
+        is_merging = running is not None
+        tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging)
         answer = tick.run()
         if progress is not None and isinstance(answer, dg.SkipReason):
             progress.waiting = answer.skip_message or ""
@@ -80,6 +84,7 @@ class _Tick:
     instance: dg.DagsterInstance
     state: CaptureState
     progress: SyncProgress | None
+    is_merging: bool
 
     def run(self) -> dg.SensorResult | dg.SkipReason:
         names = Names.of(self.capture)
@@ -93,7 +98,7 @@ class _Tick:
         landed = sorted(w for w in windows if window_end(w) <= self.state.captured_through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
-        if find_unfinished(self.instance, names.merge_job, frozenset(self.keys.values())):
+        if self.is_merging:
             if self.progress is not None:
                 self.progress.is_blocked = True
             return dg.SkipReason("a merge is under way")
@@ -133,6 +138,7 @@ class _Tick:
                 CAPTURE_TAG: self.capture.name,
                 PURPOSE_TAG: "merge",
                 THROUGH_TAG: last.key,
+                **may_go_on(self.capture.windows, self.progress),
             },
         )
 

@@ -116,21 +116,24 @@ class WindowPolicy:
         max_age_seconds: waiting WAL of any size opens a window this long after the last one landed.
         retry_seconds: pause before a failed window is tried again; doubled at each failure.
         max_retry_seconds: the longest such pause.
+        run_seconds: a run that a sensor asks for goes on with the next windows for so long while
+            changes come; 0: it ends with what it was asked for.
         keep: partition keys to hold; the oldest ones merged everywhere are pruned above it.
     """
 
     max_bytes: int = 256 * MEGABYTE
     min_bytes: int = 8 * MEGABYTE
-    max_age_seconds: float = 10.0
+    max_age_seconds: float = 5.0
     retry_seconds: float = 5.0
     max_retry_seconds: float = 300.0
+    run_seconds: float = 600.0
     keep: int = 10_000
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "min_bytes", "keep"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(reason=f"windows.{name} must be 1 or more")
-        for name in ("max_age_seconds", "retry_seconds", "max_retry_seconds"):
+        for name in ("max_age_seconds", "retry_seconds", "max_retry_seconds", "run_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(reason=f"windows.{name} must not be negative")
 

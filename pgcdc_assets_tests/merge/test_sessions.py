@@ -15,7 +15,13 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
 from pgcdc_assets.merge.session import own_sessions, spark_session
-from pgcdc_assets.merge.tuning import SMALL_BYTES, SMALL_CHANGES, tune
+from pgcdc_assets.merge.tuning import (
+    SMALL_BYTES,
+    SMALL_CHANGES,
+    TINY_BYTES,
+    TINY_CHANGES,
+    tune,
+)
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark_process import RunningServer
 from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
@@ -54,6 +60,22 @@ def test_after_a_small_merge_a_large_one_has_what_the_session_was_made_with(
         assert session.conf.get("spark.databricks.delta.merge.deletionVectors.persistent") != (
             "false"
         )
+
+
+def test_only_a_tiny_merge_does_without_compiled_code(spark: SparkSession) -> None:
+    codegen = "spark.sql.codegen.factoryMode"
+    with own_sessions(spark, 1) as (session,):
+        session.conf.set(codegen, "FALLBACK")
+        seen = []
+        for changes, table_bytes in (
+            (TINY_CHANGES, TINY_BYTES),
+            (TINY_CHANGES + 1, TINY_BYTES),
+            (TINY_CHANGES, TINY_BYTES + 1),
+        ):
+            tune(session, changes, table_bytes)
+            adaptive = session.conf.get("spark.sql.adaptive.enabled")
+            seen.append((session.conf.get(codegen), adaptive))
+        assert seen == [("NO_CODEGEN", "false"), ("FALLBACK", "false"), ("FALLBACK", "false")]
 
 
 def test_a_large_table_is_filtered_by_the_keys_of_the_changes_before_a_shuffle(
