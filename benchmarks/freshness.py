@@ -12,18 +12,14 @@ Measured twice, each with server, lake and Dagster of its own: with the Spark se
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
@@ -40,6 +36,7 @@ from benchmarks.freshness_source import (
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.source import log
+from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.orchestration.instance import CONFIG
 from pgcdc_assets.ports import free_port
@@ -56,7 +53,6 @@ _LIMIT = 15.0
 _POLL_SECONDS = 0.2
 _SECONDS_TO_BEGIN = 600.0
 _SECONDS_TO_CATCH_UP = 600.0
-_SECONDS_TO_STOP = 60.0
 _NEWS_SECONDS = 30.0
 # Of the rate that was asked for; below it the machine was too busy to say anything.
 _LEAST_RATE = 0.95
@@ -199,17 +195,14 @@ def _dagster(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[
     # A shell's background job ignores SIGINT, and Dagster would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with log_file.open("wb") as output:
-        process = subprocess.Popen(
+        process = start_dagster(
             [
-                *(sys.executable, "-m", "dagster", "dev", "-m", "benchmarks.freshness_definitions"),
+                *("-m", "benchmarks.freshness_definitions"),
                 *("-h", "127.0.0.1", "-p", str(free_port())),
             ],
-            cwd=Path(__file__).parents[1],
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+            Path(__file__).parents[1],
+            environment,
+            output,
         )
 
     def check() -> None:
@@ -222,24 +215,7 @@ def _dagster(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[
         log(f"Dagster's last words:\n{log_file.read_text(errors='replace')[-3000:]}")
         raise
     finally:
-        _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End Dagster and what it started; by force only what does not go."""
-    if process.poll() is not None:
-        return
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(_SECONDS_TO_STOP)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    _, left = psutil.wait_procs(family, timeout=5)
-    for child in left:
-        child.kill()
-    psutil.wait_procs(left, timeout=5)
+        stop_dagster(process)
 
 
 def _percentile_95(values: list[float]) -> float:

@@ -1,9 +1,7 @@
 """`make dev`: the shop with its live workload, and Dagster with its sensors on, until Ctrl-C.
 
-A shell that starts a job in the background makes it ignore SIGINT, and `dagster dev` takes over
-what it inherits and then reacts to nothing. So this process takes SIGINT and SIGTERM for itself,
-gives Dagster a session of its own with the defaults restored, and passes on the one signal that
-ends it in order.
+This process takes SIGINT and SIGTERM for itself, and ends Dagster, the workload and the servers one
+after the other.
 
 A Spark server is started first, so that no run of Dagster starts a JVM; it is stopped at the end,
 unless it ran before.
@@ -11,14 +9,12 @@ unless it ran before.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 from types import FrameType
 
 from pgcdc_assets.demo.console import say
+from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.demo.stage import LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.defaults import project_root, state_folder
@@ -26,7 +22,6 @@ from pgcdc_assets.orchestration.instance import prepare_home
 from pgcdc_assets.spark_server import SparkServer
 
 HOST = "127.0.0.1"
-_SECONDS_TO_STOP = 60
 
 
 def run_dev(
@@ -53,31 +48,17 @@ def run_dev(
 
 def _run_dagster(set_up: Stage, port: int) -> int:
     say(f"Dagster: http://{HOST}:{port}  The shop: psql '{set_up.conninfo}'  Ctrl-C stops all")
-    dagster = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml"),
-            *("-h", HOST, "-p", str(port)),
-        ],
-        cwd=project_root(),
-        env={**os.environ, "DAGSTER_HOME": str(prepare_home())},
-        start_new_session=True,
+    dagster = start_dagster(
+        ["-w", "workspace.yaml", "-h", HOST, "-p", str(port)],
+        project_root(),
+        {"DAGSTER_HOME": str(prepare_home())},
     )
     try:
         return dagster.wait()
     finally:
-        _stop(dagster)
-
-
-def _stop(dagster: subprocess.Popen[bytes]) -> None:
-    """End Dagster and what it started; by force only when it does not go."""
-    if dagster.poll() is None:
-        say("Stopping Dagster")
-        dagster.send_signal(signal.SIGINT)
-        try:
-            dagster.wait(_SECONDS_TO_STOP)
-        except subprocess.TimeoutExpired:
-            os.killpg(dagster.pid, signal.SIGKILL)
-            dagster.wait()
+        if dagster.poll() is None:
+            say("Stopping Dagster")
+        stop_dagster(dagster)
 
 
 def _check_free(port: int) -> None:
