@@ -78,6 +78,10 @@ class WindowModel(dg.Model, Resolvable):
     max_retry_seconds: float = Field(
         default=WindowPolicy.max_retry_seconds, description="The longest such pause."
     )
+    run_seconds: float = Field(
+        default=WindowPolicy.run_seconds,
+        description="A sensor's run goes on with the next windows for so long while changes come.",
+    )
     keep: int = Field(default=WindowPolicy.keep, description="Partition keys to hold.")
 
 

@@ -87,11 +87,15 @@ class Orchestrated:
         return data
 
     def execute(self, request: dg.RunRequest, job: str) -> dg.ExecuteInProcessResult:
-        return self.location.repository.get_job(f"{NAME}_{job}").execute_in_process(
-            instance=self.instance,
-            tags=dict(request.tags),
-            asset_selection=list(request.asset_selection) if request.asset_selection else None,
-            raise_on_error=False,
+        definition = self.location.repository.get_job(f"{NAME}_{job}")
+        if request.asset_selection:
+            # execute_in_process can select assets too, but adds every check of theirs.
+            definition = definition.get_subset(
+                asset_selection=frozenset(request.asset_selection),
+                asset_check_selection=frozenset(request.asset_check_keys or ()),
+            )
+        return definition.execute_in_process(
+            instance=self.instance, tags=dict(request.tags), raise_on_error=False
         )
 
     def copy(self) -> None:
