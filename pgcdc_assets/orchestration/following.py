@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import dagster as dg
-from dagster import DagsterRunStatus, RunsFilter
+from dagster import DagsterRunStatus, RunRecord, RunsFilter
 
 from pgcdc_assets.orchestration.progress import SyncProgress
 from pgcdc_assets.orchestration.settings import WindowPolicy
@@ -24,6 +24,9 @@ SECONDS_TAG = "pgcdc/run_seconds"
 POLL_SECONDS = 0.5
 # A run without anything to do ends this long after the next window could have come.
 IDLE_SECONDS = 10.0
+# A run that is queued for longer than it takes to start one waits for a place that this run may
+# hold: an instance may limit the number of its runs.
+QUEUED_SECONDS = 15.0
 
 Found = TypeVar("Found")
 
@@ -78,12 +81,17 @@ class Following:
         return run is not None and run.status == DagsterRunStatus.STARTED
 
     def _is_awaited(self) -> bool:
-        """Whether another run waits for the pool: in Dagster's queue, or with its step."""
+        """Whether another run waits: for the pool, in the queue or with its step, or for long."""
         storage = self.instance.event_log_storage
         if storage.supports_global_concurrency_limits:
             steps = storage.get_concurrency_info(self.pool).pending_steps
             if any(step.run_id != self.run_id for step in steps):
                 return True
-        queued = self.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.QUEUED]))
-        wanted = (run.run_op_concurrency for run in queued)
-        return any(self.pool in (each.all_pools or ()) for each in wanted if each is not None)
+        queued = self.instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.QUEUED]))
+        return any(self._is_waiting(record) for record in queued)
+
+    def _is_waiting(self, queued: RunRecord) -> bool:
+        wanted = queued.dagster_run.run_op_concurrency
+        if wanted is not None and self.pool in (wanted.all_pools or ()):
+            return True
+        return time.time() - queued.create_timestamp.timestamp() > QUEUED_SECONDS

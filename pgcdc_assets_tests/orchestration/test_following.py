@@ -270,13 +270,29 @@ def test_a_run_ends_for_another_that_waits_for_its_pool(
     going_on: Orchestrated, job: str, ends: bool
 ) -> None:
     run = started(going_on)
+    queue(going_on, job)
+    assert following(going_on, run).find(lambda: "more") == (None if ends else "more")
+
+
+def test_a_run_ends_for_any_other_that_waits_for_long(
+    going_on: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance that admits one run at a time would never merge while it captures."""
+    run = started(going_on)
+    queue(going_on, "t_merge")
+    assert following(going_on, run).find(lambda: "more") == "more"
+    monkeypatch.setattr(module, "QUEUED_SECONDS", -60.0)
+    assert following(going_on, run).find(lambda: "more") is None
+
+
+def queue(going_on: Orchestrated, job: str) -> None:
+    """Leave a run in Dagster's queue."""
     location = RegisteredCodeLocationOrigin("tests")
     going_on.instance.create_run_for_job(
         going_on.location.repository.get_job(job),
         status=dg.DagsterRunStatus.QUEUED,
         remote_job_origin=RemoteJobOrigin(RemoteRepositoryOrigin(location, "tests"), job),
     )
-    assert following(going_on, run).find(lambda: "more") == (None if ends else "more")
 
 
 def test_a_run_ends_for_a_step_that_waits_for_its_pool(going_on: Orchestrated) -> None:
