@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
@@ -33,6 +34,7 @@ def merge_tables(
     *,
     parallelism: int = 2,
     root: str | None = None,
+    sessions: Sequence[SparkSession] | None = None,
 ) -> Iterator[MergeReport | MergeFailure]:
     """Fold each table from its own watermark through the window's end; yield as each one is done.
 
@@ -40,6 +42,8 @@ def merge_tables(
         through: its end counts; it may lie inside a captured window.
         parallelism: tables that are merged side by side.
         root: the address of a folder that takes the place of the capture's own for the SCD tables.
+        sessions: one for each table side by side, opened by `own_sessions` and used by nobody else:
+            for who merges again and again. Spark Connect compiles code anew for each session.
     """
     busy: list[TableWork] = []
     for work in prepare(zone, targets, through, root):
@@ -50,8 +54,10 @@ def merge_tables(
         else:
             busy.append(work)
     if busy:
-        with own_sessions(spark, min(parallelism, len(busy))) as sessions:
-            yield from _side_by_side(sessions, busy, _Merge(zone, through, root))
+        count = min(parallelism, len(busy))
+        given = None if sessions is None else nullcontext(list(sessions[:count]))
+        with given or own_sessions(spark, count) as opened:
+            yield from _side_by_side(opened, busy, _Merge(zone, through, root))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ for goes on with the windows that are landed meanwhile, as long as nothing fails
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -128,7 +129,8 @@ class _Rounds:
             self.zone,
             _targets(self._selected),
             through,
-            parallelism=self.capture.merge_parallelism,
+            parallelism=len(self._merging_sessions),
+            sessions=self._merging_sessions,
         )
         self.through = through
         for report in reports:
@@ -187,6 +189,13 @@ class _Rounds:
                 if (check := dg.AssetCheckKey(key, INVARIANTS)) in wanted
             },
         )
+
+    @cached_property
+    def _merging_sessions(self) -> "list[SparkSession]":
+        from pgcdc_assets.merge.session import own_sessions
+
+        count = min(self.capture.merge_parallelism, len(self._selected))
+        return self.held.enter_context(own_sessions(self.session, count))
 
     def _checking_session(self) -> "SparkSession":
         from pgcdc_assets.merge.session import own_sessions
