@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture import capture_window
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge.session import own_session
 from pgcdc_assets.orchestration import following as module
 from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS
 from pgcdc_assets.orchestration.following import SECONDS_TAG, Following
@@ -134,8 +135,15 @@ def test_a_capture_lands_what_is_committed_while_it_runs(going_on: Orchestrated)
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_merge_folds_what_is_landed_while_it_runs(
-    going_on: Orchestrated, spark: SparkSession
+    going_on: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[SparkSession] = []
+
+    def counted(beside: SparkSession) -> SparkSession:
+        opened.append(beside)
+        return own_session(beside)
+
+    monkeypatch.setattr("pgcdc_assets.merge.session.own_session", counted)
     going_on.commit("insert into b values (0, 1)")
     going_on.land()
     first = going_on.windows()
@@ -154,6 +162,7 @@ def test_a_merge_folds_what_is_landed_while_it_runs(
     shown = [key for key in materialized(result, B) if key is not None]
     assert sorted(shown) == going_on.windows(), "each window once"
     assert evaluated(result).count(INVARIANTS) >= 2
+    assert len(opened) == 2 + 1, "two tables side by side and the check, once for all rounds"
     assert compare_table(going_on.database.settings(), going_on.zone, "pub", "public", "b").is_equal
     assert "every table is merged" in (going_on.tick("merges").skip_message or "")
 
