@@ -1,8 +1,8 @@
 """How old a change is when a reader of the merged table sees it, with sensors and all on.
 
 A source commits 1,000 row changes a second (`freshness_source.py`). `dagster dev` runs the lag
-sensor and the merge sensor over it, each capture and each merge is a run of Dagster, and all
-settings are the defaults. A reader looks for new versions of the SCD1 table by delta-rs five times
+sensor and the merge sensor over it, captures and merges are runs of Dagster, and all settings are
+the defaults. A reader looks for new versions of the SCD1 table by delta-rs five times
 a second; a marker's age is the reader's clock, which is the source's machine's too, when the
 marker's row is there, less the source's clock when it was written.
 

@@ -43,7 +43,8 @@ def merge_tables(
         parallelism: tables that are merged side by side.
         root: the address of a folder that takes the place of the capture's own for the SCD tables.
         sessions: one for each table side by side, opened by `own_sessions` and used by nobody else:
-            for who merges again and again. Spark Connect compiles code anew for each session.
+            for who merges again and again. On Spark Connect a new session costs the first merge in
+            it about two seconds.
     """
     busy: list[TableWork] = []
     for work in prepare(zone, targets, through, root):

@@ -85,7 +85,7 @@ def build_raw_asset(
                 checks = check_windows(landing.zone, spec.key, summaries)
                 yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
                 landing.keep_up()
-                for window in landing.following(following):
+                for window in landing.next_windows(following):
                     metadata, summary = landing.land(window)
                     yield dg.AssetMaterialization(spec.key, partition=window.key, metadata=metadata)
                     for check in check_windows(landing.zone, spec.key, [summary]):
@@ -129,7 +129,7 @@ class _Landing:
         )
         return capture_metadata(report, summary), summary
 
-    def following(self, following: Following) -> Iterator[LsnWindow]:
+    def next_windows(self, following: Following) -> Iterator[LsnWindow]:
         """Open one window after the other, as long as the run may go on.
 
         The key is there before the window is landed, as with the sensor: a run that dies in between

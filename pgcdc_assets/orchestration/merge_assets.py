@@ -117,7 +117,6 @@ class _Rounds:
         self._by_name = {(t.schema, t.table, scd): (t, scd) for t, scd in self.specs}
         self._selected = [places[key] for key in context.selected_asset_keys]
         self._copied = self._copied_tables()
-        self._checking: SparkSession | None = None
 
     def merge(self, through: LsnWindow) -> Iterator[Result]:
         """Merge the selected tables through a window, and check what was merged."""
@@ -129,7 +128,7 @@ class _Rounds:
             self.zone,
             _targets(self._selected),
             through,
-            parallelism=len(self._merging_sessions),
+            parallelism=self.capture.merge_parallelism,
             sessions=self._merging_sessions,
         )
         self.through = through
@@ -180,7 +179,7 @@ class _Rounds:
         keys = {name: self.specs[place].key for name, place in self._by_name.items()}
         return MergedChecks(
             self.zone,
-            open_session=self._checking_session,
+            open_session=lambda: self._checking_session,
             targets={(t.schema, t.table): target_of(t) for t, _ in self.specs},
             merging={(t.schema, t.table, scd) for t, scd in self._selected},
             wanted={
@@ -192,17 +191,17 @@ class _Rounds:
 
     @cached_property
     def _merging_sessions(self) -> "list[SparkSession]":
-        from pgcdc_assets.merge.session import own_sessions
+        return self._open_sessions(min(self.capture.merge_parallelism, len(self._selected)))
 
-        count = min(self.capture.merge_parallelism, len(self._selected))
-        return self.held.enter_context(own_sessions(self.session, count))
-
+    @cached_property
     def _checking_session(self) -> "SparkSession":
+        return self._open_sessions(1)[0]
+
+    def _open_sessions(self, count: int) -> "list[SparkSession]":
+        """Open sessions for the rest of the run."""
         from pgcdc_assets.merge.session import own_sessions
 
-        if self._checking is None:
-            (self._checking,) = self.held.enter_context(own_sessions(self.session, 1))
-        return self._checking
+        return self.held.enter_context(own_sessions(self.session, count))
 
 
 def _events(

@@ -36,6 +36,8 @@ from pgcdc_assets.orchestration.state import CaptureState, TableState, read_stat
 
 MINIMUM_INTERVAL_SECONDS = 2
 
+_UNDER_WAY = "a merge is under way"
+
 
 def build_merge_sensor(
     capture: CdcCapture, keys: Mapping[tuple[str, str, int], dg.AssetKey], job: Any
@@ -61,11 +63,14 @@ def build_merge_sensor(
         progress = sync_progress.get()
         # Before the state: what a run under way merges meanwhile would be asked for again.
         running = find_unfinished(context.instance, names.merge_job, frozenset(keys.values()))
+        is_merging = running is not None
+        if is_merging and progress is None:
+            # Most ticks are like this while changes flow, and reading the state opens every table.
+            return dg.SkipReason(_UNDER_WAY)
         state = read_state(lake.zone(capture.name), capture)
         if progress is not None:
             merged = state.merged_through
             progress.merged_through = merged.lsn if merged is not None else None
-        is_merging = running is not None
         tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging)
         answer = tick.run()
         if progress is not None and isinstance(answer, dg.SkipReason):
@@ -98,10 +103,9 @@ class _Tick:
         landed = sorted(w for w in windows if window_end(w) <= self.state.captured_through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
-        if self.is_merging:
-            if self.progress is not None:
-                self.progress.is_blocked = True
-            return dg.SkipReason("a merge is under way")
+        if self.progress is not None and self.is_merging:
+            self.progress.is_blocked = True
+            return dg.SkipReason(_UNDER_WAY)
         ready = behind if self.progress is not None else self._without_backoff(behind)
         if not ready:
             return dg.SkipReason("the last merges failed: tried again in a while")

@@ -169,15 +169,8 @@ class _Sync:
         if request.run_key is not None:
             tags["dagster/run_key"] = request.run_key
         part = job_name.removeprefix(f"{self.name}_")
-        job = self.repository.get_job(job_name)
-        if request.asset_selection:
-            # execute_in_process can select assets too, but adds every check of theirs.
-            job = job.get_subset(
-                asset_selection=frozenset(request.asset_selection),
-                asset_check_selection=frozenset(request.asset_check_keys or ()),
-            )
         with self._timed(part):
-            result = job.execute_in_process(
+            result = requested_job(self.repository, job_name, request).execute_in_process(
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                 instance=self.instance,
                 tags=tags,
@@ -232,6 +225,20 @@ class _Sync:
         finally:
             seconds = time.monotonic() - started
             self.report.seconds[part] = self.report.seconds.get(part, 0.0) + seconds
+
+
+def requested_job(
+    repository: dg.RepositoryDefinition, job_name: str, request: dg.RunRequest
+) -> dg.JobDefinition:
+    """Give the part of a job that a sensor asked for."""
+    job = repository.get_job(job_name)
+    if not request.asset_selection:
+        return job
+    # execute_in_process can select assets too, but adds every check of theirs.
+    return job.get_subset(
+        asset_selection=frozenset(request.asset_selection),
+        asset_check_selection=frozenset(request.asset_check_keys or ()),
+    )
 
 
 def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:

@@ -15,6 +15,7 @@ from pgcdc_assets.orchestration.loading import CodeLocation, find_captures
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
+from pgcdc_assets.orchestration.sync import requested_job
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.database import Database
@@ -87,14 +88,8 @@ class Orchestrated:
         return data
 
     def execute(self, request: dg.RunRequest, job: str) -> dg.ExecuteInProcessResult:
-        definition = self.location.repository.get_job(f"{NAME}_{job}")
-        if request.asset_selection:
-            # execute_in_process can select assets too, but adds every check of theirs.
-            definition = definition.get_subset(
-                asset_selection=frozenset(request.asset_selection),
-                asset_check_selection=frozenset(request.asset_check_keys or ()),
-            )
-        return definition.execute_in_process(
+        wanted = requested_job(self.location.repository, f"{NAME}_{job}", request)
+        return wanted.execute_in_process(
             instance=self.instance, tags=dict(request.tags), raise_on_error=False
         )
 
