@@ -8,7 +8,12 @@ than the statistics of its files do.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pgcdc_assets.merge.sql import identifier
 
@@ -39,19 +44,67 @@ def widened(least: int, most: int, ddl: str) -> tuple[int, int]:
     return max(-limit, least // down * down), min(limit, -(-(most + 1) // up) * up) - 1
 
 
+@dataclass(frozen=True)
+class KeyRange:
+    """A range of one key column of whole numbers, both ends included."""
+
+    column: str
+    ddl: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A part of a table: the rows whose key columns lie in these ranges."""
+
+    ranges: tuple[KeyRange, ...]
+
+    def condition(self, alias: str | None = None) -> str:
+        """Write the SQL of it, with literals of the columns' own types.
+
+        Args:
+            alias: of the table; None for bare columns.
+        """
+        prefix = "" if alias is None else f"{alias}."
+        return " AND ".join(
+            between(f"{prefix}{identifier(r.column)}", r.least, r.most, r.ddl) for r in self.ranges
+        )
+
+    def estimate_rows(self, files: pa.Table) -> float | None:
+        """Estimate how many rows of some files lie in it; None where a file has no count of rows.
+
+        Args:
+            files: as delta-rs lists them, flattened. Keys are taken to lie evenly between a file's
+                least and greatest.
+        """
+        counts = files.column("num_records")
+        if counts.null_count:
+            return None
+        rows = counts.to_numpy().astype(float)
+        for r in self.ranges:
+            if f"min.{r.column}" not in files.column_names:
+                return None
+            least = pc.fill_null(files.column(f"min.{r.column}"), r.least).to_numpy().astype(float)
+            most = pc.fill_null(files.column(f"max.{r.column}"), r.most).to_numpy().astype(float)
+            common = np.minimum(most, r.most) - np.maximum(least, r.least) + 1
+            rows *= np.clip(common / (most - least + 1), 0, 1)
+        return float(rows.sum())
+
+
 def between(column: str, least: object, most: object, ddl: str) -> str:
     """Write the SQL of a range, with literals of the column's own type."""
     return f"{column} BETWEEN CAST({least} AS {ddl}) AND CAST({most} AS {ddl})"
 
 
-def matched(fold: Fold, bounds: str | None) -> str:
+def matched(fold: Fold, bounds: Bounds | None) -> str:
     """Write the SQL of a MERGE's ON: rows `s` and `t` have one key, and `t` lies in the bounds."""
     same_key = fold.same_key("k", "r")
-    return same_key if bounds is None else f"{bounds} AND {same_key}"
+    return same_key if bounds is None else f"{bounds.condition('t')} AND {same_key}"
 
 
-def key_bounds(rows: DataFrame, fold: Fold) -> str | None:
-    """Write the SQL of the range of the table `t` that holds the keys of some rows.
+def key_bounds(rows: DataFrame, fold: Fold) -> Bounds | None:
+    """Find the range of the table that holds the keys of some rows.
 
     None where no field of the key has a range.
 
@@ -69,11 +122,11 @@ def key_bounds(rows: DataFrame, fold: Fold) -> str | None:
         *(f"min(k{number}) AS least{number}" for number in indexes),
         *(f"max(k{number}) AS most{number}" for number in indexes),
     ).collect()[0]
-    parts = []
+    ranges = []
     for number, field in indexes.items():
         least, most = row[f"least{number}"], row[f"most{number}"]
         if least is None:
             return None
         ddl = field.type.ddl
-        parts.append(between(f"t.{identifier(field.name)}", *widened(least, most, ddl), ddl))
-    return " AND ".join(parts)
+        ranges.append(KeyRange(field.name, ddl, *widened(least, most, ddl)))
+    return Bounds(tuple(ranges))

@@ -62,6 +62,11 @@ class ChangeFacts:
         return self.old_kinds == {"O"}
 
     @property
+    def may_leave_and_come(self) -> bool:
+        """Whether one change, or a copy, may take a key's row out and put one in."""
+        return self.is_full or self.has_old_tuples or not self.counts
+
+    @property
     def change_count(self) -> int:
         """All rows of the range."""
         return sum(self.counts.values())

@@ -6,11 +6,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import scd1, scd2, soft_deletes
+from pgcdc_assets.merge import scd1, scd2, soft_deletes, watermark
+from pgcdc_assets.merge.bounds import Bounds
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
@@ -28,6 +30,12 @@ from pgcdc_assets.merge.versions import Touched, build_versions, find_touched, t
 from pgcdc_assets.merge.watermark import TargetState
 from pgcdc_assets.merge.writing import alter_all, append, run_merge
 from pgcdc_assets.raw.snapshots import Copy
+
+# A range is written anew when it has at most so many current versions for each change. Measured up
+# to ten, where it takes as long as a MERGE; but what is written must follow what is changed.
+REPLACED_PER_CHANGE = 4
+
+_IS_CURRENT = "partition._is_current"
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Lasting(Kind):
         """Write a copy as events."""
 
     @abstractmethod
-    def changed_events(self, touched: Touched, fold: Fold) -> DataFrame:
+    def changed_events(self, touched: Touched) -> DataFrame:
         """Give changes as events with their values."""
 
     @abstractmethod
@@ -55,7 +63,7 @@ class Lasting(Kind):
         """Find the rows that events add to the table, and those of it that they end or alter."""
 
     @abstractmethod
-    def statement(self, fold: Fold, bounds: str | None) -> str:
+    def statement(self, fold: Fold, bounds: Bounds | None) -> str:
         """Write the MERGE of an outcome."""
 
     @abstractmethod
@@ -75,10 +83,10 @@ class Lasting(Kind):
         self.follow_relation(state, shape)
         stored = None if state.is_empty else self.read_stored()
         events = self.copied_events(copied, stored)
-        return self._write(events, stored, Fold(shape, ChangeFacts()), copy.epoch, lsn)
+        return self._write(state, events, stored, Fold(shape, ChangeFacts()), copy.epoch, lsn)
 
     def apply_changes(self, state: TargetState | None) -> Counts:
-        """Find what the changes add, end and alter, and merge that."""
+        """Find what the changes add, end and alter, and write that."""
         work, facts = self.work, self.work.facts
         assert facts is not None and state is not None
         epoch, end = work.plan.epoch, work.plan.end
@@ -92,26 +100,50 @@ class Lasting(Kind):
         changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
         stored = None if state.is_empty else self.read_stored()
         touched = find_touched(changes, stored, fold, is_large=is_large(state))
-        events = self.changed_events(touched, fold)
-        return self._write(events, touched.stored, fold, epoch, end, touched.bounds)
+        written = self.write_range(state, touched)
+        if written is not None:
+            return written
+        if is_large(state):
+            touched = touched.computed()
+        events = self.changed_events(touched)
+        return self._write(state, events, touched.stored, fold, epoch, end, touched.bounds)
+
+    def write_range(self, state: TargetState, touched: Touched) -> Counts | None:
+        """Write the range that changes touch anew; None where a MERGE is better."""
+        return None
 
     def _write(
         self,
+        state: TargetState,
         events: DataFrame,
         stored: DataFrame | None,
         fold: Fold,
         epoch: int,
-        watermark: Lsn,
-        bounds: str | None = None,
+        through: Lsn,
+        bounds: Bounds | None = None,
     ) -> Counts:
         path, app_id = self.work.path, self.zone.app_id(epoch)
         rows = self.outcome(events, stored, fold)
         if stored is None:
-            append(path, rows, fold.shape, app_id, watermark)
+            self.check_unmoved(state, epoch)
+            append(path, rows, fold.shape, app_id, through)
             return Counts(None, may_be_rescued=fold.shape.may_rescue)
+        computes_once = is_large(state)
+        if computes_once:
+            # Spark makes a filter of keys only from rows that it takes for a selection.
+            rows = rows.localCheckpoint().where("ordinal >= -1")
         statement = self.statement(fold, bounds)
-        inserted, updated, _ = run_merge(self.spark, rows, statement, app_id, watermark)
+        self.check_unmoved(state, epoch)
+        inserted, updated, _ = run_merge(
+            self.spark, rows, statement, app_id, through, is_computed=computes_once
+        )
         return Counts(inserted, updated, may_be_rescued=fold.shape.may_rescue)
+
+    def check_unmoved(self, state: TargetState, epoch: int) -> None:
+        """See that the table is what the outcome was found from; Delta sees to the rest."""
+        found = state.watermark
+        before = found[1] if found is not None and found[0] == epoch else None
+        watermark.check_unmoved(self.zone.lake, self.work.path, self.zone.app_id(epoch), before)
 
 
 @dataclass(frozen=True)
@@ -132,15 +164,15 @@ class SoftDeletes(Lasting):
         """Write a copy as events."""
         return soft_deletes.copied_events(copied, stored)
 
-    def changed_events(self, touched: Touched, fold: Fold) -> DataFrame:
+    def changed_events(self, touched: Touched) -> DataFrame:
         """Give changes as events with their values."""
-        return soft_deletes.changed_events(touched, fold)
+        return soft_deletes.changed_events(touched)
 
     def outcome(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
         """Find what each key last held."""
         return soft_deletes.last_contents(events, stored, fold)
 
-    def statement(self, fold: Fold, bounds: str | None) -> str:
+    def statement(self, fold: Fold, bounds: Bounds | None) -> str:
         """Write the MERGE of an outcome."""
         return soft_deletes.merge_statement(self.work.path, fold, bounds)
 
@@ -167,15 +199,50 @@ class History(Lasting):
         """Write a copy as events."""
         return scd2.copied_events(copied, stored)
 
-    def changed_events(self, touched: Touched, fold: Fold) -> DataFrame:
+    def changed_events(self, touched: Touched) -> DataFrame:
         """Give changes as events with their values."""
-        return typed_events(touched.events, fold, touched.rows, touched.stored)
+        return typed_events(touched.events, touched.fold, touched.rows, touched.stored)
 
     def outcome(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
         """Find the versions that begin, and those that end."""
+        return self._versions(events, stored, fold).where("is_touched")
+
+    def _versions(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
         return build_versions(events, stored, fold, _tracked(self.work, fold.shape))
 
-    def statement(self, fold: Fold, bounds: str | None) -> str:
+    def write_range(self, state: TargetState, touched: Touched) -> Counts | None:
+        """Write the current versions of the range anew, and add those that have ended."""
+        fold, plan = touched.fold, self.work.plan
+        if touched.bounds is None or not self._is_better_replaced(state, touched.bounds, fold):
+            return None
+        events = self.changed_events(touched)
+        self.check_unmoved(state, plan.epoch)
+        altered = scd2.replace_range(
+            self.spark,
+            self.work.path,
+            self._versions(events, touched.rows, fold),
+            fold.shape,
+            touched.bounds,
+            self.zone.app_id(plan.epoch),
+            plan.end,
+        )
+        return Counts(None, altered, may_be_rescued=fold.shape.may_rescue)
+
+    def _is_better_replaced(self, state: TargetState, bounds: Bounds, fold: Fold) -> bool:
+        """Say whether the range has few versions beside the changes, and nothing else is lost."""
+        facts, files = fold.facts, state.files
+        known = {field.name for field in fold.shape.fields} | {name for name, _, _ in self.system}
+        if facts.truncates or not known.issuperset(state.columns):
+            return False
+        if state.properties.get("delta.enableChangeDataFeed") == "true":
+            # Its readers would see every row of the range go and come.
+            return False
+        if _IS_CURRENT not in files.column_names:
+            return False
+        rows = bounds.estimate_rows(files.filter(pc.field(_IS_CURRENT)))
+        return rows is not None and rows <= REPLACED_PER_CHANGE * facts.change_count
+
+    def statement(self, fold: Fold, bounds: Bounds | None) -> str:
         """Write the MERGE of an outcome."""
         tracked = _tracked(self.work, fold.shape)
         return scd2.merge_statement(self.work.path, fold, tracked, bounds)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.bounds import key_bounds, matched
+from pgcdc_assets.merge.bounds import Bounds, key_bounds, matched
 from pgcdc_assets.merge.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.rows import typed
 from pgcdc_assets.merge.shape import TableShape
@@ -107,11 +107,11 @@ def merge_rows(
     return run_merge(spark, rows, statement, app_id, watermark, is_computed=True)
 
 
-def merge_statement(path: str, fold: Fold, bounds: str | None = None) -> str:
+def merge_statement(path: str, fold: Fold, bounds: Bounds | None = None) -> str:
     """Write the MERGE.
 
     Args:
-        bounds: SQL of a range of the table that holds every row to be matched.
+        bounds: of a part of the table that holds every row to be matched.
     """
     fields = fold.shape.fields
     updates = []

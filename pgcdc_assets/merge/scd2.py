@@ -1,7 +1,9 @@
 """SCD type 2: every version of every key, as half-open intervals in commit order.
 
-One MERGE ends the versions that are current no more and adds the new ones. The table is partitioned
-by `_is_current`, so that its past costs a merge nothing.
+One MERGE ends the versions that are current no more and adds the new ones. Where the changes touch
+a good part of a range of keys, the range's current versions are read, sorted in among the changes,
+and written anew instead: one pass where a MERGE makes three. Either is one commit. The table is
+partitioned by `_is_current`, so that its past costs a merge nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +11,15 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
 
-from pgcdc_assets.merge.bounds import matched
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.bounds import Bounds, matched
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
-from pgcdc_assets.merge.rows import CopiedRows, typed
+from pgcdc_assets.merge.rows import CopiedRows, target_columns, typed
+from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier
 from pgcdc_assets.merge.versions import (
     stored_rows,
@@ -24,6 +29,7 @@ from pgcdc_assets.merge.writing import (
     SOURCE_VIEW,
     create_or_replace,
     insert_clause,
+    replace_where,
     values_by_name,
 )
 
@@ -74,12 +80,12 @@ def current_rows(spark: SparkSession, path: str) -> DataFrame:
 
 
 def merge_statement(
-    path: str, fold: Fold, tracked: Sequence[int] | None, bounds: str | None
+    path: str, fold: Fold, tracked: Sequence[int] | None, bounds: Bounds | None
 ) -> str:
     """Write the MERGE.
 
     Args:
-        bounds: SQL of a range of the table that holds every version to be ended.
+        bounds: of a part of the table that holds every version to be ended.
     """
     fields = list(enumerate(fold.shape.fields))
     ends = ["_valid_to", "_valid_to_lsn", "_is_current"]
@@ -96,6 +102,27 @@ def merge_statement(
     if fold.facts.truncates:
         statement += f"\n{ending(fold.facts.truncates[0])}"
     return statement
+
+
+def replace_range(
+    spark: SparkSession,
+    path: str,
+    versions: DataFrame,
+    shape: TableShape,
+    bounds: Bounds,
+    app_id: str,
+    watermark: Lsn,
+) -> int:
+    """Put versions in the place of the current ones of a range; count those ended or changed.
+
+    Args:
+        versions: as `build_versions` gives them, of every row in the range.
+    """
+    counted = Observation()
+    altered = F.expr("count_if(is_stored AND is_touched)").alias("altered")
+    rows = versions.observe(counted, altered).select(*target_columns(shape))
+    replace_where(spark, rows, path, f"_is_current AND {bounds.condition()}", app_id, watermark)
+    return int(counted.get["altered"])
 
 
 def ending(truncate: Truncate) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from pgcdc_assets.merge import scd2
-from pgcdc_assets.merge.bounds import matched
+from pgcdc_assets.merge.bounds import Bounds, matched
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import Truncate
 from pgcdc_assets.merge.rows import CopiedRows
@@ -30,11 +30,12 @@ def in_place(rows: DataFrame) -> DataFrame:
     return rows.where("NOT _deleted")
 
 
-def changed_events(touched: Touched, fold: Fold) -> DataFrame:
+def changed_events(touched: Touched) -> DataFrame:
     """Give events with their values; a deleted row has none to give."""
-    if touched.rows is None or touched.stored is None:
-        return typed_events(touched.events, fold, None, None)
-    return typed_events(touched.events, fold, in_place(touched.rows), in_place(touched.stored))
+    stored = touched.stored
+    if touched.rows is None or stored is None:
+        return typed_events(touched.events, touched.fold, None, None)
+    return typed_events(touched.events, touched.fold, in_place(touched.rows), in_place(stored))
 
 
 def copied_events(copied: CopiedRows, rows: DataFrame | None) -> DataFrame:
@@ -90,11 +91,11 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
     ).selectExpr(*kept, "deleted_at_lsn IS NOT NULL AS deleted", "deleted_at_lsn", "is_stored")
 
 
-def merge_statement(path: str, fold: Fold, bounds: str | None = None) -> str:
+def merge_statement(path: str, fold: Fold, bounds: Bounds | None = None) -> str:
     """Write the MERGE.
 
     Args:
-        bounds: SQL of a range of the table that holds every row to be matched.
+        bounds: of a part of the table that holds every row to be matched.
     """
     values = values_by_name(fold.shape)
     statement = (

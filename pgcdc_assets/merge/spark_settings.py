@@ -23,6 +23,9 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
     # A MERGE reads the files in which a changed row may lie as a whole, for the keys in them.
     "spark.sql.files.maxRecordsPerFile": "1000000",
+    # A table with history has two partitions: each task writes both side by side, and need not sort
+    # all rows by the partition first, which would undo their order by key.
+    "spark.sql.maxConcurrentOutputFileWriters": "2",
 }
 
 _EMBEDDED_CONF: Mapping[str, str] = {

@@ -13,12 +13,12 @@ holds when it commits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pgcdc_assets.merge.bounds import key_bounds
+from pgcdc_assets.merge.bounds import Bounds, key_bounds
 from pgcdc_assets.merge.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.facts import Truncate
 from pgcdc_assets.merge.rows import typed
@@ -77,14 +77,16 @@ def build_versions(
     fold: Fold,
     tracked: Sequence[int] | None,
 ) -> DataFrame:
-    """Find the versions that the events open, and those of the table that they end or change.
+    """Find the versions that the events open, and what becomes of those of the table.
 
     Columns: the key, `c0` ..., `rescued`, `is_stored` (it is in the table already), `valid_from`,
-    `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `ordinal`, `op`.
+    `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `ordinal`, `op`, and `is_touched`:
+    false for a version that is in the table and stays as it is.
 
     Args:
         events: as `typed_events` gives them.
-        stored: the table's current rows under the keys of the events; None when there are none.
+        stored: the table's current rows under the keys of the events, and others if need be; None
+            when there are none.
         tracked: indexes of the fields whose change opens a version; None: all.
     """
     keys = ", ".join(fold.key_columns)
@@ -96,25 +98,36 @@ def build_versions(
     order = "is_stored DESC, lsn, ordinal, is_content"
     window = f"OVER (PARTITION BY {keys} ORDER BY {order})"
     truncates = fold.facts.truncates
-    steps = (
-        rows.selectExpr("*", f"lead(struct(is_content, lsn, ordinal)) {window} AS following")
+    if fold.facts.may_leave_and_come:
         # A row that is taken out and put in again by one change has never left.
-        .where(
+        rows = rows.selectExpr(
+            "*", f"lead(struct(is_content, lsn, ordinal)) {window} AS following"
+        ).where(
             "is_content OR NOT coalesce(following.is_content AND following.lsn = lsn "
             "AND following.ordinal = ordinal, false)"
         )
-        .selectExpr(
+    parts = comparable_parts(fold.shape, tracked)
+    # A plain column stands for itself: what is named anew is carried through the shuffle twice.
+    named = [part if part in values else f"s{n}" for n, part in enumerate(parts)]
+    is_same = "".join(f" AND b{n} <=> {name}" for n, name in enumerate(named))
+    steps = (
+        rows.selectExpr(
             *names,
             "is_stored",
-            f"{comparable(fold.shape, tracked)} AS same",
             f"{_segment(truncates)} AS seg",
+            *(f"{part} AS s{n}" for n, part in enumerate(parts) if part not in values),
         )
-        .selectExpr("*", f"lag(struct(is_content, seg, same)) {window} AS before")
+        .selectExpr(
+            "*",
+            f"lag(is_content) {window} AS follows_content",
+            f"lag(seg) {window} AS last_seg",
+            *(f"lag({name}) {window} AS b{n}" for n, name in enumerate(named)),
+        )
         .selectExpr(
             *names,
             "is_stored",
-            "NOT (is_content AND coalesce(before.is_content AND before.seg = seg "
-            "AND before.same <=> same, false)) AS starts",
+            f"NOT (is_content AND coalesce(follows_content AND last_seg = seg, false){is_same}) "
+            "AS starts",
         )
     )
     changed = "false"
@@ -129,7 +142,7 @@ def build_versions(
         ended = f"least(next_at, {next_truncate(truncates)})"
     return (
         started.selectExpr("*", f"{ended} AS ended")
-        .where(f"is_content AND (NOT is_stored OR ended IS NOT NULL OR {changed})")
+        .where("is_content")
         .selectExpr(
             *fold.key_columns,
             *values,
@@ -141,6 +154,7 @@ def build_versions(
             "ended.lsn AS valid_to_lsn",
             "ordinal",
             "op",
+            f"NOT is_stored OR ended IS NOT NULL OR {changed} AS is_touched",
         )
     )
 
@@ -224,14 +238,24 @@ class Touched:
     Attributes:
         events: of the keys that changes name, without values.
         rows: the table's rows that may have these keys; None when it has none.
-        stored: its rows that do.
-        bounds: SQL of a range of the table that holds them; None: all of it.
+        bounds: of a part of the table that holds them; None: all of it.
     """
 
+    fold: Fold
     events: DataFrame
     rows: DataFrame | None
-    stored: DataFrame | None
-    bounds: str | None
+    bounds: Bounds | None = None
+
+    @property
+    def stored(self) -> DataFrame | None:
+        """The table's rows that do have these keys; None when it has none."""
+        if self.rows is None:
+            return None
+        return under_touched_keys(self.rows, self.events, self.fold)
+
+    def computed(self) -> Touched:
+        """Compute the events now, for what reads them several times."""
+        return replace(self, events=self.events.localCheckpoint())
 
 
 def find_touched(
@@ -243,16 +267,11 @@ def find_touched(
         rows: the table's rows that changes can end or alter; None when there are none.
         is_large: the table is worth finding out which part of it the changes concern.
     """
-    events = key_events(changes, fold)
-    if rows is None:
-        return Touched(events, None, None, None)
-    bounds = None
-    if is_large:
-        # Read several times from here on.
-        events = events.localCheckpoint()
-        bounds = key_bounds(events, fold)
-        rows = rows if bounds is None else rows.alias("t").where(bounds)
-    return Touched(events, rows, under_touched_keys(rows, events, fold), bounds)
+    touched = Touched(fold, key_events(changes, fold), rows)
+    bounds = key_bounds(touched.events, fold) if is_large and rows is not None else None
+    if rows is None or bounds is None:
+        return touched
+    return replace(touched, rows=rows.where(bounds.condition()), bounds=bounds)
 
 
 def under_touched_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFrame:
@@ -290,8 +309,14 @@ def truncate_struct(truncate: Truncate) -> str:
     )
 
 
-def comparable(shape: TableShape, tracked: Sequence[int] | None = None) -> str:
-    """Write the SQL of a content's value, such that equal rows and no others are equal.
+def comparable(shape: TableShape) -> str:
+    """Write the SQL of a content's value, such that equal rows and no others are equal."""
+    parts = comparable_parts(shape)
+    return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"
+
+
+def comparable_parts(shape: TableShape, tracked: Sequence[int] | None = None) -> list[str]:
+    """Write the SQL of values by which a content is equal to another, and only then.
 
     Args:
         tracked: indexes of the fields that count; None: all.
@@ -305,7 +330,7 @@ def comparable(shape: TableShape, tracked: Sequence[int] | None = None) -> str:
             names = ", ".join(string(shape.fields[i].name) for i in tracked)
             entries = f"filter({entries}, e -> e.key IN ({names}))"
         parts.append(entries)
-    return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"
+    return parts
 
 
 def comparable_value(column: str, ddl: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,6 +58,7 @@ class TargetState:
         size_bytes: of all files.
         rescued: per file how many of its rows have a rescued value; None where a file has no
             statistics of that column.
+        files: as delta-rs lists them, flattened.
     """
 
     path: str
@@ -68,6 +69,7 @@ class TargetState:
     row_count: int | None
     size_bytes: int
     rescued: Mapping[str, int | None]
+    files: pa.Table = field(compare=False, repr=False)
 
 
 def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
@@ -86,7 +88,22 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
         row_count=_row_count(table, written),
         size_bytes=int(pc.sum(files.column("size_bytes")).as_py() or 0),
         rescued=_rescued_rows(files),
+        files=files,
     )
+
+
+def check_unmoved(lake: Lake, path: str, app_id: str, before: Lsn | None) -> None:
+    """See that a table is still folded through the LSN that a merge began with.
+
+    Raises:
+        TransientError: another merge was faster.
+    """
+    table = _load(lake, path)
+    if table is None or table.transaction_version(app_id) != (before and int(before)):
+        raise TransientError(
+            reason=f"The Delta table {path} was merged by somebody else meanwhile, and nothing was "
+            "written to it. Run it again: it goes on from there."
+        )
 
 
 def advance_watermark(

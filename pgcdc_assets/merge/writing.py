@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets.lsn import Lsn
@@ -81,12 +81,26 @@ def replace_contents(
 
 def overwrite(rows: DataFrame, path: str, app_id: str, watermark: Lsn) -> None:
     """Replace the table's rows, and keep its shape."""
-    _write(rows, "overwrite", path, app_id, watermark)
+    _save(rows.write, "overwrite", path, app_id, watermark)
+
+
+def replace_where(
+    spark: SparkSession, rows: DataFrame, path: str, condition: str, app_id: str, watermark: Lsn
+) -> None:
+    """Replace the table's rows for which a condition holds by others, for which it need not hold.
+
+    Args:
+        spark: a session that nobody else uses.
+        rows: with the table's columns.
+    """
+    writer = rows.write.option("replaceWhere", condition)
+    with _set(spark, {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}):
+        _save(writer, "overwrite", path, app_id, watermark)
 
 
 def append(path: str, rows: DataFrame, shape: TableShape, app_id: str, watermark: Lsn) -> None:
     """Add the numbered columns to the table's rows."""
-    _write(rows.select(*target_columns(shape)), "append", path, app_id, watermark)
+    _save(rows.select(*target_columns(shape)).write, "append", path, app_id, watermark)
 
 
 def values_by_name(shape: TableShape) -> list[tuple[str, str]]:
@@ -142,9 +156,9 @@ def run_merge(
     )
 
 
-def _write(rows: DataFrame, mode: str, path: str, app_id: str, watermark: Lsn) -> None:
+def _save(writer: DataFrameWriter, mode: str, path: str, app_id: str, watermark: Lsn) -> None:
     (
-        rows.write.format("delta")
+        writer.format("delta")
         .mode(mode)
         .option("txnAppId", app_id)
         .option("txnVersion", str(int(watermark)))

@@ -45,6 +45,9 @@ AS_LARGE = {
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
+# What decides whether a range of a history is written anew.
+REPLACED_PER_CHANGE = "pgcdc_assets.merge.lasting.REPLACED_PER_CHANGE"
+
 # Replica identity d(efault) or f(ull), whether tables are truncated, whether they are merged as
 # large ones are. A range with a TRUNCATE needs no MERGE, so the plain ones try more.
 _CASES = {
@@ -196,11 +199,16 @@ def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
 def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
     """Have small tables merged as large ones are: compiled, and only where their changes lie."""
     if is_wanted:
-        monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_BYTES", -1)
+        bound_merges(monkeypatch)
         monkeypatch.setattr("pgcdc_assets.merge.tuning.SMALL_BYTES", -1)
         monkeypatch.setattr(
             "pgcdc_assets.merge.tuning.for_large", lambda n: {**AS_LARGE, **for_large(n)}
         )
+
+
+def bound_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have merges find out between which keys their changes lie, whatever the table's size."""
+    monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_BYTES", -1)
 
 
 def land_in_pieces(

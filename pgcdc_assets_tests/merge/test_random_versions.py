@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
@@ -14,7 +15,9 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
 from pgcdc_assets_tests.merge.random_history import (
     KEY,
+    REPLACED_PER_CHANGE,
     RandomHistory,
+    bound_merges,
     cases,
     comparable_row,
     land_in_pieces,
@@ -57,6 +60,42 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
 ) -> None:
     """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against the fold by hand."""
     merge_as_if_large(monkeypatch, is_large)
+    monkeypatch.setattr(REPLACED_PER_CHANGE, -1)
+    _try_histories(spark, zone, identity, truncates, pieces, tracked)
+
+
+@pytest.mark.parametrize(
+    ("identity", "tracked"),
+    [
+        pytest.param("d", None, id="default"),
+        pytest.param("d", ("doc", "number"), id="two columns", marks=pytest.mark.soak),
+        pytest.param("f", None, id="full", marks=pytest.mark.soak),
+        pytest.param("f", ("doc", "number"), id="full, two columns", marks=pytest.mark.soak),
+    ],
+)
+def test_writing_the_range_of_the_changes_anew_gives_the_same_versions(
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    identity: str,
+    tracked: tuple[str, ...] | None,
+) -> None:
+    """The same, by the way of large merges whose changes lie close together."""
+    bound_merges(monkeypatch)
+    monkeypatch.setattr(REPLACED_PER_CHANGE, 1_000_000)
+    report = _try_histories(spark, zone, identity, False, (3, 3), tracked)
+    log = DeltaTable(report.path).history()
+    assert [entry["operation"] for entry in reversed(log)][1:] == ["WRITE"] * 3
+
+
+def _try_histories(
+    spark: SparkSession,
+    zone: RawZone,
+    identity: str,
+    truncates: bool,
+    pieces: tuple[int, int],
+    tracked: tuple[str, ...] | None,
+) -> MergeReport:
     rng = random.Random(f"{identity} {truncates} {tracked}")
     history = RandomHistory(rng, identity, histories=120)
     copied = history.copied()
@@ -76,6 +115,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
     wanted = sorted(_described(version, is_exact) for version in expected.all)
     assert _found(spark, report.path, is_exact) == wanted
     assert report.row_count == len(wanted)
+    return report
 
 
 def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
