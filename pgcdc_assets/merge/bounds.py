@@ -72,11 +72,12 @@ class Bounds:
         )
 
     def estimate_rows(self, files: pa.Table) -> float | None:
-        """Estimate how many rows of some files lie in it; None where a file has no count of rows.
+        """Estimate how many rows of some files lie in it; None where their statistics do not say.
+
+        Keys are taken to lie evenly between a file's least and greatest.
 
         Args:
-            files: as delta-rs lists them, flattened. Keys are taken to lie evenly between a file's
-                least and greatest.
+            files: as delta-rs lists them, flattened.
         """
         counts = files.column("num_records")
         if counts.null_count:

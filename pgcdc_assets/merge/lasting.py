@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
+from uuid import uuid4
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
@@ -35,7 +37,12 @@ from pgcdc_assets.raw.snapshots import Copy
 # to ten, where it takes as long as a MERGE; but what is written must follow what is changed.
 REPLACED_PER_CHANGE = 4
 
+# Spark takes no larger limit.
+_MOST_COUNTED = (1 << 31) - 2
+
 _IS_CURRENT = "partition._is_current"
+# Their readers would see every row of the range go and come.
+_SEES_EVERY_ROW = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,10 @@ class Lasting(Kind):
         return Counts(inserted, updated, may_be_rescued=fold.shape.may_rescue)
 
     def check_unmoved(self, state: TargetState, epoch: int) -> None:
-        """See that the table is what the outcome was found from; Delta sees to the rest."""
+        """See that the table is what the outcome was found from.
+
+        Right before the write: Delta sees to what happens from its start on.
+        """
         found = state.watermark
         before = found[1] if found is not None and found[0] == epoch else None
         watermark.check_unmoved(self.zone.lake, self.work.path, self.zone.app_id(epoch), before)
@@ -213,34 +223,35 @@ class History(Lasting):
     def write_range(self, state: TargetState, touched: Touched) -> Counts | None:
         """Write the current versions of the range anew, and add those that have ended."""
         fold, plan = touched.fold, self.work.plan
-        if touched.bounds is None or not self._is_better_replaced(state, touched.bounds, fold):
+        if touched.bounds is None or not self._is_better_replaced(state, touched):
             return None
-        events = self.changed_events(touched)
+        versions = self._versions(self.changed_events(touched), touched.rows, fold)
+        written = scd2.RangeOfVersions.of(versions, touched.bounds, fold.shape)
+        path, mark = self.work.path, f"pgcdc {uuid4()}"
         self.check_unmoved(state, plan.epoch)
-        altered = scd2.replace_range(
-            self.spark,
-            self.work.path,
-            self._versions(events, touched.rows, fold),
-            fold.shape,
-            touched.bounds,
-            self.zone.app_id(plan.epoch),
-            plan.end,
-        )
-        return Counts(None, altered, may_be_rescued=fold.shape.may_rescue)
+        written.write(self.spark, path, self.zone.app_id(plan.epoch), plan.end, mark)
+        watermark.check_committed(self.zone.lake, path, mark)
+        return Counts(None, written.count_altered(), may_be_rescued=fold.shape.may_rescue)
 
-    def _is_better_replaced(self, state: TargetState, bounds: Bounds, fold: Fold) -> bool:
+    def _is_better_replaced(self, state: TargetState, touched: Touched) -> bool:
         """Say whether the range has few versions beside the changes, and nothing else is lost."""
-        facts, files = fold.facts, state.files
-        known = {field.name for field in fold.shape.fields} | {name for name, _, _ in self.system}
+        assert touched.bounds is not None and touched.rows is not None
+        shape, facts, files = touched.fold.shape, touched.fold.facts, state.files
+        known = {field.name for field in shape.fields} | {name for name, _, _ in self.system}
         if facts.truncates or not known.issuperset(state.columns):
             return False
-        if state.properties.get("delta.enableChangeDataFeed") == "true":
-            # Its readers would see every row of the range go and come.
+        if any(state.properties.get(name, "").lower() == "true" for name in _SEES_EVERY_ROW):
             return False
         if _IS_CURRENT not in files.column_names:
             return False
-        rows = bounds.estimate_rows(files.filter(pc.field(_IS_CURRENT)))
-        return rows is not None and rows <= REPLACED_PER_CHANGE * facts.change_count
+        current = files.filter(pc.field(_IS_CURRENT))
+        # Rows without a key are not told apart, and a MERGE does not touch them.
+        if any(_nulls(current, name) != 0 for name in shape.key_names):
+            return False
+        most = min(REPLACED_PER_CHANGE * facts.change_count, _MOST_COUNTED)
+        estimate = touched.bounds.estimate_rows(current)
+        # The estimate spares the count where it would read much for nothing.
+        return estimate is not None and estimate <= most >= touched.rows.limit(most + 1).count()
 
     def statement(self, fold: Fold, bounds: Bounds | None) -> str:
         """Write the MERGE of an outcome."""
@@ -269,3 +280,11 @@ def _tracked(work: TableWork, shape: TableShape) -> list[int] | None:
             f'"{missing[0]}" is not among its published columns. Mend `tracked` in its settings.'
         )
     return [known.index(name) for name in names]
+
+
+def _nulls(files: pa.Table, column: str) -> int | None:
+    """Count a column's NULLs by the statistics of files; None where they do not say."""
+    name = f"null_count.{column}"
+    if name not in files.column_names or files.column(name).null_count:
+        return None
+    return int(pc.sum(files.column(name)).as_py() or 0)

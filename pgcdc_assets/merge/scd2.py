@@ -2,7 +2,7 @@
 
 One MERGE ends the versions that are current no more and adds the new ones. Where the changes touch
 a good part of a range of keys, the range's current versions are read, sorted in among the changes,
-and written anew instead: one pass where a MERGE makes three. Either is one commit. The table is
+and written anew instead: one shuffle where a MERGE makes three. Either is one commit. The table is
 partitioned by `_is_current`, so that its past costs a merge nothing.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -104,25 +105,40 @@ def merge_statement(
     return statement
 
 
-def replace_range(
-    spark: SparkSession,
-    path: str,
-    versions: DataFrame,
-    shape: TableShape,
-    bounds: Bounds,
-    app_id: str,
-    watermark: Lsn,
-) -> int:
-    """Put versions in the place of the current ones of a range; count those ended or changed.
+@dataclass(frozen=True)
+class RangeOfVersions:
+    """Versions that take the place of the current ones of a range.
 
-    Args:
-        versions: as `build_versions` gives them, of every row in the range.
+    Attributes:
+        rows: with the table's columns.
+        bounds: of the range.
+        counted: says, when the rows were written, how many of the table's were `altered`.
     """
-    counted = Observation()
-    altered = F.expr("count_if(is_stored AND is_touched)").alias("altered")
-    rows = versions.observe(counted, altered).select(*target_columns(shape))
-    replace_where(spark, rows, path, f"_is_current AND {bounds.condition()}", app_id, watermark)
-    return int(counted.get["altered"])
+
+    rows: DataFrame
+    bounds: Bounds
+    counted: Observation
+
+    @classmethod
+    def of(cls, versions: DataFrame, bounds: Bounds, shape: TableShape) -> RangeOfVersions:
+        """Take versions of every row in the range, as `build_versions` gives them."""
+        counted = Observation()
+        altered = F.expr("count_if(is_stored AND is_touched)").alias("altered")
+        return cls(
+            versions.observe(counted, altered).select(*target_columns(shape)), bounds, counted
+        )
+
+    def write(self, spark: SparkSession, path: str, app_id: str, watermark: Lsn, mark: str) -> None:
+        """Write them, in a commit that carries the mark."""
+        condition = f"_is_current AND {self.bounds.condition()}"
+        replace_where(spark, self.rows, path, condition, app_id, watermark, mark)
+
+    def count_altered(self) -> int:
+        """Give the number of the table's versions that were ended or changed.
+
+        It waits until the rows are written: for ever, if Delta has left the write out.
+        """
+        return int(self.counted.get["altered"])
 
 
 def ending(truncate: Truncate) -> str:

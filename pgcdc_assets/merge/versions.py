@@ -236,6 +236,7 @@ class Touched:
     """What a merge has to look at.
 
     Attributes:
+        fold: of the changes.
         events: of the keys that changes name, without values.
         rows: the table's rows that may have these keys; None when it has none.
         bounds: of a part of the table that holds them; None: all of it.

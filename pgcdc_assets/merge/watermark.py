@@ -21,6 +21,8 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 
+# Commits of others, such as an OPTIMIZE, may follow one's own before it is looked for.
+_LAST_COMMITS = 100
 _NULL_RESCUED = "null_count._rescued"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_$-][A-Za-z0-9_.$-]*")
@@ -100,10 +102,21 @@ def check_unmoved(lake: Lake, path: str, app_id: str, before: Lsn | None) -> Non
     """
     table = _load(lake, path)
     if table is None or table.transaction_version(app_id) != (before and int(before)):
-        raise TransientError(
-            reason=f"The Delta table {path} was merged by somebody else meanwhile, and nothing was "
-            "written to it. Run it again: it goes on from there."
-        )
+        raise _overtaken(path)
+
+
+def check_committed(lake: Lake, path: str, mark: str) -> None:
+    """See that the commit with a mark (`userMetadata`) is there.
+
+    Delta leaves a write out, and says nothing, when the table has its application transaction.
+
+    Raises:
+        TransientError: it is not among the last commits: another merge was faster.
+    """
+    table = _load(lake, path)
+    commits = table.history(_LAST_COMMITS) if table is not None else []
+    if all(commit.get("userMetadata") != mark for commit in commits):
+        raise _overtaken(path)
 
 
 def advance_watermark(
@@ -138,6 +151,13 @@ def advance_watermark(
             reason=f"The Delta table {path} cannot be written ({type(error).__name__}); "
             "run it again."
         ) from error
+
+
+def _overtaken(path: str) -> TransientError:
+    return TransientError(
+        reason=f"The Delta table {path} was merged by somebody else meanwhile, and nothing was "
+        "written to it. Run it again: it goes on from there."
+    )
 
 
 def _load(lake: Lake, path: str) -> DeltaTable | None:

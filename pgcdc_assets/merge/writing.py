@@ -85,15 +85,22 @@ def overwrite(rows: DataFrame, path: str, app_id: str, watermark: Lsn) -> None:
 
 
 def replace_where(
-    spark: SparkSession, rows: DataFrame, path: str, condition: str, app_id: str, watermark: Lsn
+    spark: SparkSession,
+    rows: DataFrame,
+    path: str,
+    condition: str,
+    app_id: str,
+    watermark: Lsn,
+    mark: str,
 ) -> None:
     """Replace the table's rows for which a condition holds by others, for which it need not hold.
 
     Args:
         spark: a session that nobody else uses.
         rows: with the table's columns.
+        mark: what the commit carries as `userMetadata`.
     """
-    writer = rows.write.option("replaceWhere", condition)
+    writer = rows.write.option("replaceWhere", condition).option("userMetadata", mark)
     with _set(spark, {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}):
         _save(writer, "overwrite", path, app_id, watermark)
 

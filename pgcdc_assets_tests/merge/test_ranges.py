@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,18 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, lasting, merge_tables
+from pgcdc_assets.merge import (
+    MergeFailure,
+    MergeReport,
+    TableTarget,
+    lasting,
+    merge_tables,
+    watermark,
+)
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.merge.history import Landing, delete, insert, update
-from pgcdc_assets_tests.merge.random_history import bound_merges, random_relation
+from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
+from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, bound_merges, random_relation
 
 pytestmark = pytest.mark.spark
 
@@ -91,6 +99,60 @@ def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landin
     assert changed.format("delta").load(path).count() == 901
 
 
+def test_rows_without_a_key_stay(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that the settings name may be NULL; such rows are not told apart."""
+    bound_merges(monkeypatch)
+    landing = Landing(zone, [random_relation("f")])
+    rows = [[str(n), "1", "a", "1.00", "x"] for n in range(100)]
+    landing.begin([*rows, *[["50", None, "a", "1.00", "x"]] * 2])
+    one, other = ("50", "1", "a", "1.00", "x"), ("50", "1", "b", "1.00", "x")
+    there = update(*other, old=one, old_kind="O")
+    back = update(*one, old=other, old_kind="O")
+    landing.land(*[[there, back]] * 50)
+    report = _merge(spark, landing, target=replace(_TARGET, key=("history", "id")))
+    assert _log(report)[0]["operation"] == "MERGE"
+    kept = spark.read.format("delta").load(report.path).where("id IS NULL AND _is_current")
+    assert kept.count() == 2
+
+
+def test_keys_that_lie_unevenly_are_counted(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a file's least and greatest key the range has hardly a row; it has all but one."""
+    bound_merges(monkeypatch)
+    landing = Landing(zone, [random_relation("d")])
+    far = str(2**31 - 1)
+    landing.begin([[str(n), "1", "a", "1.00", "x"] for n in [*range(_ROWS), far]])
+    landing.land([update(key, "1", "b", "1.00", "x") for key in ("0", str(_ROWS - 1))])
+    assert _log(_merge(spark, landing))[0]["operation"] == "MERGE"
+
+
+def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound_merges(monkeypatch)
+    wider = relation(*COLUMNS, column("more", "text"), key=KEY)
+    landing = Landing(zone, [random_relation("d"), wider])
+    landing.begin([[str(n), "1", "a", "1.00", "x"] for n in range(100)])
+    landing.land(
+        [update(str(n), "1", "b", "1.00", "x") for n in range(0, 100, 2)],
+        [update(str(n), "1", "c", "1.00", "x", "y", version=2) for n in range(0, 100, 4)],
+    )
+    report = _merge(spark, landing)
+    assert _log(report)[0]["operation"] == "WRITE"
+    rows = spark.read.format("delta").load(report.path)
+    found = rows.groupBy("doc", "more", "_is_current").count().collect()
+    assert sorted(map(tuple, found), key=repr) == [
+        ("a", None, False, 50),
+        ("a", None, True, 50),
+        ("b", None, False, 25),
+        ("b", None, True, 25),
+        ("c", "y", True, 25),
+    ]
+
+
 @pytest.mark.parametrize(
     "per_change",
     [
@@ -109,20 +171,8 @@ def test_a_merge_that_another_overtakes_writes_nothing(
     _merge(spark, landing)
     first = _land_changes(landing)
     landing.land([update(str(_FIRST + 1), "1", "c", "1.00", "x")])
-    find_touched = lasting.find_touched
-    overtaking: list[Callable[[], MergeReport]] = [lambda: _merge(spark, landing, first)]
-
-    def overtaken(*args: Any, **more: Any) -> Any:
-        found = find_touched(*args, **more)
-        if overtaking:
-            overtaking.pop()()
-        return found
-
-    monkeypatch.setattr(lasting, "find_touched", overtaken)
-    (failure,) = merge_tables(spark, landing.zone, [_TARGET], landing.windows[-1])
-    assert isinstance(failure, MergeFailure)
-    assert isinstance(failure.error, TransientError), failure.error
-    assert "was merged by somebody else meanwhile" in str(failure.error)
+    _overtake(monkeypatch, lasting, "find_touched", lambda: _merge(spark, landing, first))
+    _assert_overtaken(spark, landing)
     report = _merge(spark, landing)
     versions = (
         spark.read.format("delta")
@@ -132,6 +182,39 @@ def test_a_merge_that_another_overtakes_writes_nothing(
         .collect()
     )
     assert [(r.doc, r._is_current) for r in versions] == [("a", False), ("b", False), ("c", True)]
+
+
+def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
+    spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta leaves out what was done already, and what counts the rows would wait for them."""
+    _merge(spark, landing)
+    _land_changes(landing)
+    _overtake(monkeypatch, watermark, "check_unmoved", lambda: _merge(spark, landing))
+    _assert_overtaken(spark, landing)
+    assert _merge(spark, landing).changes_read == 0
+
+
+def _overtake(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, merge: Callable[[], MergeReport]
+) -> None:
+    """Have another merge run once, right after a function of the next one has returned."""
+    real, overtaking = getattr(module, name), [merge]
+
+    def overtaken(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        if overtaking:
+            overtaking.pop()()
+        return found
+
+    monkeypatch.setattr(module, name, overtaken)
+
+
+def _assert_overtaken(spark: SparkSession, landing: Landing) -> None:
+    (failure,) = merge_tables(spark, landing.zone, [_TARGET], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, TransientError), failure.error
+    assert "was merged by somebody else meanwhile" in str(failure.error)
 
 
 def _land_changes(landing: Landing) -> LsnWindow:
@@ -144,8 +227,13 @@ def _land_changes(landing: Landing) -> LsnWindow:
     )
 
 
-def _merge(spark: SparkSession, landing: Landing, through: LsnWindow | None = None) -> MergeReport:
-    (report,) = merge_tables(spark, landing.zone, [_TARGET], through or landing.windows[-1])
+def _merge(
+    spark: SparkSession,
+    landing: Landing,
+    through: LsnWindow | None = None,
+    target: TableTarget = _TARGET,
+) -> MergeReport:
+    (report,) = merge_tables(spark, landing.zone, [target], through or landing.windows[-1])
     assert isinstance(report, MergeReport), report.error.__cause__ or report.error
     return report
 
