@@ -37,9 +37,6 @@ from pgcdc_assets.raw.snapshots import Copy
 # to ten, where it takes as long as a MERGE; but what is written must follow what is changed.
 REPLACED_PER_CHANGE = 4
 
-# Spark takes no larger limit.
-_MOST_COUNTED = (1 << 31) - 2
-
 _IS_CURRENT = "partition._is_current"
 # Their readers would see every row of the range go and come.
 _SEES_EVERY_ROW = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
@@ -248,10 +245,10 @@ class History(Lasting):
         # Rows without a key are not told apart, and a MERGE does not touch them.
         if any(_nulls(current, name) != 0 for name in shape.key_names):
             return False
-        most = min(REPLACED_PER_CHANGE * facts.change_count, _MOST_COUNTED)
+        most = REPLACED_PER_CHANGE * facts.change_count
         estimate = touched.bounds.estimate_rows(current)
-        # The estimate spares the count where it would read much for nothing.
-        return estimate is not None and estimate <= most >= touched.rows.limit(most + 1).count()
+        # Most often the estimate spares the count.
+        return estimate is not None and estimate <= most and touched.rows.count() <= most
 
     def statement(self, fold: Fold, bounds: Bounds | None) -> str:
         """Write the MERGE of an outcome."""
