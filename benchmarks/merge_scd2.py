@@ -46,7 +46,8 @@ def run() -> Iterator[Result]:
 def _measure(spark: SparkSession, raw: RawOrders, book: OrderBook) -> Iterator[Result]:
     first = raw.land([])
     counts = _WARM_UP + [CHANGES] * REPETITIONS
-    changes = [book.versions(count, VERSIONS, RECENT_ROWS) for count in counts]
+    # As dense as the large ones, or they would be merged another way.
+    changes = [book.versions(n, VERSIONS, RECENT_ROWS * n // CHANGES) for n in counts]
     windows = [raw.land([(_TABLE, each)]) for each in changes]
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for scd in seconds:
