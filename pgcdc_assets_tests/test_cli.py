@@ -66,14 +66,7 @@ def test_help_does_not_wait_for_dagster() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param("check", marks=pytest.mark.soak),
-        "sync",
-        pytest.param("status", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize("command", ["check", "sync", "status"])
 def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(command: str) -> None:
     done = pgcdc(command)
     assert done.returncode == 3

@@ -213,10 +213,7 @@ def test_columns_that_were_added_are_in_the_rebuilt_table(pipeline: Pipeline) ->
     assert verify(pipeline).is_equal
 
 
-@pytest.mark.parametrize(
-    "point",
-    [pytest.param("after_rebuild_staged", marks=pytest.mark.soak), "after_rebuild_moved"],
-)
+@pytest.mark.parametrize("point", ["after_rebuild_staged", "after_rebuild_moved"])
 def test_a_failure_before_the_commit_leaves_the_table_as_it_was(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

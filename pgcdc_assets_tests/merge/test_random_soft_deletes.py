@@ -23,10 +23,10 @@ from pgcdc_assets_tests.merge.history import (
 from pgcdc_assets_tests.merge.random_history import (
     KEY,
     RandomHistory,
-    bound_merges,
     cases,
     comparable_row,
     land_in_pieces,
+    merge_as_if_large,
     merge_in_pieces,
     random_relation,
 )
@@ -56,8 +56,7 @@ def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
     pieces: tuple[int, int],
 ) -> None:
     """D1 to D6, H1, H3 with soft deletes: hundreds of histories."""
-    if is_large:
-        bound_merges(monkeypatch)
+    merge_as_if_large(monkeypatch, is_large)
     rng = random.Random(f"{identity} {truncates}")
     history = RandomHistory(rng, identity, histories=120)
     copied = history.copied()

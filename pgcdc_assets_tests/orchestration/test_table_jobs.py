@@ -122,9 +122,10 @@ def test_upkeep_removes_old_windows_and_their_keys(
 ) -> None:
     kept_all = orchestrated
     sync(kept_all)
-    kept_all.database.execute("update a set v = 'x' where id = 1")
-    kept_all.database.execute("insert into b values (1, 1)")
-    sync(kept_all)
+    for turn in range(2):
+        kept_all.database.execute("update a set v = %s where id = 1", (str(turn),))
+        kept_all.database.execute("insert into b values (%s, 1)", (turn,))
+        sync(kept_all)
     before = kept_all.windows()
     assert run(kept_all, "upkeep").success
     assert kept_all.windows() == before

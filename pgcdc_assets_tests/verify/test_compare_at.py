@@ -67,7 +67,7 @@ def test_equal_after_the_copy_after_changes_and_before_they_are_merged(pipeline:
     assert not staging.exists() or not list(staging.iterdir())
 
 
-@pytest.mark.parametrize("is_merged", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("is_merged", [True, False])
 def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
     pipeline: Pipeline, is_merged: bool
 ) -> None:
