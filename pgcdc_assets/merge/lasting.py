@@ -30,7 +30,7 @@ from pgcdc_assets.merge.shape import (
 from pgcdc_assets.merge.sources import read_changes, read_copy, shape_of_changes
 from pgcdc_assets.merge.versions import Touched, build_versions, find_touched, typed_events
 from pgcdc_assets.merge.watermark import TargetState
-from pgcdc_assets.merge.writing import alter_all, append, run_merge
+from pgcdc_assets.merge.writing import alter_all, append, compute_once, run_merge
 from pgcdc_assets.raw.snapshots import Copy
 
 # A range is written anew when it has at most so many current versions for each change. Measured up
@@ -134,8 +134,7 @@ class Lasting(Kind):
             return Counts(None, may_be_rescued=fold.shape.may_rescue)
         computes_once = is_large(state)
         if computes_once:
-            # Spark makes a filter of keys only from rows that it takes for a selection.
-            rows = rows.localCheckpoint().where("ordinal >= -1")
+            rows = compute_once(rows)
         statement = self.statement(fold, bounds)
         self.check_unmoved(state, epoch)
         inserted, updated, _ = run_merge(

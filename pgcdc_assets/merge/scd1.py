@@ -22,6 +22,7 @@ from pgcdc_assets.merge.winners import left_in_bag, newest_per_key
 from pgcdc_assets.merge.writing import (
     NEWER,
     SOURCE_VIEW,
+    compute_once,
     create_or_replace,
     insert_clause,
     run_merge,
@@ -101,8 +102,7 @@ def merge_rows(
     """
     if not is_large:
         return run_merge(spark, rows, merge_statement(path, fold), app_id, watermark)
-    # Spark makes a filter of keys only from rows that it takes for a selection.
-    rows = rows.localCheckpoint().where("lsn >= 0")
+    rows = compute_once(rows)
     statement = merge_statement(path, fold, key_bounds(rows, fold))
     return run_merge(spark, rows, statement, app_id, watermark, is_computed=True)
 

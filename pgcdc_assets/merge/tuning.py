@@ -37,7 +37,6 @@ FOR_TINY = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
-_SPREAD_WRITES = {"spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false"}
 _BLOOM = "spark.sql.optimizer.runtime.bloomFilter"
 # Ten bits a key let one in a hundred other rows pass. Beyond this many keys there is no filter:
 # each task would be sent more than the 42 MB that this many make, once rounded up.
@@ -52,14 +51,22 @@ _told: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionar
 
 
 def for_large(change_count: int) -> dict[str, str]:
+    """Give what a merge into a large table is told."""
+    return {
+        # All tasks write: of a partitioned table, such as one with history, Delta otherwise sends
+        # each partition's rows to one.
+        "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
+        **_key_filter(change_count),
+    }
+
+
+def _key_filter(change_count: int) -> dict[str, str]:
     """Have rows of the table whose keys are not among the changes' dropped before a shuffle.
 
-    Spark does so only for tables of above 10 GB, and only where it takes the changes for few. And
-    have all tasks write: of a partitioned table, such as one with history, Delta otherwise sends
-    each partition's rows to one.
+    Spark does so only for tables of above 10 GB, and only where it takes the changes for few.
     """
     if not 0 < change_count <= _MOST_KEYS:
-        return {f"{_BLOOM}.enabled": "false", **_SPREAD_WRITES}
+        return {f"{_BLOOM}.enabled": "false"}
     # A power of two: Spark compiles source with other constants in it anew.
     expected = 1 << (change_count - 1).bit_length()
     keys, bits = str(expected), str(_BITS_PER_KEY * expected)
@@ -71,7 +78,6 @@ def for_large(change_count: int) -> dict[str, str]:
         f"{_BLOOM}.maxNumItems": keys,
         f"{_BLOOM}.numBits": bits,
         f"{_BLOOM}.maxNumBits": bits,
-        **_SPREAD_WRITES,
     }
 
 

@@ -269,8 +269,10 @@ def find_touched(
         is_large: the table is worth finding out which part of it the changes concern.
     """
     touched = Touched(fold, key_events(changes, fold), rows)
-    bounds = key_bounds(touched.events, fold) if is_large and rows is not None else None
-    if rows is None or bounds is None:
+    if rows is None or not is_large:
+        return touched
+    bounds = key_bounds(touched.events, fold)
+    if bounds is None:
         return touched
     return replace(touched, rows=rows.where(bounds.condition()), bounds=bounds)
 

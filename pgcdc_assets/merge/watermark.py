@@ -56,10 +56,6 @@ class TargetState:
         watermark: epoch and LSN; None for a table that holds nothing of ours yet.
         columns: names in order.
         row_count: rows; None where a file has no statistics.
-        is_empty: it has no rows, not even deleted ones.
-        size_bytes: of all files.
-        rescued: per file how many of its rows have a rescued value; None where a file has no
-            statistics of that column.
         files: as delta-rs lists them, flattened.
     """
 
@@ -67,11 +63,23 @@ class TargetState:
     watermark: tuple[int, Lsn] | None
     properties: Mapping[str, str]
     columns: tuple[str, ...]
-    is_empty: bool
     row_count: int | None
-    size_bytes: int
-    rescued: Mapping[str, int | None]
     files: pa.Table = field(compare=False, repr=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no rows, not even deleted ones."""
+        return _written_rows(self.files) == 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return int(pc.sum(self.files.column("size_bytes")).as_py() or 0)
+
+    @property
+    def rescued(self) -> dict[str, int | None]:
+        """Per file how many of its rows have a rescued value; None where statistics do not say."""
+        return _rescued_rows(self.files)
 
 
 def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
@@ -80,16 +88,12 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     if table is None:
         return None
     files = pa.table(table.get_add_actions(flatten=True))
-    written = _written_rows(files)
     return TargetState(
         path=path,
         watermark=_watermark(table, lake, name),
         properties=table.metadata().configuration,
         columns=tuple(field.name for field in table.schema().fields),
-        is_empty=written == 0,
-        row_count=_row_count(table, written),
-        size_bytes=int(pc.sum(files.column("size_bytes")).as_py() or 0),
-        rescued=_rescued_rows(files),
+        row_count=_row_count(table, _written_rows(files)),
         files=files,
     )
 
@@ -101,7 +105,7 @@ def check_unmoved(lake: Lake, path: str, app_id: str, before: Lsn | None) -> Non
         TransientError: another merge was faster.
     """
     table = _load(lake, path)
-    if table is None or table.transaction_version(app_id) != (before and int(before)):
+    if table is None or not _stands_at(table, app_id, before):
         raise _overtaken(path)
 
 
@@ -132,7 +136,7 @@ def advance_watermark(
         TransientError: the log cannot be written.
     """
     table = _load(lake, path)
-    if table is None or table.transaction_version(app_id) != (before and int(before)):
+    if table is None or not _stands_at(table, app_id, before):
         return
     try:
         table.create_write_transaction(
@@ -158,6 +162,11 @@ def _overtaken(path: str) -> TransientError:
         reason=f"The Delta table {path} was merged by somebody else meanwhile, and nothing was "
         "written to it. Run it again: it goes on from there."
     )
+
+
+def _stands_at(table: DeltaTable, app_id: str, watermark: Lsn | None) -> bool:
+    version: int | None = table.transaction_version(app_id)
+    return version == (watermark and int(watermark))
 
 
 def _load(lake: Lake, path: str) -> DeltaTable | None:

@@ -130,6 +130,12 @@ def alter_all(spark: SparkSession, path: str, clause: str, app_id: str, watermar
     return updated
 
 
+def compute_once(rows: DataFrame) -> DataFrame:
+    """Compute the rows of a large merge now, for what reads them several times."""
+    # Spark makes a filter of keys only from rows that it takes for a selection. No ordinal is less.
+    return rows.localCheckpoint().where("ordinal >= -1")
+
+
 def run_merge(
     spark: SparkSession,
     rows: DataFrame,
@@ -144,8 +150,9 @@ def run_merge(
     Args:
         spark: a session that nobody else uses: Delta takes the application transaction of a MERGE
             from its settings.
-        is_computed: the rows are a checkpoint. Delta would otherwise keep a copy of them, because a
-            source that is not a Delta table may change between the passes of the MERGE.
+        is_computed: the rows are those of `compute_once`. Delta would otherwise keep a copy of
+            them, because a source that is not a Delta table may change between the passes of the
+            MERGE.
     """
     rows.createOrReplaceTempView(SOURCE_VIEW)
     settings = _transaction(app_id, watermark)

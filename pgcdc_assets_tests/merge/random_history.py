@@ -45,9 +45,6 @@ AS_LARGE = {
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
-# What decides whether a range of a history is written anew.
-REPLACED_PER_CHANGE = "pgcdc_assets.merge.lasting.REPLACED_PER_CHANGE"
-
 # Replica identity d(efault) or f(ull), whether tables are truncated, whether they are merged as
 # large ones are. A range with a TRUNCATE needs no MERGE, so the plain ones try more.
 _CASES = {

@@ -53,7 +53,7 @@ def test_what_lies_outside_the_range_stays_where_it_is(
     assert report.watermark_after == landing.windows[-1].end
     assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (301, 300, 0)
     assert report.row_count == _ROWS + 301
-    last = _log(report)[0]
+    last = _log(report.path)[0]
     assert last["operation"] == "WRITE"
     # Of 5,000 rows those of a widened range of 300 keys.
     assert int(last["operationMetrics"]["numDeletedRows"]) < 500
@@ -82,7 +82,7 @@ def test_a_column_that_somebody_added_keeps_its_values(
     spark.sql(f"ALTER TABLE {delta_table(path)} ADD COLUMNS (extra STRING)")
     spark.sql(f"UPDATE {delta_table(path)} SET extra = 'mine'")
     _land_changes(landing)
-    assert _log(_merge(spark, landing))[0]["operation"] == "MERGE"
+    assert _log(_merge(spark, landing).path)[0]["operation"] == "MERGE"
     assert spark.read.format("delta").load(path).where("extra = 'mine'").count() == _ROWS
 
 
@@ -93,7 +93,7 @@ def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landin
     )
     _land_changes(landing)
     _merge(spark, landing)
-    version = _log_of(path)[0]["version"]
+    version = _log(path)[0]["version"]
     changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
     # 300 versions ended, before and after, and 301 new ones.
     assert changed.format("delta").load(path).count() == 901
@@ -112,7 +112,7 @@ def test_rows_without_a_key_stay(
     back = update(*one, old=other, old_kind="O")
     landing.land(*[[there, back]] * 50)
     report = _merge(spark, landing, target=replace(_TARGET, key=("history", "id")))
-    assert _log(report)[0]["operation"] == "MERGE"
+    assert _log(report.path)[0]["operation"] == "MERGE"
     kept = spark.read.format("delta").load(report.path).where("id IS NULL AND _is_current")
     assert kept.count() == 2
 
@@ -126,7 +126,7 @@ def test_keys_that_lie_unevenly_are_counted(
     far = str(2**31 - 1)
     landing.begin([[str(n), "1", "a", "1.00", "x"] for n in [*range(_ROWS), far]])
     landing.land([update(key, "1", "b", "1.00", "x") for key in ("0", str(_ROWS - 1))])
-    assert _log(_merge(spark, landing))[0]["operation"] == "MERGE"
+    assert _log(_merge(spark, landing).path)[0]["operation"] == "MERGE"
 
 
 def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
@@ -141,7 +141,7 @@ def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
         [update(str(n), "1", "c", "1.00", "x", "y", version=2) for n in range(0, 100, 4)],
     )
     report = _merge(spark, landing)
-    assert _log(report)[0]["operation"] == "WRITE"
+    assert _log(report.path)[0]["operation"] == "WRITE"
     rows = spark.read.format("delta").load(report.path)
     found = rows.groupBy("doc", "more", "_is_current").count().collect()
     assert sorted(map(tuple, found), key=repr) == [
@@ -238,9 +238,5 @@ def _merge(
     return report
 
 
-def _log(report: MergeReport) -> list[dict[str, Any]]:
-    return _log_of(report.path)
-
-
-def _log_of(path: str) -> list[dict[str, Any]]:
+def _log(path: str) -> list[dict[str, Any]]:
     return DeltaTable(path).history()
