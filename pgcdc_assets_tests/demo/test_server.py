@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import pwd
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psycopg2
@@ -53,6 +56,26 @@ def test_two_processes_starting_at_once_end_with_one_server(own_server: Embedded
     ]
     ports = {starter.communicate(timeout=120)[0] for starter in starters}
     assert ports == {f"{own_server.port}\n".encode()}
+
+
+def test_processes_that_make_the_servers_user_at_once_make_one() -> None:
+    """On a fresh machine, as the two processes of a test run do."""
+    if os.geteuid() != 0:
+        pytest.skip("only root has servers run as another user")
+    name = f"pgcdc-test-{os.getpid()}"
+    program = (
+        "import sys, time; from pgcdc_assets.demo import programs; "
+        "programs.SYSTEM_USER = sys.argv[1]; "
+        "time.sleep(max(0, float(sys.argv[2]) - time.time())); "
+        "print(programs._system_user().pw_uid)"
+    )
+    arguments = [sys.executable, "-c", program, name, str(time.time() + 2)]
+    try:
+        makers = [subprocess.Popen(arguments, stdout=subprocess.PIPE) for _ in range(4)]
+        made = {maker.communicate(timeout=60)[0] for maker in makers}
+        assert made == {f"{pwd.getpwnam(name).pw_uid}\n".encode()}
+    finally:
+        subprocess.run(["userdel", name], check=False)
 
 
 def test_committed_rows_survive_a_kill(own_server: EmbeddedServer) -> None:
