@@ -1,7 +1,8 @@
 """Named points at which a test lets the process die, as a power cut would.
 
 `PGCDC_FAILPOINT=name` kills this process by SIGKILL when it reaches that point, `name:3` at the
-third time. Nothing is flushed and no handler runs. Unset, a failpoint costs one comparison.
+third time. Nothing is flushed and no handler runs. `name:3:TERM` sends SIGTERM instead, as who
+stops a run does. Unset, a failpoint costs one comparison.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def reach(name: str) -> None:
     wanted = os.environ.get("PGCDC_FAILPOINT")
     if not wanted:
         return
-    wanted_name, _, times = wanted.partition(":")
+    wanted_name, times, sent, *_ = *wanted.split(":"), "", ""
     if wanted_name == name:
         _passed[name] = _passed.get(name, 0) + 1
         if _passed[name] >= int(times or 1):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[f"SIG{sent or 'KILL'}"])

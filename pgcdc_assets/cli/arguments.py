@@ -103,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="start: until stop, used by every merge of this folder; both may be repeated",
     )
     spark.add_argument(
-        "--memory", metavar="SIZE", help="of the server's heap at a start (default: 2g)"
+        "--memory", metavar="SIZE", help="of the server's heap at a start (default: 4g)"
     )
     return parser
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -114,6 +115,21 @@ def settled(session: SparkSession) -> SparkSession:
         atexit.unregister(_release_known)
         atexit.register(_release_known)
     return session
+
+
+def has_ended(session: SparkSession) -> bool:
+    """Say whether the JVM of a session is gone, or its server of this machine is."""
+    client = _client(session)
+    if client is None:
+        try:
+            return bool(session.sparkContext._jsc.sc().isStopped())
+        except (Py4JError, OSError):
+            return True
+    try:
+        _check_listens(f"sc://{client._builder.endpoint}")
+    except TransientError:
+        return True
+    return False
 
 
 def shown(remote: str) -> str:

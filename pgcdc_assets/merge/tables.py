@@ -21,7 +21,7 @@ from pgcdc_assets.merge.bags import MISSING_ROW
 from pgcdc_assets.merge.one_table import merge_table, pass_by
 from pgcdc_assets.merge.preparation import TableWork, prepare
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.session import activate, own_sessions
+from pgcdc_assets.merge.session import activate, has_ended, own_sessions
 from pgcdc_assets.merge.unknown import UNKNOWN_VALUE
 from pgcdc_assets.raw.zone import RawZone
 
@@ -107,7 +107,7 @@ def _side_by_side(
         session = free.get()
         activate(session)
         try:
-            return _guarded(work, lambda busy: merge.run(session, busy))
+            return _guarded(work, lambda busy: merge.run(session, busy), session)
         finally:
             free.put(session)
 
@@ -122,7 +122,9 @@ def _side_by_side(
 
 
 def _guarded(
-    work: TableWork, action: Callable[[TableWork], MergeReport]
+    work: TableWork,
+    action: Callable[[TableWork], MergeReport],
+    session: SparkSession | None = None,
 ) -> MergeReport | MergeFailure:
     """Run one table's merge; give what went wrong as a failure of that table."""
     try:
@@ -130,23 +132,31 @@ def _guarded(
     except PgcdcError as error:
         return MergeFailure(*work.name, error)
     except Exception as error:
-        return MergeFailure(*work.name, _explained(work.plan.target, error))
+        return MergeFailure(*work.name, _explained(work.plan.target, error, session))
 
 
-def _explained(target: TableTarget, error: Exception) -> PgcdcError:
+def _explained(target: TableTarget, error: Exception, session: SparkSession | None) -> PgcdcError:
     """Say what Spark reported without its message, which may quote values; keep it as the cause."""
     explained: PgcdcError
-    if UNKNOWN_VALUE in str(error):
+    text = _text(error)
+    if UNKNOWN_VALUE in text:
         explained = MergeConflict(
             table=target.qualified_name,
             reason="an update leaves out a TOASTed value, and neither the changes before it nor "
             "the table have the row. Take a new snapshot of the table.",
         )
-    elif MISSING_ROW in str(error):
+    elif MISSING_ROW in text:
         explained = MergeConflict(
             table=target.qualified_name,
             reason="a row was changed or deleted at the source that the table without a key does "
             "not hold. Take a new snapshot of the table.",
+        )
+    elif "OutOfMemoryError" in text or (session is not None and has_ended(session)):
+        explained = TransientError(
+            reason=f"Table {target.qualified_name} was not merged: Spark ended in the middle of "
+            "it, as it does when its memory is used up. Nothing of it was committed. Give Spark "
+            "more: spark.driver.memory in the capture's spark_config, or pgcdc spark start "
+            "--memory; a row of 200 MB takes 3 GB."
         )
     else:
         kind = type(error).__name__
@@ -158,3 +168,11 @@ def _explained(target: TableTarget, error: Exception) -> PgcdcError:
         )
     explained.__cause__ = error
     return explained
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # The text of a Java exception is asked of the JVM, which may be gone.
+        return ""

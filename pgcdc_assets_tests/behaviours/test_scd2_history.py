@@ -125,3 +125,26 @@ def test_a_toasted_value_is_carried_from_version_to_version(pipeline: Pipeline) 
         (2, "c", 5000, 1),
     ]
     pipeline.assert_equal("t")
+
+
+def test_a_row_that_leaves_the_publications_filter_ends_and_one_that_enters_begins(
+    pipeline: Pipeline,
+) -> None:
+    """D13: for Postgres they are a delete and an insert, and the copy has the same filter."""
+    database = pipeline.database
+    database.execute(
+        """
+        create table t (id int primary key, v text);
+        alter table t replica identity full;
+        create publication pub for table t where (v <> 'hidden');
+        insert into t values (1, 'a'), (2, 'hidden'), (3, 'hidden')
+        """
+    )
+    pipeline.copy()
+    database.execute("update t set v = 'hidden' where id = 1")
+    database.execute("update t set v = 'b' where id = 2")
+    database.execute("delete from t where id = 3")
+    sync(pipeline)
+    assert versions(pipeline) == [(1, "a", "S", False), (2, "b", "I", True)]
+    assert pipeline.rows() == [(2, "b")]
+    pipeline.assert_equal("t")
