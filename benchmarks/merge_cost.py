@@ -2,7 +2,8 @@
 
 Two kinds of windows, folded one after the other into the same tables: first the changes keep to the
 last tenth of the orders, as those of an order book mostly do; then they are spread evenly over all.
-Ours and the recipe (`recipe.py`) take turns in one warm embedded session, each with its own table.
+Ours and the recipes (`recipe.py`), on tables as Delta makes them and with deletion vectors, take
+turns in one warm embedded session, each with its own table.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Iterator
 
 from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
+from benchmarks.recipe import RECIPES
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import SideBySide
+from benchmarks.side_by_side import OURS, SideBySide, shown
 from benchmarks.source import log
 from pgcdc_assets.merge.session import spark_session
 
@@ -27,31 +29,37 @@ _WARM_UP = [CHANGES // 10] * 5
 
 def run() -> Iterator[Result]:
     """Measure local changes, then spread ones."""
-    with roomy_folder("merge-cost", 12) as folder:
+    with roomy_folder("merge-cost", 16) as folder:
         books = {"orders": OrderBook(ROWS)}
         raw = RawOrders(folder, books)
         log(f"{ROWS:,} rows landed")
         spark = spark_session("pgcdc benchmark")
         try:
-            both = SideBySide(spark, raw, books)
+            sides = SideBySide(spark, raw, books, list(RECIPES))
             windows = {
                 kind: [
-                    both.land(lambda book, count=count, recent=recent: book.mixed(count, recent))
+                    sides.land(lambda book, count=count, recent=recent: book.mixed(count, recent))
                     for count in _WARM_UP + [CHANGES] * REPETITIONS
                 ]
                 for kind, recent in (("local", RECENT_ROWS), ("spread", None))
             }
             log(f"{sum(map(len, windows.values()))} windows of changes landed")
-            both.copy()
+            sides.copy()
             for kind, following in windows.items():
-                mine, theirs = [], []
+                speeds: dict[str, list[float]] = {OURS: [], **{name: [] for name in RECIPES}}
                 for number, window in enumerate(following):
-                    ours, recipe = both.fold(window, ours_first=number % 2 == 0)
-                    log(f"{kind}: ours {ours:.1f} s, recipe {recipe:.1f} s")
+                    taken = sides.fold(window, number)
+                    log(f"{kind}: {shown(taken)}")
                     if number >= len(_WARM_UP):
-                        mine.append(CHANGES / ours)
-                        theirs.append(CHANGES / recipe)
-                yield Result.of(f"merge_1m_{kind}_into_10m_vs_recipe", mine, theirs, "changes/s")
-            both.check()
+                        for side, seconds in taken.items():
+                            speeds[side].append(CHANGES / seconds)
+                for name in RECIPES:
+                    yield Result.of(
+                        f"merge_1m_{kind}_into_10m_vs_{name}",
+                        speeds[OURS],
+                        speeds[name],
+                        "changes/s",
+                    )
+            sides.check()
         finally:
             spark.stop()

@@ -12,7 +12,7 @@ from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import SideBySide
+from benchmarks.side_by_side import OURS, SideBySide, shown
 from benchmarks.source import log
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.session import spark_session
@@ -62,9 +62,9 @@ def _fold(
     recipe: dict[str, list[float]] = {size: [] for size in tables}
     for number in range(_WARM_UP + REPETITIONS):
         for size, both in tables.items():
-            mine, theirs = both.fold(windows[size][number], ours_first=number % 2 == 0)
-            log(f"{size}: ours {mine:.1f} s, recipe {theirs:.1f} s")
+            taken = both.fold(windows[size][number], number)
+            log(f"{size}: {shown(taken)}")
             if number >= _WARM_UP:
-                ours[size].append(mine)
-                recipe[size].append(theirs)
+                ours[size].append(taken[OURS])
+                recipe[size].append(taken["recipe"])
     return ours, recipe

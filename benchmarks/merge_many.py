@@ -12,7 +12,7 @@ from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import SideBySide
+from benchmarks.side_by_side import OURS, SideBySide, shown
 from benchmarks.source import log
 from pgcdc_assets.merge.session import spark_session
 
@@ -39,11 +39,11 @@ def run() -> Iterator[Result]:
             both.copy()
             mine, theirs = [], []
             for number, window in enumerate(windows):
-                ours, recipe = both.fold(window, ours_first=number % 2 == 0)
-                log(f"{TABLES} tables: ours {ours:.1f} s, recipe {recipe:.1f} s")
+                taken = both.fold(window, number)
+                log(f"{TABLES} tables: {shown(taken)}")
                 if number >= _WARM_UP:
-                    mine.append(ours)
-                    theirs.append(recipe)
+                    mine.append(taken[OURS])
+                    theirs.append(taken["recipe"])
             both.check()
         finally:
             spark.stop()

@@ -27,22 +27,31 @@ _VALUES = (
 )
 
 
+# By name, the properties of their tables: those that Delta gives any table, and for who knows of
+# deletion vectors and asks for them, as our tables do.
+RECIPES: Mapping[str, Mapping[str, str]] = {
+    "recipe": {},
+    "recipe_with_deletion_vectors": {"delta.enableDeletionVectors": "true"},
+}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Tables that are kept by hand beside ours, from the same raw zone."""
 
     spark: SparkSession
     zone: RawZone
+    name: str
 
     def path(self, table: str) -> str:
         """Say where a table lies."""
-        return self.zone.lake.path(self.zone.name, "recipe", table)
+        return self.zone.lake.path(self.zone.name, self.name, table)
 
-    def write_copy(self, table: str, properties: Mapping[str, str]) -> None:
+    def write_copy(self, table: str) -> None:
         """Write the rows of the table's copy, all at once."""
         copied = self._read(self.zone.snapshots.table.uri, table)
         rows = copied.selectExpr("CAST(new[0] AS BIGINT) AS id", *_VALUES)
-        rows.write.format("delta").options(**properties).save(self.path(table))
+        rows.write.format("delta").options(**RECIPES[self.name]).save(self.path(table))
 
     def merge(self, table: str, window: LsnWindow) -> None:
         """Merge a window's changes."""

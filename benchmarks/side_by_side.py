@@ -1,7 +1,7 @@
-"""Our merge and the recipe over the same raw zone, each with its own tables.
+"""Our merge and recipes over the same raw zone, each with its own tables.
 
 Every repetition folds a window that neither has seen into tables that grew by the ones before, so
-nothing is copied or undone between them. In the end both must hold the same rows.
+nothing is copied or undone between them. In the end all must hold the same rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from benchmarks.orders import SCHEMA, Changes, OrderBook
@@ -22,6 +21,7 @@ from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.watermark import table_path
 
+OURS = "ours"
 COLUMNS = ("id", "customer_id", "status", "amount", "note", "updated_at")
 
 Contents = tuple[int, int]
@@ -64,15 +64,20 @@ def contents(spark: SparkSession, path: str, condition: str = "true") -> Content
 
 @dataclass
 class SideBySide:
-    """The tables of some order books, kept by both."""
+    """The tables of some order books, kept by all sides.
+
+    Attributes:
+        recipes: names of `recipe.RECIPES`.
+    """
 
     spark: SparkSession
     raw: RawOrders
     books: Mapping[str, OrderBook]
+    recipes: Sequence[str] = ("recipe",)
     _first: LsnWindow = field(init=False)
 
     def __post_init__(self) -> None:
-        self.recipe = Recipe(self.spark, self.raw.zone)
+        self._recipes = {name: Recipe(self.spark, self.raw.zone, name) for name in self.recipes}
         self._first = self.raw.land([])
 
     def land(self, change: Callable[[OrderBook], Changes]) -> LsnWindow:
@@ -80,41 +85,48 @@ class SideBySide:
         return self.raw.land([(table, change(book)) for table, book in self.books.items()])
 
     def copy(self) -> None:
-        """Make the tables: ours by the first merge, the recipe's by a plain write."""
-        tables = list(self.books)
-        ours = timed(lambda: merge_ours(self.spark, self.raw, tables, self._first))
-        theirs = timed(self._copy_by_recipe)
+        """Make the tables: ours by the first merge, a recipe's by a plain write."""
+        taken = {OURS: timed(lambda: self._merge_ours(self._first))}
+        for name, recipe in self._recipes.items():
+            taken[name] = timed(lambda recipe=recipe: self._for_each(recipe.write_copy))
         rows = sum(book.copied_rows for book in self.books.values())
-        log(f"{rows:,} rows copied: ours {ours:.1f} s, recipe {theirs:.1f} s")
+        log(f"{rows:,} rows copied: {shown(taken)}")
 
-    def fold(self, window: LsnWindow, *, ours_first: bool) -> tuple[float, float]:
-        """Fold a window by both; give our seconds and the recipe's."""
-        if ours_first:
-            mine = timed(lambda: self._merge_ours(window))
-            return mine, timed(lambda: self._merge_by_recipe(window))
-        theirs = timed(lambda: self._merge_by_recipe(window))
-        return timed(lambda: self._merge_ours(window)), theirs
+    def fold(self, window: LsnWindow, number: int) -> dict[str, float]:
+        """Fold a window by all sides; give the seconds of each.
+
+        Args:
+            number: of the repetition, from which follows who begins.
+        """
+        sides: dict[str, Callable[[], None]] = {OURS: lambda: self._merge_ours(window)}
+        for name, recipe in self._recipes.items():
+            sides[name] = lambda recipe=recipe: self._for_each(
+                lambda table: recipe.merge(table, window)
+            )
+        begins = number % len(sides)
+        names = list(sides)
+        return {name: timed(sides[name]) for name in names[begins:] + names[:begins]}
 
     def check(self) -> None:
-        """See that both hold the rows that the books have, and the same values in them."""
+        """See that all hold the rows that the books have, and the same values in them."""
         for table, book in self.books.items():
             ours = contents(self.spark, path_of(self.raw, table))
-            theirs = contents(self.spark, self.recipe.path(table))
-            if not ours == theirs or ours[0] != book.row_count:
-                raise SystemExit(
-                    f"{table} should have {book.row_count} rows; ours has {ours}, the recipe's "
-                    f"{theirs} (rows, sum of hashes)"
-                )
+            for name, recipe in self._recipes.items():
+                theirs = contents(self.spark, recipe.path(table))
+                if not ours == theirs or ours[0] != book.row_count:
+                    raise SystemExit(
+                        f"{table} should have {book.row_count} rows; ours has {ours}, that of "
+                        f"{name} {theirs} (rows, sum of hashes)"
+                    )
 
     def _merge_ours(self, window: LsnWindow) -> None:
         merge_ours(self.spark, self.raw, list(self.books), window)
 
-    def _merge_by_recipe(self, window: LsnWindow) -> None:
+    def _for_each(self, action: Callable[[str], None]) -> None:
         for table in self.books:
-            self.recipe.merge(table, window)
+            action(table)
 
-    def _copy_by_recipe(self) -> None:
-        for table in self.books:
-            known = DeltaTable(path_of(self.raw, table)).metadata().configuration
-            delta = {name: value for name, value in known.items() if name.startswith("delta.")}
-            self.recipe.write_copy(table, delta)
+
+def shown(taken: Mapping[str, float]) -> str:
+    """Write the seconds of each side."""
+    return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in taken.items())
