@@ -305,6 +305,27 @@ def test_a_column_list_without_the_identity_is_refused(database: Database) -> No
     assert "leaves out id of its replica identity" in problem
 
 
+@pytest.mark.every_pg
+def test_a_row_filter_outside_the_identity_is_refused_before_updates_fail(
+    database: Database,
+) -> None:
+    """D10, D13."""
+    database.execute(
+        """
+        create table t (id int primary key, kind text, "Size" int, v text);
+        insert into t values (1, 'a', 1, 'v');
+        create publication pub for table t where (kind <> 'x' and id > 0 and "Size" is not null)
+        """
+    )
+    problem = _problems(_findings(database.settings()))["row_filter", "public.t"]
+    assert "uses Size, kind, which its replica identity does not have" in problem
+    with pytest.raises(psycopg2.Error, match="replica identity"):
+        database.execute("update t set v = 'w'")
+    database.execute("alter table t replica identity full")
+    assert not _problems(_findings(database.settings()))
+    database.execute("update t set v = 'w'")
+
+
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
