@@ -23,8 +23,8 @@ ROWS = scaled(10_000_000)
 RECENT_ROWS = ROWS // 10
 CHANGES = scaled(1_000_000)
 REPETITIONS = 3
-# Smaller windows, and more of them: the JVM's second compiler needs a minute of merges. The last one
-# has the full size: two recipes warm their common code up twice as fast as ours.
+# Smaller windows, and more of them: the JVM's second compiler needs a minute of merges. And one of
+# the full size: two recipes warm their common code up twice as fast as ours.
 _WARM_UP = [CHANGES // 10] * 5 + [CHANGES]
 
 
