@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import psutil
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
@@ -118,16 +119,17 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    dev = subprocess.Popen(
-        command("dev", "--scale", "0.02", "--rate", "2", "--port", str(port)),
-        # As a shell leaves it to its background jobs.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        start_new_session=True,
-        cwd=clone,
-        env=environment(clone),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with (clone / "dev.log").open("wb") as output:
+        dev = subprocess.Popen(
+            command("dev", "--scale", "0.02", "--rate", "2", "--port", str(port)),
+            # As a shell leaves it to its background jobs.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+            start_new_session=True,
+            cwd=clone,
+            env=environment(clone),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     try:
         wait_until(
             lambda: sensors_running(port) >= {"shop_lag", "shop_merges"},
@@ -145,9 +147,14 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
         assert spark_server is not None
         dev.send_signal(signal.SIGINT)
         assert dev.wait(timeout=120) == 0
+    except (AssertionError, TimeoutError) as error:
+        error.add_note((clone / "dev.log").read_text(errors="replace")[-4000:])
+        raise
     finally:
         if dev.poll() is None:
-            os.killpg(dev.pid, signal.SIGKILL)
+            for child in psutil.Process(dev.pid).children(recursive=True):
+                child.kill()
+            dev.kill()
     assert not server_of(clone).is_running
     assert not spark_server.is_alive()
     with socket.socket() as client:

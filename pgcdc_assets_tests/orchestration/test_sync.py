@@ -9,9 +9,11 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, SlotMissing
+from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
+from pgcdc_assets.renewal import renew_epoch
 from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
@@ -160,6 +162,34 @@ def test_one_broken_table_fails_alone_and_is_merged_later(
     commit.write_bytes(whole)
     sync(orchestrated)
     assert equal_to_source(orchestrated, "b")
+
+
+def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """A10 through Dagster: partitions, copies and merges go on in epoch 2."""
+    database, zone, slot = orchestrated.database, orchestrated.zone, orchestrated.capture.slot
+    sync(orchestrated)
+    database.execute("insert into a values (60, 'landed')")
+    sync(orchestrated)
+    before = set(orchestrated.windows())
+    database.execute("select pg_drop_replication_slot(%s)", (slot,))
+    database.execute("delete from a where id = 60; insert into b values (60, 1)")
+    with pytest.raises(SlotMissing, match="pgcdc renew"):
+        sync(orchestrated)
+
+    assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
+    sync(orchestrated)
+    assert equal_to_source(orchestrated, "a")
+    assert equal_to_source(orchestrated, "b")
+    database.execute("update a set v = 'in epoch 2'; delete from b where id = 60")
+    sync(orchestrated)
+    assert equal_to_source(orchestrated, "a")
+    assert equal_to_source(orchestrated, "b")
+    later = set(orchestrated.windows()) - before
+    assert {LsnWindow.parse(key).epoch for key in before} == {1}
+    assert {LsnWindow.parse(key).epoch for key in later} == {2}
+    assert materialized(orchestrated, scd("a")) >= later
 
 
 def test_a_source_that_is_not_ready_ends_with_its_error(orchestrated: Orchestrated) -> None:
