@@ -44,8 +44,8 @@ def run() -> Iterator[Result]:
                 ]
                 tables[size].copy()
             ours, recipe = _fold(tables, windows)
-            for both in tables.values():
-                both.check()
+            for sides in tables.values():
+                sides.check()
         finally:
             spark.stop()
     for size in ("10m", "30m"):
@@ -61,8 +61,8 @@ def _fold(
     ours: dict[str, list[float]] = {size: [] for size in tables}
     recipe: dict[str, list[float]] = {size: [] for size in tables}
     for number in range(_WARM_UP + REPETITIONS):
-        for size, both in tables.items():
-            taken = both.fold(windows[size][number], number)
+        for size, sides in tables.items():
+            taken = sides.fold(windows[size][number], number)
             log(f"{size}: {shown(taken)}")
             if number >= _WARM_UP:
                 ours[size].append(taken[OURS])

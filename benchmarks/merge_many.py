@@ -30,21 +30,21 @@ def run() -> Iterator[Result]:
         raw = RawOrders(folder, books)
         spark = spark_session("pgcdc benchmark")
         try:
-            both = SideBySide(spark, raw, books)
+            sides = SideBySide(spark, raw, books)
             windows = [
-                both.land(lambda book: book.versions(CHANGES, 1, ROWS))
+                sides.land(lambda book: book.versions(CHANGES, 1, ROWS))
                 for _ in range(_WARM_UP + REPETITIONS)
             ]
             log(f"{TABLES} tables of {ROWS:,} rows landed")
-            both.copy()
+            sides.copy()
             mine, theirs = [], []
             for number, window in enumerate(windows):
-                taken = both.fold(window, number)
+                taken = sides.fold(window, number)
                 log(f"{TABLES} tables: {shown(taken)}")
                 if number >= _WARM_UP:
                     mine.append(taken[OURS])
                     theirs.append(taken["recipe"])
-            both.check()
+            sides.check()
         finally:
             spark.stop()
     yield Result.of("merge_100_tables_vs_recipe", mine, theirs, "s")

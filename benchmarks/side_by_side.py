@@ -1,6 +1,6 @@
 """Our merge and recipes over the same raw zone, each with its own tables.
 
-Every repetition folds a window that neither has seen into tables that grew by the ones before, so
+Every repetition folds a window that none has seen into tables that grew by the ones before, so
 nothing is copied or undone between them. In the end all must hold the same rows.
 """
 

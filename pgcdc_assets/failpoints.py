@@ -1,4 +1,4 @@
-"""Named points at which a test lets the process die, as a power cut would.
+"""Named points at which a test lets the process die, as a power cut would, or be stopped.
 
 `PGCDC_FAILPOINT=name` kills this process by SIGKILL when it reaches that point, `name:3` at the
 third time. Nothing is flushed and no handler runs. `name:3:TERM` sends SIGTERM instead, as who
@@ -20,12 +20,12 @@ _passed: dict[str, int] = {}
 
 
 def reach(name: str) -> None:
-    """Die here if the environment asks for it."""
+    """Die here, or be told to stop, if the environment asks for it."""
     wanted = os.environ.get("PGCDC_FAILPOINT")
     if not wanted:
         return
     wanted_name, times, sent, *_ = *wanted.split(":"), "", ""
     if wanted_name == name:
         _passed[name] = _passed.get(name, 0) + 1
-        if _passed[name] >= int(times or 1):
+        if _passed[name] == int(times or 1):
             os.kill(os.getpid(), signal.Signals[f"SIG{sent or 'KILL'}"])

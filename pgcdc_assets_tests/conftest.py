@@ -9,4 +9,5 @@ pytest_plugins = [
     "pgcdc_assets_tests.fixtures.capturing",
     "pgcdc_assets_tests.fixtures.spark",
     "pgcdc_assets_tests.fixtures.pipeline",
+    "pgcdc_assets_tests.fixtures.preflight",
 ]

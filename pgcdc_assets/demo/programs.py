@@ -107,11 +107,8 @@ def _system_user() -> pwd.struct_passwd:
         # of these is of nobody afterwards.
         with locked(_USER_LOCK):
             return _find_or_make_user()
-    except (KeyError, OSError) as error:
-        raise ConfigurationError(
-            reason=f"the system user {SYSTEM_USER} could not be made, and Postgres does not run as "
-            f"root: run as another user, or `useradd {SYSTEM_USER}`"
-        ) from error
+    except OSError as error:
+        raise _without_user(str(error)) from error
 
 
 def _find_or_make_user() -> pwd.struct_passwd:
@@ -119,5 +116,15 @@ def _find_or_make_user() -> pwd.struct_passwd:
         return pwd.getpwnam(SYSTEM_USER)
     except KeyError:
         command = ["useradd", "-s", "/bin/bash", SYSTEM_USER]
-        subprocess.run(command, capture_output=True, check=False)
-    return pwd.getpwnam(SYSTEM_USER)
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError as error:
+        raise _without_user(made.stderr.strip()) from error
+
+
+def _without_user(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        reason=f"the system user {SYSTEM_USER} could not be made ({why}), and Postgres does not "
+        f"run as root: run as another user, or `useradd {SYSTEM_USER}`"
+    )

@@ -14,12 +14,13 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -32,6 +33,7 @@ from pgcdc_assets.merge.spark_settings import SESSION_CONF, embedded_conf
 # minutes, which is meant for clusters behind a network.
 _LOCAL_RETRIES = 4
 _LOCAL_SECONDS = 5
+_SECONDS_TO_EXIT = 3
 _DEFAULT_PORT = 15002
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -117,14 +119,25 @@ def settled(session: SparkSession) -> SparkSession:
     return session
 
 
-def has_ended(session: SparkSession) -> bool:
-    """Say whether the JVM of a session is gone, or its server of this machine is."""
+def text_of(error: Exception) -> str | None:
+    """Give an error's text; None for a Java exception whose JVM, which has the text, is gone."""
+    try:
+        return str(error)
+    except (Py4JError, OSError):
+        return None
+
+
+def has_ended(session: SparkSession, error: Exception) -> bool:
+    """Say whether the work of a session failed because its JVM, or its server here, is gone.
+
+    A JVM that has begun to exit fails its work in many ways, so an embedded one is given some
+    seconds to be gone. Of a server on another machine nobody knows.
+    """
     client = _client(session)
     if client is None:
-        try:
-            return bool(session.sparkContext._jsc.sc().isStopped())
-        except (Py4JError, OSError):
+        if isinstance(error, (Py4JNetworkError, ConnectionError)) or text_of(error) is None:
             return True
+        return not isinstance(error, PySparkException) and _exits_soon(session)
     try:
         _check_listens(f"sc://{client._builder.endpoint}")
     except TransientError:
@@ -199,6 +212,17 @@ def own_sessions(spark: SparkSession, count: int) -> Iterator[list[SparkSession]
     finally:
         for session in opened:
             release_session(session)
+
+
+def _exits_soon(session: SparkSession) -> bool:
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    try:
+        process.wait(timeout=_SECONDS_TO_EXIT)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _client(session: SparkSession) -> Any:

@@ -28,16 +28,36 @@ select c.oid::bigint, has_schema_privilege(n.oid, 'usage'),
  where c.oid = any(%s::bigint[]::oid[])
 """
 
-# The catalog keeps a filter as the tree of its expression, in which a column is a number.
-_FILTERED = """
-select r.prrelid::bigint, array_agg(distinct a.attname::text)
-  from pg_publication p
-  join pg_publication_rel r on r.prpubid = p.oid
- cross join regexp_matches(r.prqual::text, ':varattno (\\d+)', 'g') as used
-  join pg_attribute a on a.attrelid = r.prrelid and a.attnum = used[1]::int
- where p.pubname = %s
- group by r.prrelid
+# Columns of row filters that the replica identity does not have. A filter belongs to the table that
+# is published; of a partitioned one the identities that count are those of its leaves. The catalog
+# keeps a filter as the tree of its expression, in which a column is a number.
+_BEYOND_IDENTITY = """
+with used as (
+    select distinct r.prrelid as relation, a.attname as name
+      from pg_publication p
+      join pg_publication_rel r on r.prpubid = p.oid
+     cross join regexp_matches(r.prqual::text, ':varattno (\\d+)', 'g') as numbers
+      join pg_attribute a on a.attrelid = r.prrelid and a.attnum = numbers[1]::int
+     where p.pubname = %s
+), leaves as (
+    select relation, name, coalesce(t.relid, relation::regclass) as leaf
+      from used left join lateral pg_partition_tree(relation) t on t.isleaf
+)
+select relation::bigint, array_agg(distinct l.name::text), array_agg(distinct l.leaf::text)
+  from leaves l join pg_class c on c.oid = l.leaf
+ where c.relkind = 'r' and c.relreplident <> 'f' and not exists (
+    select from pg_index i join pg_attribute k on k.attrelid = i.indrelid
+     where i.indrelid = l.leaf and k.attname = l.name
+       and k.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])
+       and case c.relreplident when 'd' then i.indisprimary and i.indimmediate
+                               when 'i' then i.indisreplident else false end)
+ group by relation
 """
+
+
+class _Beyond(NamedTuple):
+    columns: list[str]
+    tables: list[str]
 
 
 class _Access(NamedTuple):
@@ -98,7 +118,7 @@ def check_tables(
     yield from check_publication(publication, len(published))
     access = _read_access(conn, [table.relation.relation_id for table in published.values()])
     whole = read_relations(conn, access)
-    filtered = _read_filtered(conn, publication.name)
+    filtered = _read_filtered(conn, publication)
     for name in published if tables is None else dict.fromkeys(tables):
         found = published.get(name)
         if found is None:
@@ -113,7 +133,7 @@ def check_tables(
                 found,
                 whole[found.relation.relation_id],
                 access[found.relation.relation_id],
-                filtered.get(found.relation.relation_id, frozenset()),
+                filtered.get(found.relation.relation_id),
                 name in keyed,
                 quoted(role),
             )
@@ -128,7 +148,7 @@ def _check_table(
     table: PublishedTable,
     whole: Relation,
     access: _Access,
-    filtered: frozenset[str],
+    filtered: _Beyond | None,
     has_declared_key: bool,
     role: str,
 ) -> Iterator[Finding]:
@@ -176,7 +196,7 @@ def _check_identity(
     table: PublishedTable,
     whole: Relation,
     access: _Access,
-    filtered: frozenset[str],
+    filtered: _Beyond | None,
     has_declared_key: bool,
 ) -> Iterator[Finding]:
     relation = table.relation
@@ -213,14 +233,15 @@ def _check_identity(
             f"list.",
             name,
         )
-    unknown = filtered - identity
-    if publication.needs_identity and unknown:
+    if filtered is not None:
         yield Finding(
             "row_filter",
             "error",
-            f"The row filter of table {name} uses {', '.join(sorted(unknown))}, which its replica "
-            "identity does not have: the application's UPDATE and DELETE on it fail.",
-            f"{full}; or leave these columns out of the filter.",
+            f"The row filter of table {name} uses {', '.join(filtered.columns)}, which the replica "
+            f"identity of {', '.join(filtered.tables)} does not have: the application's UPDATE and "
+            "DELETE on it fail.",
+            "; ".join(f"alter table {table} replica identity full" for table in filtered.tables)
+            + "; or leave these columns out of the filter.",
             name,
         )
     has_key = bool(relation.primary_key) or relation.replica_identity == "i" or has_declared_key
@@ -250,10 +271,10 @@ def _read_access(conn: Connection, relation_ids: Sequence[int]) -> dict[int, _Ac
         return {row[0]: _Access(*row[1:]) for row in cursor}
 
 
-def _read_filtered(conn: Connection, publication: str) -> dict[int, frozenset[str]]:
-    """The columns that row filters use, by table."""
-    if conn.server_version < 150000:
+def _read_filtered(conn: Connection, publication: Publication) -> dict[int, _Beyond]:
+    """What row filters use beyond the replica identity, by published table."""
+    if conn.server_version < 150000 or not publication.needs_identity:
         return {}
     with conn.cursor() as cursor:
-        cursor.execute(_FILTERED, (publication,))
-        return {relation_id: frozenset(names) for relation_id, names in cursor}
+        cursor.execute(_BEYOND_IDENTITY, (publication.name,))
+        return {row[0]: _Beyond(*row[1:]) for row in cursor}

@@ -68,7 +68,7 @@ def test_a_large_transaction_completes_under_a_short_sender_timeout(
 def test_a_transaction_of_many_rows_and_subtransactions_lands_whole_in_little_memory(
     capturing: Capturing, rows: int, subtransactions: int
 ) -> None:
-    """H6: what was undone never comes; the slot moves when the last row has landed."""
+    """H6: what was undone never comes, and in the end the slot stands at the window's end."""
     capturing.begin("create table t (id int)")
     start = capturing.confirmed()
     capturing.database.execute(SUBTRANSACTIONS.format(rows=rows, subtransactions=subtransactions))

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,13 +148,14 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
         assert spark_server is not None
         dev.send_signal(signal.SIGINT)
         assert dev.wait(timeout=120) == 0
-    except (AssertionError, TimeoutError) as error:
+    except (AssertionError, TimeoutError, subprocess.TimeoutExpired) as error:
         error.add_note((clone / "dev.log").read_text(errors="replace")[-4000:])
         raise
     finally:
         if dev.poll() is None:
-            for child in psutil.Process(dev.pid).children(recursive=True):
-                child.kill()
+            for process in psutil.Process(dev.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             dev.kill()
     assert not server_of(clone).is_running
     assert not spark_server.is_alive()
