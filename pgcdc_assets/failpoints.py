@@ -24,7 +24,8 @@ def reach(name: str) -> None:
     wanted = os.environ.get("PGCDC_FAILPOINT")
     if not wanted:
         return
-    wanted_name, times, sent, *_ = *wanted.split(":"), "", ""
+    wanted_name, _, rest = wanted.partition(":")
+    times, _, sent = rest.partition(":")
     if wanted_name == name:
         _passed[name] = _passed.get(name, 0) + 1
         if _passed[name] == int(times or 1):

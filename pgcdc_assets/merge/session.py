@@ -1,8 +1,9 @@
 """Spark sessions: how one is started, and what every merge needs of one.
 
 The same code runs in an embedded session and against a Spark Connect server, so nothing here or in
-the other modules of `merge` reaches for the JVM. Settings that decide what is written (time zone,
-timestamp type, ANSI) are set on the session that merges and not left to whoever started it.
+the other modules of `merge` reaches for the JVM, but to see whether it has ended. Settings that
+decide what is written (time zone, timestamp type, ANSI) are set on the session that merges and not
+left to whoever started it.
 
 A session on a server lives there until it is released, an hour after its last use otherwise. So
 whatever is opened here is closed again: sessions of a merge when it ends, a process's own one when

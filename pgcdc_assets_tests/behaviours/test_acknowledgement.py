@@ -11,9 +11,8 @@ import pytest
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import DefiniteError, RawZoneError, SlotAdvanced, SlotMissing
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.postgres import stream as stream_module
 from pgcdc_assets.postgres.stream import ReplicationStream, StreamSettings
-from pgcdc_assets.postgres.wire import LibpqWire, SocketWire, WireSettings
+from pgcdc_assets.postgres.wire import WireSettings
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets_tests.fixtures.capturing import Capturing
 from pgcdc_assets_tests.fixtures.database import create_database, drop_database
@@ -23,12 +22,6 @@ from pgcdc_assets_tests.protocol.test_decoder import FAR, numbering
 pytestmark = pytest.mark.postgres
 
 SMALL = StreamSettings(queued_batches=1, wire=WireSettings(batch_bytes=64 * 1024))
-
-
-@pytest.fixture(params=[SocketWire, LibpqWire])
-def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to read: the second is that of encrypted connections."""
-    monkeypatch.setattr(stream_module, "SocketWire", request.param)
 
 
 @contextmanager

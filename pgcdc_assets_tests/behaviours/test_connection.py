@@ -15,11 +15,10 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture import CaptureLimits
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
-from pgcdc_assets.postgres import stream as stream_module
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.stream import StreamSettings
-from pgcdc_assets.postgres.wire import LibpqWire, SocketWire, WireSettings
+from pgcdc_assets.postgres.wire import SocketWire, WireSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.capturing import Capturing
@@ -31,12 +30,6 @@ pytestmark = pytest.mark.postgres
 
 # A window that ends so far ahead is still waited for when its last change has come.
 FAR_AHEAD = 1 << 30
-
-
-@pytest.fixture(params=[SocketWire, LibpqWire])
-def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to read: the second is that of encrypted connections."""
-    monkeypatch.setattr(stream_module, "SocketWire", request.param)
 
 
 @pytest.fixture
