@@ -5,8 +5,7 @@ any new one; a hole before an opened window is filled first; a new window starts
 last one ended, and is opened when enough bytes wait or the last landing is old enough. Lag above
 zero alone opens
 nothing: with Dagster's own storage in the source cluster, each run writes WAL, and the next run
-    would be
-its consequence.
+would be its consequence.
 """
 
 from __future__ import annotations
