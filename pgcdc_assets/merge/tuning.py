@@ -23,6 +23,8 @@ FOR_SMALL = {
     "spark.sql.shuffle.partitions": "1",
     # Eight jobs of bookkeeping mark rows as deleted; a small file is written anew in one.
     "spark.databricks.delta.merge.deletionVectors.persistent": "false",
+    # The state of a table with few files is asked for several times: each time by one task.
+    "spark.databricks.delta.snapshotPartitions": "1",
 }
 
 TINY_CHANGES = 2_000
