@@ -38,6 +38,12 @@ class Fold:
         return tuple(x for x in self.shape.layouts if x.version in self.facts.versions)
 
     @property
+    def common_fields(self) -> tuple[int, ...]:
+        """Fields that every layout of the changes has."""
+        width = range(len(self.shape.fields))
+        return tuple(i for i in width if all(x.positions[i] is not None for x in self.layouts))
+
+    @property
     def unchanged(self) -> tuple[int, ...]:
         """Fields that are unchanged TOAST in some change."""
         found = set()

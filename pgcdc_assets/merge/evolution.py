@@ -1,7 +1,8 @@
-"""Columns that were added at the source are added to the table before the merge that needs them.
+"""The table's columns follow those of the source before the merge that needs it.
 
-Other changes of the columns have no replay yet and are refused when the shape is built
-(`shape.py`).
+A column that was added is added. Other changes cannot be replayed from the stream and are refused
+when the shape is built (`shape.py`), until the table is copied anew. A table that keeps what came
+before the copy then gives a column its new type, and its old values with it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from pgcdc_assets.merge.shape import TableShape
+from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.merge.shape import Field, TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier, string
 from pgcdc_assets.merge.writing import table_properties
+
+_EMPTY = "CAST(map() AS MAP<STRING, STRING>)"
 
 
 def add_columns(spark: SparkSession, path: str, existing: Sequence[str], shape: TableShape) -> None:
@@ -21,7 +26,7 @@ def add_columns(spark: SparkSession, path: str, existing: Sequence[str], shape: 
     if not missing:
         return
     table = delta_table(path)
-    _set(spark, path, table_properties(shape))
+    _set(spark, path, {**table_properties(shape), **_features(shape)})
     for i in missing:
         field = shape.fields[i]
         place = f"AFTER {identifier(shape.fields[i - 1].name)}" if i else "FIRST"
@@ -31,6 +36,64 @@ def add_columns(spark: SparkSession, path: str, existing: Sequence[str], shape: 
         )
 
 
+def retype_columns(
+    spark: SparkSession, path: str, shape: TableShape, partitioned_by: Sequence[str]
+) -> None:
+    """Write the table anew where its columns have other types than the shape, in one commit.
+
+    A value that the new type does not hold exactly is kept as text in `_rescued`.
+
+    Raises:
+        SchemaChangeError: an array became something else, or something else an array.
+    """
+    rows = spark.read.format("delta").load(path)
+    there = {field.name: field.dataType.simpleString() for field in rows.schema}
+    wanted = _types_of(spark, shape)
+    changed = {
+        field.name: field
+        for field, ddl in zip(shape.fields, wanted, strict=True)
+        if there[field.name] != ddl
+    }
+    if not changed:
+        return
+    for name, field in changed.items():
+        if there[name].startswith("array") != field.type.ddl.startswith("ARRAY"):
+            raise SchemaChangeError(
+                relation=shape.relation.qualified_name,
+                column=name,
+                reason=f"its type changed from {there[name]} to {field.comment}, which its earlier "
+                "values do not have",
+            )
+    _set(spark, path, {**table_properties(shape), **_features(shape)})
+    names = ", ".join(map(string, changed))
+    entries = ", ".join(
+        f"{string(name)}, IF({_typed(field, there[name])} IS NULL, {_text(field, there[name])}, "
+        "NULL)"
+        for name, field in changed.items()
+    )
+    rescued = (
+        f"map_concat(map_filter(coalesce(_rescued, {_EMPTY}), (k, v) -> k NOT IN ({names})), "
+        f"map_filter(map({entries}), (k, v) -> v IS NOT NULL))"
+    )
+    new = {name: F.expr(_typed(field, there[name])) for name, field in changed.items()}
+    new["_rescued"] = F.expr(f"IF(size({rescued}) = 0, NULL, {rescued})")
+    columns = []
+    for column in rows.schema:
+        value = new.get(column.name, F.col(identifier(column.name)))
+        metadata = dict(column.metadata)
+        if column.name in changed:
+            metadata["comment"] = changed[column.name].comment
+        columns.append(value.alias(column.name, metadata=metadata))
+    (
+        rows.select(*columns)
+        .write.format("delta")
+        .mode("overwrite")
+        .option("overwriteSchema", "true")
+        .partitionBy(*partitioned_by)
+        .save(path)
+    )
+
+
 def set_properties(
     spark: SparkSession, path: str, existing: Mapping[str, str], shape: TableShape
 ) -> None:
@@ -38,6 +101,40 @@ def set_properties(
     properties = table_properties(shape)
     if any(existing.get(name) != value for name, value in properties.items()):
         _set(spark, path, properties)
+
+
+def _features(shape: TableShape) -> dict[str, str]:
+    """Give the table features that Delta does not add to a table that exists."""
+    if any("TIMESTAMP_NTZ" in field.type.ddl for field in shape.fields):
+        return {"delta.feature.timestampNtz": "supported"}
+    return {}
+
+
+def _types_of(spark: SparkSession, shape: TableShape) -> list[str]:
+    nulls = (f"CAST(NULL AS {field.type.ddl}) AS c{i}" for i, field in enumerate(shape.fields))
+    schema = spark.sql(f"SELECT {', '.join(nulls)}").schema
+    return [field.dataType.simpleString() for field in schema]
+
+
+def _text(field: Field, before: str) -> str:
+    """Write the SQL of a column's value as the text that Postgres would print."""
+    name = identifier(field.name)
+    printed = {
+        "binary": f"concat(r'\\x', lower(hex({name})))",
+        "timestamp": f"concat(CAST({name} AS STRING), '+00')",
+    }.get(before, f"CAST({name} AS STRING)")
+    return f"coalesce({printed}, try_element_at(_rescued, {string(field.name)}))"
+
+
+def _typed(field: Field, before: str) -> str:
+    """Write the SQL of a column's value in its new type; NULL where that does not hold it."""
+    if before.startswith("array"):
+        return f"try_cast({identifier(field.name)} AS {field.type.ddl})"
+    typed = field.type.expression(_text(field, before))
+    if field.type.is_text:
+        return typed
+    # A cast to fewer digits rounds.
+    return f"IF(try_cast({typed} AS {before}) <=> {identifier(field.name)}, {typed}, NULL)"
 
 
 def _set(spark: SparkSession, path: str, properties: dict[str, str]) -> None:

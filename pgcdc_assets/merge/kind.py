@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.merge.evolution import add_columns, set_properties
+from pgcdc_assets.merge.evolution import add_columns, retype_columns, set_properties
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
 from pgcdc_assets.merge.sources import version_of_copy
@@ -66,6 +66,7 @@ class Kind(ABC):
     """
 
     system: ClassVar[SystemColumns] = SCD1_COLUMNS
+    partitioned_by: ClassVar[tuple[str, ...]] = ()
 
     spark: SparkSession
     zone: RawZone
@@ -94,9 +95,11 @@ class Kind(ABC):
         return build_shape([version], self.work.plan.target.key, system=self.system)
 
     def follow_relation(self, state: TargetState, shape: TableShape) -> None:
-        """Have the table note the relation of a new copy, and add the columns that it lacks."""
-        add_columns(self.spark, self.work.path, state.columns, shape)
-        set_properties(self.spark, self.work.path, state.properties, shape)
+        """Have the table note the relation of a new copy, and take over its columns."""
+        path = self.work.path
+        add_columns(self.spark, path, state.columns, shape)
+        retype_columns(self.spark, path, shape, self.partitioned_by)
+        set_properties(self.spark, path, state.properties, shape)
 
     def empty(self, state: TargetState | None) -> Counts:
         """Take out all rows, where the changes are TRUNCATEs alone; the table keeps its shape."""

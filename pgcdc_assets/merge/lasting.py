@@ -192,6 +192,7 @@ class History(Lasting):
     """Writes the history."""
 
     system: ClassVar[SystemColumns] = SCD2_COLUMNS
+    partitioned_by: ClassVar[tuple[str, ...]] = scd2.PARTITIONED_BY
 
     def write_first_copy(self, copied: CopiedRows, app_id: str) -> None:
         """Make the table of a copy."""

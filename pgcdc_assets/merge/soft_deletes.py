@@ -22,7 +22,7 @@ from pgcdc_assets.merge.versions import (
     stored_rows,
     typed_events,
 )
-from pgcdc_assets.merge.writing import NEWER, SOURCE_VIEW, insert_clause, values_by_name
+from pgcdc_assets.merge.writing import SOURCE_VIEW, insert_clause, values_by_name
 
 
 def in_place(rows: DataFrame) -> DataFrame:
@@ -100,7 +100,9 @@ def merge_statement(path: str, fold: Fold, bounds: Bounds | None = None) -> str:
     values = values_by_name(fold.shape)
     statement = (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {matched(fold, bounds)}\n"
-        f"WHEN MATCHED AND (s.is_stored OR {NEWER}) THEN UPDATE SET "
+        # No fence by LSN: LSNs of a later epoch may be lower, and these rows follow from the
+        # table's own.
+        "WHEN MATCHED THEN UPDATE SET "
         f"{', '.join(f't.{name} = {value}' for name, value in values)}\n"
         f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_clause(values)}"
     )

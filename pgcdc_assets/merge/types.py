@@ -90,6 +90,11 @@ _SCALARS = {
     "uuid": DeltaType("STRING", _same, is_fixed_length=True),
 }
 
+# Types whose typmod is a limit, below which values are kept as they are.
+_LIMITED = frozenset({"varchar", "varbit", "numeric"}) | frozenset(
+    {"timestamp", "timestamptz", "time", "timetz"}
+)
+
 # Their arrays are separated by something else than a comma.
 _OTHER_DELIMITER = frozenset({"box"})
 
@@ -101,6 +106,25 @@ def delta_type(column: Column) -> DeltaType:
     return _scalar_type(column.base_type, column.base_typmod)
 
 
+def keeps_values(older: Column, newer: Column) -> bool:
+    """Say whether a changed length or precision of one type leaves all values as they are.
+
+    Where it does not, Postgres writes the table anew, and the stream says nothing of it.
+    """
+    kind = newer.element_type or newer.base_type
+    before, after = _typmod(older), _typmod(newer)
+    if before == after:
+        return True
+    if kind == "numeric" and before >= 4 and after >= 4:
+        (digits, scale), (more_digits, same_scale) = _precision(before), _precision(after)
+        return scale == same_scale and more_digits >= digits
+    return kind in _LIMITED and (after == -1 or -1 < before <= after)
+
+
+def _typmod(column: Column) -> int:
+    return column.base_typmod if column.element_type is None else column.element_typmod
+
+
 def _scalar_type(base_type: str | None, typmod: int) -> DeltaType:
     if base_type == "numeric":
         return _numeric_type(typmod)
@@ -108,16 +132,10 @@ def _scalar_type(base_type: str | None, typmod: int) -> DeltaType:
 
 
 def _numeric_type(typmod: int) -> DeltaType:
-    """Give DECIMAL where one holds every value of the declared precision and scale.
-
-    The typmod's layout is that of make_numeric_typmod in Postgres's
-    src/backend/utils/adt/numeric.c; since Postgres 15 the scale may be negative (digits before the
-    point are rounded) or above the precision.
-    """
+    """Give DECIMAL where one holds every value of the declared precision and scale."""
     if typmod < 4:
         return TEXT
-    precision = (typmod - 4) >> 16 & 0xFFFF
-    scale = (((typmod - 4) & 0x7FF) ^ 0x400) - 0x400
+    precision, scale = _precision(typmod)
     if scale < 0:
         precision, scale = precision - scale, 0
     precision = max(precision, scale)
@@ -125,6 +143,16 @@ def _numeric_type(typmod: int) -> DeltaType:
         return TEXT
     ddl = f"DECIMAL({precision},{scale})"
     return DeltaType(ddl, _cast(ddl), may_rescue=True)
+
+
+def _precision(typmod: int) -> tuple[int, int]:
+    """Read precision and scale of a numeric from its typmod.
+
+    Its layout is that of make_numeric_typmod in Postgres's src/backend/utils/adt/numeric.c; since
+    Postgres 15 the scale may be negative (digits before the point are rounded) or above the
+    precision.
+    """
+    return (typmod - 4) >> 16 & 0xFFFF, (((typmod - 4) & 0x7FF) ^ 0x400) - 0x400
 
 
 def _array_type(column: Column) -> DeltaType:

@@ -41,14 +41,25 @@ def left_in_bag(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
         further: more columns that with the key make a group; they are kept.
     """
     keys = [*fold.key_columns, *further]
-    rows = bag.groupBy(*keys, "tuple").agg(
+    aggregates = [
         F.expr("sum(IF(is_content, 1, -1)) AS balance"),
         F.expr("max(struct(commit_lsn, ordinal, is_content, commit_ts, op)) AS last"),
         F.expr(
             "max(struct(commit_lsn, ordinal, commit_ts, op)) FILTER (WHERE is_content) "
             "AS last_put_in"
         ),
-    )
+    ]
+    if len(fold.common_fields) == len(fold.shape.fields):
+        rows = bag.groupBy(*keys, "tuple").agg(*aggregates)
+    else:
+        # A row that was put in before a column was added is taken out with the column's default.
+        common = f"array({', '.join(f'tuple[{i}]' for i in fold.common_fields)})"
+        newest = "max_by(tuple, struct(commit_lsn, ordinal)) FILTER (WHERE is_content) AS tuple"
+        rows = (
+            bag.selectExpr("*", f"{common} AS told_by")
+            .groupBy(*keys, "told_by")
+            .agg(*aggregates, F.expr(newest))
+        )
     is_held = "(last.is_content OR balance > 0)"
     decided = rows.groupBy(*keys).agg(
         F.expr(f"max(struct(last_put_in AS at, tuple)) FILTER (WHERE {is_held}) AS held"),

@@ -147,3 +147,28 @@ def _found(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
         )
         for r in spark.read.format("delta").load(path).collect()
     )
+
+
+def test_an_epoch_at_lower_lsns_takes_over(spark: SparkSession, zone: RawZone) -> None:
+    """H11: after a move to another cluster LSNs begin anew, and rows have higher ones already."""
+    relations = [random_relation("d")]
+    first = Landing(zone, relations, lsn=0x9000)
+    first.begin([["1", str(i), "a", "1.00", "x"] for i in (1, 2, 3)])
+    first.land([delete("1", "3", None, None, None)])
+    _merge(spark, first)
+    second = Landing(zone, relations, epoch=2, lsn=0x1000)
+    second.begin([["1", "1", "new", "1.00", "x"], ["1", "3", "back", "1.00", "x"]])
+    deleted = delete("1", "1", None, None, None)
+    second.land([deleted, insert("1", "1", "again", None, None)])
+    rows = spark.read.format("delta").load(_merge(spark, second)).orderBy("id").collect()
+    assert [(r.id, r.doc, r._deleted) for r in rows] == [
+        (1, "again", False),
+        (2, "a", True),
+        (3, "back", False),
+    ]
+
+
+def _merge(spark: SparkSession, landing: Landing) -> str:
+    (report,) = merge_tables(spark, landing.zone, [_SOFT], landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    return report.path

@@ -139,6 +139,34 @@ def test_a_change_of_columns_that_cannot_be_replayed_names_the_table(
         build_shape(_versions(*versions), None)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_replayed"),
+    [
+        (("varchar", 9), ("varchar", 14), True),
+        (("varchar", 9), ("varchar", -1), True),
+        (("varchar", 9), ("varchar", 8), False),
+        (("varchar", -1), ("varchar", 9), False),
+        (("bpchar", 9), ("bpchar", 14), False),
+        (("timestamp", 0), ("timestamp", 3), True),
+        (("timestamptz", 6), ("timestamptz", 0), False),
+        (("numeric", _numeric(50, 20)), ("numeric", _numeric(60, 20)), True),
+        (("numeric", _numeric(50, 20)), ("numeric", _numeric(60, 21)), False),
+        (("numeric", _numeric(50, 20)), ("numeric", -1), True),
+        (("numeric", -1), ("numeric", _numeric(50, 20)), False),
+    ],
+)
+def test_a_limit_may_be_widened_and_not_narrowed(
+    before: tuple[str, int], after: tuple[str, int], is_replayed: bool
+) -> None:
+    """F5: where Postgres keeps every value as it is, there is nothing to copy anew."""
+    versions = [relation(column("id"), column("v", *declared)) for declared in (before, after)]
+    if is_replayed:
+        build_shape(_versions(*versions), None)
+        return
+    with pytest.raises(SchemaChangeError, match="length or precision"):
+        build_shape(_versions(*versions), None)
+
+
 def test_another_key_than_the_table_was_made_with_is_refused() -> None:
     made = relation(column("id"), column("v"))
     with pytest.raises(SchemaChangeError, match="key"):
