@@ -34,6 +34,7 @@ from pgcdc_assets.orchestration.runs import (
     PURPOSE_TAG,
     THROUGH_TAG,
     attempts_for,
+    close_dead_runs,
     find_unfinished,
 )
 from pgcdc_assets.orchestration.settings import CdcCapture
@@ -90,6 +91,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
         lake: LakeResource = getattr(context.resources, names.lake)
         zone = lake.zone(capture.name)
         progress = sync_progress.get()
+        close_dead_runs(context.instance, capture.name, {targets.raw, targets.snapshot})
         # A run that goes on opens windows itself: only where there was none before anything was
         # read is there nothing that was read too early.
         running = find_unfinished(context.instance, names.capture_job, frozenset({targets.raw}))
@@ -230,7 +232,7 @@ class _Tick:
                 continue
             self.requests.append(
                 dg.RunRequest(
-                    run_key=f"{self.capture.name}:copy:{first}:{last}:{past.count}",
+                    run_key=f"{self.capture.name}:copy:{first}:{last}:{past.newest}",
                     job_name=self.names.snapshot_job,
                     tags={
                         **range_tags(first, last),
@@ -289,9 +291,11 @@ class _Tick:
         key = plan.window.key
         if plan.is_new:
             self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, [key]))
+        instance = self.context.instance
+        past = attempts_for(instance, self.capture.name, "capture", {THROUGH_TAG: key})
         self.requests.append(
             dg.RunRequest(
-                run_key=f"{self.capture.name}:{key}:{plan.attempt}",
+                run_key=f"{self.capture.name}:{key}:{plan.attempt}:{past.newest}",
                 job_name=self.names.capture_job,
                 partition_key=key,
                 tags={

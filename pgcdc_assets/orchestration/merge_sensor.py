@@ -27,6 +27,7 @@ from pgcdc_assets.orchestration.runs import (
     PURPOSE_TAG,
     THROUGH_TAG,
     attempts_for,
+    close_dead_runs,
     find_unfinished,
     recent_runs,
     seconds_since_end,
@@ -61,6 +62,7 @@ def build_merge_sensor(
     def merges(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         lake: LakeResource = getattr(context.resources, names.lake)
         progress = sync_progress.get()
+        close_dead_runs(context.instance, capture.name, frozenset(keys.values()))
         # Before the state: what a run under way merges meanwhile would be asked for again.
         running = find_unfinished(context.instance, names.merge_job, frozenset(keys.values()))
         is_merging = running is not None
@@ -132,7 +134,7 @@ class _Tick:
         selected = [key for key in self.keys.values() if key not in failing | uncopied]
         past = attempts_for(self.instance, self.capture.name, "merge", {THROUGH_TAG: last.key})
         return dg.RunRequest(
-            run_key=f"{self.capture.name}:merge:{last.key}:{past.count}",
+            run_key=f"{self.capture.name}:merge:{last.key}:{past.newest}",
             job_name=names.merge_job,
             asset_selection=selected,
             # A selection of assets brings all their checks along, and most read whole tables.

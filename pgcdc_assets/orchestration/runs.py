@@ -31,12 +31,22 @@ UNFINISHED = [
 ]
 FINISHED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
+MAX_COUNTED = 50
+
 
 @dataclass(frozen=True)
 class Attempts:
-    """Earlier runs for the same thing."""
+    """Earlier runs for the same thing.
+
+    Attributes:
+        count: at most `MAX_COUNTED`, which is enough for how long to wait.
+        newest: id of the newest run; None when there was none. In a run key it makes each attempt's
+            another one than all before: the count stands still in the end, and Dagster skips a key
+            that it knows for ever.
+    """
 
     count: int
+    newest: str | None
     seconds_since_end: float | None
 
 
@@ -61,19 +71,36 @@ def find_unfinished(
     """
     wanted = frozenset(keys)
     for run in instance.get_runs(RunsFilter(statuses=UNFINISHED)):
-        is_ours = run.job_name == job_name or not wanted.isdisjoint(run.asset_selection or ())
-        if is_ours and not _close_if_dead(instance, run):
+        if run.job_name == job_name or not wanted.isdisjoint(run.asset_selection or ()):
             return run
     return None
+
+
+def close_dead_runs(
+    instance: dg.DagsterInstance, capture: str, keys: Collection[dg.AssetKey]
+) -> None:
+    """Mark a capture's runs as failed whose process on this machine is gone.
+
+    Runs of all its jobs: a rebuild or an upkeep that was killed holds the merge's pool as well.
+
+    Args:
+        keys: assets of the capture, by which runs of Dagster's implicit job are known.
+    """
+    ours = frozenset(keys)
+    started = [DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+    for run in instance.get_runs(RunsFilter(statuses=started)):
+        if run.tags.get(CAPTURE_TAG) == capture or not ours.isdisjoint(_touched_assets(run)):
+            _close_if_dead(instance, run)
 
 
 def attempts_for(
     instance: dg.DagsterInstance, capture: str, purpose: str, tags: dict[str, str]
 ) -> Attempts:
-    """Count the runs made for the same purpose and tags, whatever became of them."""
+    """Look at the runs made for the same purpose and tags, whatever became of them."""
     wanted = {CAPTURE_TAG: capture, PURPOSE_TAG: purpose, **tags}
-    records = instance.get_run_records(RunsFilter(tags=wanted), limit=50)
-    return Attempts(len(records), seconds_since_end(records))
+    records = instance.get_run_records(RunsFilter(tags=wanted), limit=MAX_COUNTED)
+    newest = records[0].dagster_run.run_id if records else None
+    return Attempts(len(records), newest, seconds_since_end(records))
 
 
 def recent_runs(
@@ -90,21 +117,37 @@ def seconds_since_end(records: Iterable[RunRecord]) -> float | None:
     return max(0.0, time.time() - max(ends)) if ends else None
 
 
-def _close_if_dead(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
-    """Mark a run as failed whose process on this machine is gone."""
+def _touched_assets(run: DagsterRun) -> set[dg.AssetKey]:
+    """The assets that a run was asked to materialise or to check."""
+    checked = {check.asset_key for check in run.asset_check_selection or ()}
+    return checked.union(run.asset_selection or ())
+
+
+def _close_if_dead(instance: dg.DagsterInstance, run: DagsterRun) -> None:
     tag = run.tags.get(PROCESS_TAG)
-    if tag is None or run.status not in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
-        return False
+    if tag is None:
+        return
     host, pid, start_ticks = tag.rsplit(":", 2)
     if host != socket.gethostname() or _start_ticks(int(pid)) == start_ticks:
-        return False
+        return
+    # Read again: a process writes how its run ended before it goes, and other sensors close too.
+    now = instance.get_run_by_id(run.run_id)
+    if now is None or now.is_finished or now.tags.get(PROCESS_TAG) != tag:
+        return
+    if _is_inherited(instance, run, tag):
+        return
     instance.report_run_failed(
         run,
         message=f"Process {pid} of this run is gone: it was killed. The next run goes on from "
         "here.",
     )
     instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
-    return True
+
+
+def _is_inherited(instance: dg.DagsterInstance, run: DagsterRun, tag: str) -> bool:
+    """Whether a run has the process of the run that it repeats: its own step did not start yet."""
+    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+    return parent is not None and parent.tags.get(PROCESS_TAG) == tag
 
 
 def _start_ticks(pid: int) -> str:

@@ -71,6 +71,8 @@ def build_upkeep(
         out=dg.Out(dg.Nothing),
     )
     def tidy_up(context: dg.OpExecutionContext) -> None:
+        # A run that is repeated from where it failed may begin here.
+        claim_run(context)
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         zone = lake.zone(capture.name)

@@ -7,7 +7,6 @@ import pytest
 
 from pgcdc_assets.errors import SlotAdvanced, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.runs import find_unfinished
 from pgcdc_assets.orchestration.settings import WindowPolicy
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 
@@ -130,21 +129,6 @@ def test_a_slot_that_somebody_else_advanced_fails_the_tick(orchestrated: Orchest
     assert error.gap_bytes > 0
 
 
-def test_a_run_whose_process_is_gone_does_not_block_the_next(orchestrated: Orchestrated) -> None:
-    orchestrated.copy()
-    (request,) = orchestrated.tick("lag").run_requests
-    job = orchestrated.location.repository.get_job("t_capture")
-    run = orchestrated.instance.create_run_for_job(
-        job, tags={**request.tags, "pgcdc/process": dead_process()}
-    )
-    orchestrated.instance.report_engine_event("started", run)
-    start(orchestrated.instance, run)
-    assert find_unfinished(orchestrated.instance, "t_capture", {orchestrated.raw}) is None
-    closed = orchestrated.instance.get_run_by_id(run.run_id)
-    assert closed is not None
-    assert closed.status == dg.DagsterRunStatus.FAILURE
-
-
 def test_a_new_instance_learns_the_windows_of_an_old_lake(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
@@ -182,26 +166,6 @@ def root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def dead_process() -> str:
-    import subprocess
-
-    from pgcdc_assets.orchestration.runs import process_tag
-
-    child = subprocess.Popen(["sleep", "60"])
-    tag = process_tag(child.pid)
-    child.kill()
-    child.wait()
-    return tag
-
-
-def start(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
-    """Bring a run into the state in which a killed process leaves it."""
-    from dagster import DagsterEvent, DagsterEventType
-
-    event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
-    instance.report_dagster_event(event, run.run_id)
 
 
 def test_a_copy_describes_the_source_table_by_its_columns_and_rows(
