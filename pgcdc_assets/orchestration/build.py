@@ -90,7 +90,7 @@ class _Builder:
                 *sources.values(),
                 build_raw_asset(self.capture, raw, self.windows),
                 build_snapshot_asset(self.capture, snapshot, keys, self.tables),
-                build_scd_assets(self.capture, scds, keys, self.windows),
+                build_scd_assets(self.capture, scds, keys, self.windows, snapshot.key),
             ],
             asset_checks=[
                 build_source_checks(self.capture, raw.key, snapshot.key),
@@ -107,7 +107,7 @@ class _Builder:
             schedules=[upkeep_schedule],
             sensors=[
                 build_lag_sensor(self.capture, targets),
-                build_merge_sensor(self.capture, scd_keys, merge_job),
+                build_merge_sensor(self.capture, scd_keys, snapshot.key, merge_job),
             ],
             resources={
                 self.names.postgres: postgres,

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
 from pgcdc_assets.merge.watermark import read_target
 from pgcdc_assets.orchestration.checks import evaluation_of
+from pgcdc_assets.orchestration.copying import Copying
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.following import Following
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS, MergedChecks, invariant_spec
@@ -43,14 +45,17 @@ def build_scd_assets(
     specs: Mapping[Place, dg.AssetSpec],
     sources: Mapping[CdcTable, dg.AssetKey],
     partitions: dg.PartitionsDefinition[str],
+    snapshot: dg.AssetKey,
 ) -> dg.AssetsDefinition:
     """Build the assets that merge windows.
 
     Args:
         specs: one for each table and kind of SCD table.
         sources: the source tables' keys, for column lineage.
+        snapshot: the asset of the copies.
     """
     names = Names.of(capture)
+    copying = Copying(capture, snapshot)
 
     @dg.multi_asset(
         name=f"{capture.name}_merge_tables",
@@ -73,6 +78,7 @@ def build_scd_assets(
                 capture,
                 specs,
                 sources,
+                copying,
                 lake.zone(capture.name),
                 spark.session(),
                 held,
@@ -105,6 +111,7 @@ class _Rounds:
     capture: CdcCapture
     specs: Mapping[Place, dg.AssetSpec]
     sources: Mapping[CdcTable, dg.AssetKey]
+    copying: Copying
     zone: RawZone
     session: "SparkSession"
     held: ExitStack
@@ -123,10 +130,12 @@ class _Rounds:
         from pgcdc_assets.merge import merge_tables
 
         checked = self._checks()
+        copied = self._being_copied()
+        self.failures += map(_held_back, sorted(copied, key=lambda table: table.qualified_name))
         reports = merge_tables(
             self.session,
             self.zone,
-            _targets(self._selected),
+            _targets(place for place in self._selected if place[0] not in copied),
             through,
             parallelism=self.capture.merge_parallelism,
             sessions=self._merging_sessions,
@@ -154,8 +163,8 @@ class _Rounds:
         captured = self.zone.changes.captured_through(epoch)
         if captured is None or captured <= end:
             return None
-        if self._copied_tables() != self._copied:
-            # A table more, or a new epoch: the sensor asks for what this run was not asked for.
+        if self._copied_tables() != self._copied or self._being_copied():
+            # A table more or less, or a new epoch: the sensor asks for what this run was not.
             following.stop()
             return None
         landed = self.zone.changes.windows(epoch, end)
@@ -169,6 +178,11 @@ class _Rounds:
         if self.failures:
             named = [(f"{f.schema}.{f.table}", f.error) for f in self.failures]
             raise_failed("Not merged", named)
+
+    def _being_copied(self) -> set[CdcTable]:
+        """Find the selected tables that are being copied anew."""
+        copied = self.copying.find(self.context.instance, self.zone)
+        return {table for table, _ in self._selected if table.qualified_name in copied}
 
     def _copied_tables(self) -> tuple[int, set[tuple[str, str]]]:
         epoch = self.zone.epochs.latest()
@@ -216,6 +230,11 @@ def _events(
         yield dg.AssetMaterialization(
             result.asset_key, partition=window.key, metadata=result.metadata
         )
+
+
+def _held_back(table: CdcTable) -> MergeFailure:
+    reason = f"Table {table.qualified_name} is being copied anew: it is merged when that has ended."
+    return MergeFailure(table.schema, table.table, TransientError(reason=reason))
 
 
 def _targets(places: Iterable[Place]) -> list[TableTarget]:

@@ -15,6 +15,7 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunRecord
 
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.copying import Copying
 from pgcdc_assets.orchestration.following import may_go_on
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.keys import range_tags
@@ -41,14 +42,19 @@ _UNDER_WAY = "a merge is under way"
 
 
 def build_merge_sensor(
-    capture: CdcCapture, keys: Mapping[tuple[str, str, int], dg.AssetKey], job: Any
+    capture: CdcCapture,
+    keys: Mapping[tuple[str, str, int], dg.AssetKey],
+    snapshot: dg.AssetKey,
+    job: Any,
 ) -> dg.SensorDefinition:
     """Build the sensor.
 
     Args:
         keys: the SCD assets by schema, table and kind.
+        snapshot: the asset of the copies.
     """
     names = Names.of(capture)
+    copying = Copying(capture, snapshot)
 
     @dg.sensor(
         name=names.merge_sensor,
@@ -69,11 +75,13 @@ def build_merge_sensor(
         if is_merging and progress is None:
             # Most ticks are like this while changes flow, and reading the state opens every table.
             return dg.SkipReason(_UNDER_WAY)
-        state = read_state(lake.zone(capture.name), capture)
+        zone = lake.zone(capture.name)
+        state = read_state(zone, capture)
         if progress is not None:
             merged = state.merged_through
             progress.merged_through = merged.lsn if merged is not None else None
-        tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging)
+        copied = copying.find(context.instance, zone)
+        tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging, copied)
         answer = tick.run()
         if progress is not None and isinstance(answer, dg.SkipReason):
             progress.waiting = answer.skip_message or ""
@@ -84,7 +92,11 @@ def build_merge_sensor(
 
 @dataclass
 class _Tick:
-    """One evaluation of the sensor."""
+    """One evaluation of the sensor.
+
+    Attributes:
+        copied: tables that are being copied anew.
+    """
 
     capture: CdcCapture
     keys: dict[tuple[str, str, int], dg.AssetKey]
@@ -92,6 +104,7 @@ class _Tick:
     state: CaptureState
     progress: SyncProgress | None
     is_merging: bool
+    copied: frozenset[str]
 
     def run(self) -> dg.SensorResult | dg.SkipReason:
         names = Names.of(self.capture)
@@ -100,6 +113,11 @@ class _Tick:
         behind = [table for table in self.state.tables if table.needs_merge]
         if not behind:
             return dg.SkipReason("every table is merged through the newest window")
+        behind = [table for table in behind if not self._is_copied(table)]
+        if not behind:
+            if self.progress is not None:
+                self.progress.is_blocked = True
+            return dg.SkipReason(f"being copied anew: {', '.join(sorted(self.copied))}")
         known = self.instance.get_dynamic_partitions(self.capture.windows_name)
         windows = [LsnWindow.parse(key) for key in known]
         landed = sorted(w for w in windows if window_end(w) <= self.state.captured_through)
@@ -130,7 +148,9 @@ class _Tick:
             first = last
         # Idle tables come along: they cost nearly nothing, and their partitions show as merged.
         failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
-        uncopied = {self._key(t) for t in self.state.tables if t.copied_at is None}
+        uncopied = {
+            self._key(t) for t in self.state.tables if t.copied_at is None or self._is_copied(t)
+        }
         selected = [key for key in self.keys.values() if key not in failing | uncopied]
         past = attempts_for(self.instance, self.capture.name, "merge", {THROUGH_TAG: last.key})
         return dg.RunRequest(
@@ -190,6 +210,9 @@ class _Tick:
             return False
         through = window_end(LsnWindow.parse(run.tags[THROUGH_TAG]))
         return table.merged_through is None or table.merged_through < through
+
+    def _is_copied(self, table: TableState) -> bool:
+        return table.table.qualified_name in self.copied
 
     def _key(self, table: TableState) -> dg.AssetKey:
         return self.keys[table.table.schema, table.table.table, table.scd]

@@ -9,6 +9,9 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.errors import MergeConflict
+from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.orchestration.copying import SNAPSHOT_LSN_PASSED, is_merged
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
@@ -49,6 +52,7 @@ def build_snapshot_asset(
         metadata: dict[str, dict[str, Any]] = {}
         with dagster_failures():
             zone = lake.zone(capture.name)
+            merged = [table for table in wanted if is_merged(zone, table)]
             outcomes = copy_each_table(
                 postgres.settings(),
                 zone,
@@ -61,6 +65,11 @@ def build_snapshot_asset(
                 if isinstance(outcome, CopyFailure):
                     context.log.error(f"{name}: {outcome.error}")
                     failures.append(outcome)
+                    continue
+                passed = _passed(zone, tables[name], outcome) if tables[name] in merged else None
+                if passed is not None:
+                    context.log.error(f"{name}: {passed.error}")
+                    failures.append(passed)
                     continue
                 context.log.info(f"Copied {outcome.row_count} rows of {name}")
                 metadata[name] = copy_metadata(outcome)
@@ -78,6 +87,17 @@ def build_snapshot_asset(
         yield dg.MaterializeResult(asset_key=spec.key)
 
     return snapshot
+
+
+def _passed(zone: RawZone, table: CdcTable, report: CopyReport) -> CopyFailure | None:
+    """Say that a table was merged past its copy: by another instance, since ours waits."""
+    marks = (
+        read_watermark(zone.lake, zone.name, table.schema, table.table, scd) for scd in table.scd
+    )
+    if all(mark is None or mark < (report.epoch, report.snapshot_lsn) for mark in marks):
+        return None
+    error = MergeConflict(table=table.qualified_name, reason=SNAPSHOT_LSN_PASSED)
+    return CopyFailure(table.schema, table.table, error)
 
 
 def source_metadata(zone: RawZone, report: CopyReport) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""A table that is copied anew while changes flow: its copy counts, and the others go on."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from dagster import DagsterEvent, DagsterEventType
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.orchestration.snapshot_assets import build_snapshot_asset
+from pgcdc_assets.snapshot import copy_each_table
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+A = dg.AssetKey([NAME, "scd1", "public", "a"])
+B = dg.AssetKey([NAME, "scd1", "public", "b"])
+
+
+def begin_copy(orchestrated: Orchestrated, tags: dict[str, str]) -> dg.DagsterRun:
+    """Have a run of the snapshot job under way."""
+    job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
+    run = orchestrated.instance.create_run_for_job(job, tags=tags)
+    event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
+    orchestrated.instance.report_dagster_event(event, run.run_id)
+    return run
+
+
+def merge_both(orchestrated: Orchestrated) -> dg.ExecuteInProcessResult:
+    """Land changes of both tables and merge what the sensor asks for."""
+    orchestrated.database.execute("insert into a select max(id) + 1, 'new' from a")
+    orchestrated.database.execute("insert into b select coalesce(max(id), 0) + 1, 1 from b")
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    return orchestrated.execute(request, "merge")
+
+
+def merged(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
+    events = result.get_asset_materialization_events()
+    return {event.asset_key for event in events if event.asset_key is not None}
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"dagster/partition": "public.a"},
+        {
+            "dagster/asset_partition_range_start": "public.a",
+            "dagster/asset_partition_range_end": "public.a",
+        },
+    ],
+    ids=["one", "range"],
+)
+def test_it_is_not_merged_until_the_copy_has_ended(
+    orchestrated: Orchestrated, spark: SparkSession, tags: dict[str, str]
+) -> None:
+    """C12: past the copy's LSN there would be nothing left for the copy to do."""
+    orchestrated.copy()
+    assert merged(merge_both(orchestrated)) == {A, B}
+    run = begin_copy(orchestrated, tags)
+    assert merged(merge_both(orchestrated)) == {B}
+    waiting = orchestrated.tick("merges").skip_message
+    assert waiting == "being copied anew: public.a"
+    orchestrated.instance.report_run_canceled(run)
+    (request,) = orchestrated.tick("merges").run_requests
+    assert A in merged(orchestrated.execute(request, "merge"))
+
+
+def test_a_run_that_was_asked_for_before_leaves_the_table_out_and_says_so(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    orchestrated.copy()
+    merge_both(orchestrated)
+    orchestrated.database.execute("insert into a values (50, 'x')")
+    orchestrated.database.execute("insert into b values (50, 1)")
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    begin_copy(orchestrated, {})
+    result = orchestrated.execute(request, "merge")
+    assert not result.success
+    assert merged(result) == set()
+    (failure,) = result.get_step_failure_events()
+    assert "public.a is being copied anew" in str(failure.event_specific_data)
+
+
+def test_a_copy_that_somebody_else_merged_past_is_not_passed_over_in_silence(
+    orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another instance does not see this one's runs."""
+    orchestrated.copy()
+    merge_both(orchestrated)
+    request = orchestrated.tick("merges", one_shot=True)
+    assert request.skip_message
+
+    def slow(*args: object) -> object:
+        outcomes = list(copy_each_table(*args))  # type: ignore[arg-type]
+        merge_both(orchestrated)
+        return outcomes
+
+    monkeypatch.setattr(f"{build_snapshot_asset.__module__}.copy_each_table", slow)
+    monkeypatch.setattr(
+        "pgcdc_assets.orchestration.copying.Copying.find", lambda *args: frozenset()
+    )
+    job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
+    result = job.execute_in_process(
+        instance=orchestrated.instance, partition_key="public.a", raise_on_error=False
+    )
+    assert not result.success
+    (failure,) = result.get_step_failure_events()
+    assert "merged past the copy's LSN" in str(failure.event_specific_data)
