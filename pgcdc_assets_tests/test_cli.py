@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import subprocess
 import sys
@@ -12,6 +13,11 @@ import pytest
 import yaml
 
 from pgcdc_assets.cli import main
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify import Comparison
 from pgcdc_assets_tests.fixtures.database import Database
 
 NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
@@ -147,6 +153,20 @@ def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
 
 
 @pytest.mark.postgres
+def test_init_writes_the_key_that_updates_and_deletes_bring(
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    database.execute("create table public.t (id int primary key, code text not null unique)")
+    database.execute("alter table public.t replica identity using index t_code_key")
+    database.execute("create publication p for table t")
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    arguments = ["init", "--name", "mine", "--publication", "p", "--defs", str(tmp_path / "defs")]
+    assert main(arguments) == 0
+    written = yaml.safe_load((tmp_path / "defs" / "mine" / "defs.yaml").read_text())
+    assert written["attributes"]["tables"] == [{"name": "public.t", "key": ["code"], "scd": [1]}]
+
+
+@pytest.mark.postgres
 def test_init_writes_nothing_when_the_source_is_not_ready(
     database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -168,9 +188,66 @@ def test_status_before_the_first_sync_says_that_there_is_nothing(
 
 
 @pytest.mark.postgres
+def test_status_after_the_slot_was_dropped_says_how_to_go_on(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    now = dt.datetime.now(dt.UTC)
+    epoch = Epoch(1, Lsn(0x10), "pgcdc_shop", "shop", database.name, "1", 1, 170000, now)
+    RawZone(Lake(str(tmp_path / "lake")), "shop").epochs.append(epoch)
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "pgcdc renew --name shop" in out
+    assert "pgcdc sync" not in out
+
+
+@pytest.mark.postgres
 def test_verify_before_the_first_sync_says_what_to_do(
     database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     assert main(["verify"]) == 2
     assert "pgcdc sync" in capsys.readouterr().err
+
+
+@pytest.fixture
+def uncompared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A code location with tables that do not hold the source's rows, and one that does."""
+    (tmp_path / "uncompared_location.py").write_text(
+        "from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions\n"
+        'tables = (CdcTable("s", "image"), CdcTable("s", "log", without_key="log"),\n'
+        '          CdcTable("s", "history", (2,)))\n'
+        'defs = build_cdc_definitions(CdcCapture("mine", "pub", tables))\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "uncompared_location", raising=False)
+    return "uncompared_location"
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"), [("s.log", "without_key: log"), ("s.history", "scd: [2]")]
+)
+def test_verify_refuses_a_named_table_that_cannot_be_compared(
+    uncompared: str, table: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "-m", uncompared, table, "s.image"]) == 2
+    error = capsys.readouterr().err
+    assert f"{table}: " in error
+    assert reason in error
+    assert "s.image" not in error
+
+
+def test_verify_of_all_tables_says_which_ones_are_not_compared(
+    uncompared: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Comparison("s", "image", 3, 3, lsn=Lsn(0x10))
+    monkeypatch.setattr("pgcdc_assets.cli.verify._verify", lambda *_: iter([found]))
+    assert main(["verify", "-m", uncompared]) == 0
+    table, *left_out = capsys.readouterr().out.split("Not compared: ")
+    assert "s.image" in table
+    assert [line.partition(":")[0] for line in left_out] == ["s.log", "s.history"]
+    assert "without_key: log" in left_out[0]
+    assert "scd: [2]" in left_out[1]

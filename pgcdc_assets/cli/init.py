@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pgcdc_assets.cli.check import report
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.merge.shape import default_key
 from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, component_yaml
 from pgcdc_assets.postgres.catalog import published_relations
@@ -43,6 +44,5 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _table(relation: Relation) -> CdcTable:
-    identity = tuple(column.name for column in relation.columns if column.is_key)
-    key = relation.primary_key or identity
-    return CdcTable(relation.schema, relation.table, (1,), key or None)
+    # The merge's own rule: a key that updates and deletes do not bring would stop every merge.
+    return CdcTable(relation.schema, relation.table, (1,), default_key(relation) or None)

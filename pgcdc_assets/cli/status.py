@@ -26,7 +26,7 @@ def _print_slot(loaded: LoadedCapture, slot: SlotStatus | None, state: CaptureSt
     capture = loaded.capture
     print(f"{capture.name}: publication {capture.publication}, lake {loaded.lake.lake().uri}")
     if slot is None:
-        print(f"  slot {capture.slot} does not exist yet: the first `pgcdc sync` makes it")
+        print(f"  slot {capture.slot} {_why_missing(capture.name, state)}")
     else:
         active = "nobody" if slot.active_pid is None else f"process {slot.active_pid}"
         print(
@@ -41,6 +41,16 @@ def _print_slot(loaded: LoadedCapture, slot: SlotStatus | None, state: CaptureSt
             f"  captured through {state.captured_through.lsn} of epoch "
             f"{state.captured_through.epoch}"
         )
+
+
+def _why_missing(name: str, state: CaptureState) -> str:
+    if state.epoch is None:
+        return "does not exist yet: the first `pgcdc sync` makes it"
+    return (
+        f"does not exist, though epoch {state.epoch.epoch} was captured from slot "
+        f"{state.epoch.slot}: `pgcdc renew --name {name}` begins a new epoch, with new copies of "
+        "the tables"
+    )
 
 
 def _print_tables(state: CaptureState) -> None:

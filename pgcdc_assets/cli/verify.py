@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.cli.output import quiet_dagster, say, spark_log
 from pgcdc_assets.cli.tables import print_table
-from pgcdc_assets.errors import DifferenceFound, PgcdcError
+from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError
 from pgcdc_assets.verify import Comparison, compare_at, source_moment, wait_captured
 
 if TYPE_CHECKING:
     import dagster as dg
 
     from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
+    from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 
 _NULL = "NULL"
 
@@ -25,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
     """Compare tables with the source, both at one LSN.
 
     Raises:
+        ConfigurationError: a named table does not exist, or cannot be compared.
         DifferenceFound: one of them differs.
     """
     quiet_dagster(options.debug)
@@ -33,17 +35,21 @@ def run(options: argparse.Namespace) -> int:
 
     location = load_location(options.module)
     captures = location.select(options.name)
+    # Said at once, before anything is captured.
+    chosen = [_choose(loaded.capture, options.tables) for loaded in captures]
     results: list[Comparison] = []
     failures: list[PgcdcError] = []
     with open_instance() as instance:
-        for loaded in captures:
-            for outcome in _verify(instance, location, loaded, options):
+        for loaded, tables in zip(captures, chosen, strict=True):
+            for outcome in _verify(instance, location, loaded, tables, options):
                 if isinstance(outcome, Comparison):
                     results.append(outcome)
                 else:
                     failures.append(outcome)
     different = [result for result in results if not result.is_equal]
     _print(results, different)
+    if not options.tables:
+        _print_left_out([loaded.capture for loaded in captures])
     if failures:
         raise max(failures, key=lambda error: error.exit_status)
     if different:
@@ -52,19 +58,41 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _choose(capture: CdcCapture, names: Sequence[str]) -> list[CdcTable]:
+    """Choose the named tables, or all that can be compared.
+
+    Raises:
+        ConfigurationError: a named table is not declared, or cannot be compared.
+    """
+    from pgcdc_assets.orchestration.targets import select_tables
+
+    tables = select_tables(capture, names)
+    left_out = [table for table in tables if not table.mirrors_source]
+    if names and left_out:
+        reasons = "; ".join(f"{table.qualified_name}: {_why_not(table)}" for table in left_out)
+        raise ConfigurationError(reason=f"Cannot be compared with the source: {reasons}.")
+    return [table for table in tables if table.mirrors_source]
+
+
+def _why_not(table: CdcTable) -> str:
+    if 1 not in table.scd:
+        return "only its history is kept (scd: [2]), which is not the source's rows"
+    return "without_key: log asks for its changes, which are not the source's rows"
+
+
 def _verify(
     instance: dg.DagsterInstance,
     location: CodeLocation,
     loaded: LoadedCapture,
+    tables: Sequence[CdcTable],
     options: argparse.Namespace,
 ) -> Iterator[Comparison | PgcdcError]:
     """Compare one capture's tables; give the errors of tables that could not be compared."""
     from pgcdc_assets.orchestration.output import stderr_to
     from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
-    from pgcdc_assets.orchestration.targets import select_tables, target_of
+    from pgcdc_assets.orchestration.targets import target_of
 
     capture = loaded.capture
-    tables = [t for t in select_tables(capture, options.tables, scd=1) if t.mirrors_source]
     settings = loaded.postgres.settings()
     zone = loaded.lake.zone(capture.name)
     log = spark_log(options.debug)
@@ -74,7 +102,16 @@ def _verify(
             wait_captured(zone, moment, options.wait_seconds)
         else:
             limits = SyncLimits(wait_seconds=options.wait_seconds)
-            sync_capture(instance, location, loaded, say=say, limits=limits, spark_log=log)
+            try:
+                sync_capture(instance, location, loaded, say=say, limits=limits, spark_log=log)
+            except PgcdcError as error:
+                # A table that cannot be merged is no reason to compare nothing: what is captured
+                # and not merged counts as well.
+                through = zone.changes.captured_through(moment.epoch)
+                if through is None or through < moment.lsn:
+                    raise
+                print(f"pgcdc: {capture.name}: {error}", file=sys.stderr)
+                yield error
             wait_captured(zone, moment, 0.0)
         with stderr_to(log):
             spark = loaded.spark.session()
@@ -92,7 +129,15 @@ def _verify(
             yield found
 
 
+def _print_left_out(captures: Sequence[CdcCapture]) -> None:
+    left_out = [t for capture in captures for t in capture.tables if not t.mirrors_source]
+    for table in left_out:
+        print(f"Not compared: {table.qualified_name}: {_why_not(table)}.")
+
+
 def _print(results: Sequence[Comparison], different: Sequence[Comparison]) -> None:
+    if not results:
+        return
     print_table(
         ("table", "at", "source rows", "target rows", "missing", "extra", "differing", "columns"),
         [_row(result) for result in results],

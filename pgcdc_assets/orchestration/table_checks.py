@@ -2,30 +2,38 @@
 
 Both read whole tables, so they run on demand and in `<name>_checks`, not after every merge. The
 source is read at one LSN for all tables of a run; what a check tells are counts and names of
-columns, never a key.
+columns, never a key. One that cannot be made fails the step at its end, after all others are made.
 """
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.merge.watermark import read_target, table_path
-from pgcdc_assets.orchestration.failures import dagster_failures
+from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS_IN_FULL, found, full_spec
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.targets import target_of
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import (
     Comparison,
+    Findings,
     Moment,
     check_all,
     compare_at,
     source_moment,
     wait_captured,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 EQUALS_SOURCE = "equals_source"
 
@@ -52,44 +60,96 @@ def build_table_checks(
         required_resource_keys={names.postgres, names.lake, names.spark},
     )
     def table_checks(context: dg.AssetCheckExecutionContext) -> Any:
-        from pgcdc_assets.merge.session import own_sessions
-
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
+        failures: list[tuple[str, Exception]] = []
         with dagster_failures(), contextlib.ExitStack() as held:
             zone = lake.zone(capture.name)
-            moment: Moment | None = None
+            checking = _Checking(capture, zone, postgres.settings, spark.session, held)
             for check in sorted(context.selected_asset_check_keys):
                 schema, table, scd = places[check.asset_key]
-                path = table_path(zone.lake, capture.name, schema, table, scd)
                 declared = tables[schema, table]
-                if read_target(zone.lake, capture.name, path) is None:
-                    yield _failed(check, "the table was never merged")
-                elif check.name == INVARIANTS_IN_FULL:
-                    with own_sessions(spark.session(), 1) as (session,):
-                        findings = check_all(session, zone, target_of(declared), scd)
-                    yield found(check, findings)
+                try:
+                    result = checking.make(check, declared, scd)
+                except PgcdcError as error:
+                    name = f"{declared.qualified_name} ({check.name})"
+                    context.log.error(f"{name}: {error}")
+                    failures.append((name, error))
                 else:
-                    if moment is None:
-                        moment = held.enter_context(
-                            source_moment(postgres.settings(), zone, capture.slot)
-                        )
-                        wait_captured(zone, moment, capture.verify_wait_seconds)
-                    yield _compared(
-                        check,
-                        compare_at(
-                            spark.session(),
-                            postgres.settings(),
-                            zone,
-                            capture.publication,
-                            target_of(declared, [1]),
-                            moment,
-                            named_rows=0,
-                        ),
-                    )
+                    yield result
+        if failures:
+            raise_failed("Not checked", failures)
 
     return table_checks
+
+
+@dataclass
+class _Checking:
+    """The checks of one run, one after the other.
+
+    Attributes:
+        held: ends with the run; the moment that all tables are compared at is held until then.
+    """
+
+    capture: CdcCapture
+    zone: RawZone
+    settings: Callable[[], ConnectionSettings]
+    session: Callable[[], "SparkSession"]
+    held: contextlib.ExitStack
+    _moment: Moment | PgcdcError | None = None
+
+    def make(self, check: dg.AssetCheckKey, table: CdcTable, scd: int) -> dg.AssetCheckResult:
+        """Make one check.
+
+        Raises:
+            PgcdcError: it could not be made; others may be.
+        """
+        path = table_path(self.zone.lake, self.zone.name, table.schema, table.table, scd)
+        if read_target(self.zone.lake, self.zone.name, path) is None:
+            return _failed(check, "the table was never merged")
+        if check.name == INVARIANTS_IN_FULL:
+            return found(check, self._invariants(table, scd))
+        return _compared(check, self._comparison(table))
+
+    def _invariants(self, table: CdcTable, scd: int) -> Findings:
+        from pgcdc_assets.merge.session import own_sessions
+
+        with own_sessions(self.session(), 1) as (session,):
+            return check_all(session, self.zone, target_of(table), scd)
+
+    def _comparison(self, table: CdcTable) -> Comparison:
+        moment = self._moment_of_all()
+        return compare_at(
+            self.session(),
+            self.settings(),
+            self.zone,
+            self.capture.publication,
+            target_of(table, [1]),
+            moment,
+            named_rows=0,
+        )
+
+    def _moment_of_all(self) -> Moment:
+        if self._moment is None:
+            try:
+                taken = _captured_moment(self.settings(), self.zone, self.capture)
+                self._moment = self.held.enter_context(taken)
+            except PgcdcError as error:
+                # It would fail the next table too, after the same wait.
+                self._moment = error
+        if isinstance(self._moment, PgcdcError):
+            raise self._moment
+        return self._moment
+
+
+@contextlib.contextmanager
+def _captured_moment(
+    settings: ConnectionSettings, zone: RawZone, capture: CdcCapture
+) -> Iterator[Moment]:
+    with source_moment(settings, zone, capture.slot) as moment:
+        wait_captured(zone, moment, capture.verify_wait_seconds)
+        yield moment
 
 
 def _equality_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
