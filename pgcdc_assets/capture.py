@@ -53,7 +53,8 @@ class CaptureLimits:
     """How long and how much.
 
     Attributes:
-        total_seconds: a capture that takes longer is given up; None for no limit.
+        total_seconds: a capture that has landed nothing after so long is given up; None for no
+            limit.
         slot_wait_seconds: how long the walsender of a dead runner may keep the slot before it is
             ended.
         stream: clocks and sizes of the stream: batch bytes, status interval, silence.
@@ -130,7 +131,7 @@ def capture_window(
         ours = settings.application_name("capture")
         wait_or_terminate_stale_walsender(conn, slot, limits.slot_wait_seconds, ours)
         _check_slot(conn, zone, slot, captured_through)
-        watch = _watch(conn, limits, began)
+        watch = _watch(conn, limits, began, lambda: summary is not None)
         stream = ReplicationStream(
             settings, slot, publication, captured_through, limits.stream, watch
         )
@@ -144,7 +145,7 @@ def capture_window(
                     summary = _land(zone, window, stream, decoder, lease)
                     warnings += decoder.warnings
                     failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
-                stream.confirm(max(window.end, captured_through))
+                _confirm(stream, window, captured_through)
                 failpoints.reach(failpoints.AFTER_STATUS_PACKET)
                 if not stream.finish():
                     warnings["the server has not acknowledged the confirmed position yet"] += 1
@@ -216,7 +217,7 @@ def _check_slot(
             raw_zone=uri,
             reason=f"it is captured through {captured_through}, but the server's WAL ends at "
             f"{status.current_lsn}: the server was restored from a backup, or replaced by a "
-            "standby that had not received all. Take a new snapshot in a new epoch.",
+            "standby that had not received all. Begin a new epoch with pgcdc renew.",
         )
     confirmed = status.confirmed_flush_lsn
     if confirmed is not None and confirmed > captured_through:
@@ -276,7 +277,23 @@ def _land(
         raise
 
 
-def _watch(conn: Connection, limits: CaptureLimits, began: float) -> Callable[[], None]:
+def _confirm(stream: ReplicationStream, window: LsnWindow, captured_through: Lsn) -> None:
+    """Tell the slot what is landed."""
+    try:
+        stream.confirm(max(window.end, captured_through))
+    except ConnectionLost:
+        raise
+    except TransientError as error:
+        # The stream ended while the window was being committed.
+        raise TransientError(
+            reason=f"Window {window.key} is landed and not confirmed yet; the next run confirms it "
+            f"and goes on. {error}"
+        ) from error
+
+
+def _watch(
+    conn: Connection, limits: CaptureLimits, began: float, has_landed: Callable[[], bool]
+) -> Callable[[], None]:
     """Make the check that the stream's reader calls every second.
 
     A fast shutdown of the server ends the session that holds the lease first, and then waits for
@@ -293,10 +310,11 @@ def _watch(conn: Connection, limits: CaptureLimits, began: float) -> Callable[[]
                 doing="capturing",
                 reason="the server ended the session that holds the lease",
             )
-        if limits.total_seconds is not None and time.monotonic() - began > limits.total_seconds:
+        limit = limits.total_seconds
+        if limit is not None and time.monotonic() - began > limit and not has_landed():
             raise TransientError(
-                reason=f"The capture took longer than its limit of {limits.total_seconds:g} s. "
-                "Nothing was landed; raise the limit or open smaller windows, then run it again."
+                reason=f"The capture took longer than its limit of {limit:g} s. Nothing un-landed "
+                "was confirmed; raise the limit or open smaller windows, then run it again."
             )
 
     return watch

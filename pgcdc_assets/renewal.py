@@ -1,4 +1,5 @@
-"""A new epoch: going on after a slot was lost, dropped, or advanced by somebody else.
+"""A new epoch: going on after a slot was lost, dropped, or advanced by somebody else, or after its
+server went back (restored from a backup, replaced by a standby that had not received all).
 
 What the old slot had not delivered is gone from the stream, so the tables have to be copied anew;
 what is in the raw zone stays, under its own epoch. A slot that can still go on is never given up
@@ -94,5 +95,8 @@ def renew_epoch(settings: ConnectionSettings, zone: RawZone, slot: str, publicat
 
 
 def _can_go_on(status: SlotStatus, captured_through: Lsn) -> bool:
+    # A standby catches up; a primary whose WAL ends before what we have writes other changes there.
+    went_back = status.current_lsn < captured_through and not status.in_recovery
     confirmed = status.confirmed_flush_lsn
-    return not status.is_lost and confirmed is not None and confirmed <= captured_through
+    can_stream = not status.is_lost and confirmed is not None and confirmed <= captured_through
+    return can_stream and not went_back

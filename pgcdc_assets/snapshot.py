@@ -132,12 +132,17 @@ def copy_each_table(
         epoch, snapshot = _establish(settings, zone, slot, publication, open_snapshot)
         with query_connection(settings, "snapshot") as conn:
             wanted = _wanted(conn, zone, epoch, publication, tables)
+        if snapshot is None and any(isinstance(outcome, PublishedTable) for outcome in wanted):
+            snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
+            # Looked at again: making a slot may wait for long, and a column that was added
+            # meanwhile is in the snapshot.
+            with query_connection(settings, "snapshot") as conn:
+                wanted = _wanted(conn, zone, epoch, publication, tables)
         for outcome in wanted:
             if isinstance(outcome, CopyFailure):
                 yield outcome
                 continue
-            if snapshot is None:
-                snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
+            assert snapshot is not None
             yield _copy(settings, zone, epoch, publication, outcome, snapshot)
 
 

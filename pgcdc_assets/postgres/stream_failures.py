@@ -37,8 +37,8 @@ def stream_failure(
         return ConfigurationError(
             reason=f"{server}: {reason} as of the WAL that slot {slot} reads now. If it exists "
             f"meanwhile, it was made too late for this slot: drop the slot (select "
-            f"pg_drop_replication_slot('{slot}')) and take a new snapshot. If not: create "
-            f"publication {publication} for table ..."
+            f"pg_drop_replication_slot('{slot}')) and begin a new epoch with pgcdc renew. If not: "
+            f"create publication {publication} for table ..."
         )
     if sqlstate == _UNDEFINED_FILE or (
         sqlstate == _NOT_IN_PREREQUISITE_STATE and re.search(r"invalidated|can no longer", message)
@@ -52,10 +52,10 @@ def stream_failure(
         return ConnectionLost(server=server, doing="reading the stream", reason=reason)
     if sqlstate.startswith(("53", "40", "57")) or sqlstate == "55P03":
         return TransientError(
-            reason=f"{server}: {reason} while reading slot {slot}. Nothing was landed; run it "
-            "again."
+            reason=f"{server}: {reason} while reading slot {slot}. Nothing un-landed was "
+            "confirmed; run it again."
         )
     return DefiniteError(
-        reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. Nothing of "
-        "this window was landed."
+        reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. Nothing "
+        "un-landed was confirmed."
     )

@@ -33,13 +33,16 @@ from psycopg import pq
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, MessageBatch, cut
 
-_COPY_BOTH, _COPY_DONE, _ERROR = b"W", b"c", b"E"
-_NOTICE = b"N"
+_COPY_BOTH, _COPY_DONE, _ERROR, _NOTICE = b"W", b"c", b"E", b"N"
 # CommandComplete, ParameterStatus, ReadyForQuery: nothing to do.
 _IGNORED = frozenset((b"C", b"S", b"Z"))
 
 _NOT_IN_PREREQUISITE_STATE = "55000"
 _UNDEFINED_OBJECT = "42704"
+
+# A read hands over, or gives up for now, after so long: between two reads status packets go out,
+# and a message larger than a batch may come for minutes. A full batch rarely takes as long.
+_READ_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ class SocketWire:
         self._send_lock = threading.Lock()
         self._buffer = np.empty(settings.batch_bytes + SLACK_BYTES, np.uint8)
         self._filled = 0
+        # The buffer begins with a frame; with fewer bytes there is nothing to cut.
+        self._awaited = 1
         self._is_at_end = False
         self._is_started = False
         self.bytes_received = 0
@@ -146,14 +151,13 @@ class SocketWire:
 
     def read(self) -> MessageBatch | None:
         self._receive()
-        if self._filled == 0 and not self._is_at_end:
+        if self._filled < self._awaited and not self._is_at_end:
             return None
         frames = cut(self._buffer, 0, self._filled)
-        taken = frames.consumed
+        taken, self._awaited = frames.consumed, max(1, frames.needed)
         if len(frames.batch.starts) == 0 and frames.other is not None:
-            end = frames.consumed + frames.needed
-            payload = self._buffer[frames.consumed + HEAD_BYTES : end].tobytes()
-            taken = end
+            taken, self._awaited = frames.consumed + frames.needed, 1
+            payload = self._buffer[frames.consumed + HEAD_BYTES : taken].tobytes()
             self._is_started = self._is_started or frames.other == _COPY_BOTH
             self._take_other(frames.other, payload)
         elif taken == 0 and self._is_at_end:
@@ -172,16 +176,17 @@ class SocketWire:
         self._conn.finish()
 
     def _receive(self) -> None:
-        """Read until the buffer is full or the stream falls quiet."""
+        """Read until the buffer is full, the stream falls quiet, or the time is over."""
         is_busy = bool(self._readable.poll(self._settings.quiet_seconds * 1000)) and self._take()
-        while is_busy and self._room:
+        deadline = time.monotonic() + _READ_SECONDS
+        while is_busy and self._room and time.monotonic() < deadline:
             before = self._filled
             if self._socket.family == socket.AF_UNIX:
                 self._take(socket.MSG_WAITALL)
             else:
                 # The server fills the kernel's buffers meanwhile; then all of it is taken at once.
                 time.sleep(self._settings.pause_seconds)
-                while self._take(socket.MSG_DONTWAIT):
+                while self._take(socket.MSG_DONTWAIT) and time.monotonic() < deadline:
                     pass
             is_busy = self._filled - before >= self._settings.busy_bytes
 
@@ -262,15 +267,18 @@ class LibpqWire:
         with self._lock:
             size = self._take(payloads, limit)
         is_busy = bool(payloads) or bool(self._readable.poll(self._settings.quiet_seconds * 1000))
-        while is_busy and size < limit and not self._is_at_end:
+        deadline = time.monotonic() + _READ_SECONDS
+        while is_busy and size < limit and not self._is_at_end and time.monotonic() < deadline:
             time.sleep(self._settings.pause_seconds)
             before = size
             # libpq reads a few kilobytes at a time.
-            while size < limit and not self._is_at_end and self._readable.poll(0):
+            while self._readable.poll(0) and time.monotonic() < deadline:
                 self.heard_at = time.monotonic()
                 with self._lock:
                     self._consume()
                     size += self._take(payloads, limit - size)
+                if size >= limit or self._is_at_end:
+                    break
             is_busy = size - before >= self._settings.busy_bytes
         self.bytes_received += size
         return MessageBatch.of(payloads) if payloads else None

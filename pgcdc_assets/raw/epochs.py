@@ -107,8 +107,9 @@ class EpochLog:
             raise RawZoneError(
                 raw_zone=self.table.uri,
                 reason=f"it was filled from {_source(*found)}, not from "
-                f"{_source(slot, database, system_identifier)}. Give this capture another lake or "
-                "another name.",
+                f"{_source(slot, database, system_identifier)}. If the same data moved there, as "
+                "by a dump and restore, begin a new epoch with pgcdc renew; if not, give this "
+                "capture another lake or another name.",
             )
         return latest
 

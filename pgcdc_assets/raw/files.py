@@ -133,7 +133,7 @@ class FileWriter:
         return self._files
 
     def discard(self) -> None:
-        """Remove what was written; what cannot be removed is an orphan for VACUUM."""
+        """Remove what was written; what cannot be removed is an orphan that upkeep removes."""
         paths = [file.path for file in self._files]
         if self._writer is not None:
             paths.append(self._path)

@@ -1,7 +1,7 @@
 """One Delta table of the raw zone: opened, created with the capture's mark, and committed to.
 
 Files are written first (`files.py`) and become visible by one commit that names them: nothing is
-ever half written, and a file without a commit is an orphan that VACUUM removes. delta-rs accepts an
+ever half written, and a file without a commit is an orphan that upkeep removes. delta-rs accepts an
 application transaction that repeats a version, so a repeat is found in two steps: the caller asks
 the table it has loaded, and `commit` commits against that very load. delta-rs then refuses when any
 commit in between carries the same application id, and the loser learns it (`CommitRefused`).

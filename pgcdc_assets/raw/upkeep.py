@@ -2,7 +2,8 @@
 
 Opening a table lists its log, and each landing opens it twice. So the small files are merged, the
 window records saved in `raw/windows`, the log's older entries removed after a checkpoint, and files
-that no version of the last day names are deleted. All of it may run beside landings and readers.
+that no version of the last day names are deleted. The other tables grow slowly; of them only
+orphans are deleted, such as a killed copy left. All of it may run beside landings and readers.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.compaction import MINIMUM_FILES
-from pgcdc_assets.raw.table import first_line
+from pgcdc_assets.raw.table import RawTable, first_line
 from pgcdc_assets.raw.zone import RawZone
 
 MINIMUM_LOG_ENTRIES = 256
 
+# The files of a copy are named by no version before its last row is there: no copy takes as long.
+_ORPHAN_HOURS = 7 * 24
+
 
 @dataclass(frozen=True)
 class UpkeepReport:
-    """What one upkeep did to `raw/changes`."""
+    """What one upkeep did.
+
+    Attributes:
+        files_merged: small files of `raw/changes` that went into larger ones.
+        log_entries_saved: entries of its log whose windows are in `raw/windows` now.
+        files_removed: deleted from all tables.
+    """
 
     files_merged: int = 0
     log_entries_saved: int = 0
@@ -55,10 +65,26 @@ def keep_up(
     try:
         table.create_checkpoint()
         table.cleanup_metadata()
-        removed = table.vacuum(dry_run=False, full=True)
+        removed = len(table.vacuum(dry_run=False, full=True))
     except (DeltaError, OSError) as error:
-        raise TransientError(
-            reason=f"The upkeep of {changes.table.uri} failed: {first_line(error)} Nothing that is "
-            "in use was removed; the next upkeep goes on with it."
-        ) from error
-    return UpkeepReport(merged, unsaved, len(removed))
+        raise _failed(changes.table, error) from error
+    for other in (zone.snapshots, zone.relations, zone.epochs, changes.journal):
+        removed += _remove_orphans(other.table)
+    return UpkeepReport(merged, unsaved, removed)
+
+
+def _remove_orphans(table: RawTable) -> int:
+    loaded = table.load()
+    if loaded is None:
+        return 0
+    try:
+        return len(loaded.vacuum(retention_hours=_ORPHAN_HOURS, dry_run=False, full=True))
+    except (DeltaError, OSError) as error:
+        raise _failed(table, error) from error
+
+
+def _failed(table: RawTable, error: Exception) -> TransientError:
+    return TransientError(
+        reason=f"The upkeep of {table.uri} failed: {first_line(error)} Nothing that is in use was "
+        "removed; the next upkeep goes on with it."
+    )

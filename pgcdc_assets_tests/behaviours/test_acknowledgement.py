@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,13 +10,23 @@ from typing import Any
 import pytest
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.errors import DefiniteError, RawZoneError, SlotAdvanced, SlotMissing
+from pgcdc_assets.capture import CaptureLimits
+from pgcdc_assets.errors import (
+    DefiniteError,
+    RawZoneError,
+    SlotAdvanced,
+    SlotMissing,
+    TransientError,
+)
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.postgres import wire as wire_module
 from pgcdc_assets.postgres.stream import ReplicationStream, StreamSettings
 from pgcdc_assets.postgres.wire import WireSettings
 from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.frames import Bytes, Frames, cut
 from pgcdc_assets_tests.fixtures.capturing import Capturing
 from pgcdc_assets_tests.fixtures.database import create_database, drop_database
+from pgcdc_assets_tests.fixtures.proxy import TcpProxy
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.protocol.test_decoder import FAR, numbering
 
@@ -112,6 +123,37 @@ def test_a_flush_position_never_goes_backwards(capturing: Capturing) -> None:
         assert stream.finish()
 
     assert capturing.confirmed() == new
+
+
+@pytest.mark.usefixtures("wire")
+def test_a_row_that_comes_for_longer_than_the_servers_patience_lands(
+    capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A14: status packets go out in the middle of a message that is larger than a batch."""
+    looked_over = []
+
+    def count(buffer: Bytes, start: int, end: int) -> Frames:
+        looked_over.append(end - start)
+        return cut(buffer, start, end)
+
+    monkeypatch.setattr(wire_module, "cut", count)
+    capturing.begin("create table t (id int, filler text)")
+    capturing.database.execute(
+        "alter table t alter filler set storage external;"
+        "insert into t values (1, repeat('x', 20000000))"
+    )
+    window = capturing.window()
+    proxy.throttle(4_000_000)
+    slow = capturing.through(proxy.conninfo(capturing.conninfo)).with_sender_timeout(2)
+    # On a busy machine a pause may bring little, and a read would end for that.
+    never_quiet = StreamSettings(wire=WireSettings(busy_bytes=1024))
+    slow.capture(window, CaptureLimits(stream=never_quiet))
+
+    [(row_id, filler)] = capturing.texts("t")
+    assert (row_id, len(filler)) == ("1", 20_000_000)
+    # Not again at each read, which would cost more with each.
+    assert sum(looked_over) < 50_000_000
+    assert capturing.confirmed() == window.end
 
 
 def test_a_slot_that_somebody_else_moved_stops_the_capture(capturing: Capturing) -> None:
@@ -248,3 +290,48 @@ def test_a_landing_that_takes_long_keeps_the_connection_and_the_old_position(
     assert confirmed == [window.start]
     assert slow.confirmed() == window.end
     assert slow.texts("t") == [["1"]]
+
+
+def test_the_limit_of_time_does_not_spoil_a_window_that_is_landed(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capturing.begin("create table t (id int)")
+    capturing.database.execute("insert into t values (1)")
+    window = capturing.window()
+    settings = StreamSettings(watch_seconds=0.05)
+    _linger_at(failpoints.AFTER_DELTA_COMMIT, 2, monkeypatch)
+
+    capturing.capture(window, CaptureLimits(total_seconds=2, stream=settings))
+
+    assert capturing.confirmed() == window.end
+
+
+def test_a_limit_that_passes_before_the_commit_says_that_the_window_is_landed(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's end does not undo a landing; the next run has only to confirm it."""
+    capturing.begin("create table t (id int)")
+    capturing.database.execute("insert into t values (1)")
+    window = capturing.window()
+    settings = StreamSettings(watch_seconds=0.05)
+    _linger_at(failpoints.BEFORE_DELTA_COMMIT, 2, monkeypatch)
+
+    with pytest.raises(TransientError, match=r"is landed and not confirmed yet.*limit of 2 s"):
+        capturing.capture(window, CaptureLimits(total_seconds=2, stream=settings))
+    assert capturing.confirmed() == window.start
+
+    monkeypatch.undo()
+    assert capturing.capture(window).already_captured
+    assert capturing.confirmed() == window.end
+    assert capturing.texts("t") == [["1"]]
+
+
+def _linger_at(failpoint: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stay at a failpoint until so many seconds have passed, and the stream has looked again."""
+
+    def linger(name: str) -> None:
+        if name == failpoint:
+            until = time.monotonic() + seconds + 0.5
+            wait_until(lambda: time.monotonic() > until, "the limit to pass")
+
+    monkeypatch.setattr(failpoints, "reach", linger)

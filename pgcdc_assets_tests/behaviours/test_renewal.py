@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pgcdc_assets.capture import capture_window
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
+    RawZoneError,
     SlotAdvanced,
     SlotMissing,
 )
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.renewal import renew_epoch
 from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
@@ -70,6 +74,50 @@ def test_a_slot_recreated_by_somebody_else_stops_the_capture_until_it_is_renewed
     pipeline.sync()
     pipeline.assert_equal()
     assert [row[0] for row in pipeline.rows()] == [1, 2, 3]
+
+
+def test_a_server_that_went_back_is_gone_on_from_in_a_new_epoch(pipeline: Pipeline) -> None:
+    """A restore or a failover: what we have ends above the server's WAL, which is written anew."""
+    pipeline.start(_TABLE, "insert into t values (1, 'a')")
+    pipeline.database.execute("insert into t values (2, 'b')")
+    lost = LsnWindow.of(1, pipeline.capture().end, Lsn(1 << 50))
+    pipeline.zone.changes.land(lost, [])
+    pipeline.merge(lost)
+    pipeline.database.execute("delete from t where id = 1")
+    with pytest.raises(RawZoneError, match=r"WAL ends at .* pgcdc renew"):
+        capture_window(
+            pipeline.database.settings(),
+            pipeline.zone,
+            pipeline.slot,
+            PUBLICATION,
+            LsnWindow.of(1, lost.end, lost.end + 8),
+        )
+
+    renewed = _renew(pipeline)
+    assert (renewed.epoch, renewed.start_lsn < lost.end) == (2, True)
+    pipeline.copy()
+    pipeline.database.execute("insert into t values (3, 'c')")
+    pipeline.sync()
+    pipeline.assert_equal()
+    assert [row[0] for row in pipeline.rows()] == [2, 3]
+
+
+def test_a_source_that_moved_to_another_cluster_is_gone_on_from_in_a_new_epoch(
+    pipeline: Pipeline,
+) -> None:
+    """A dump and restore: the slot's name may be the old one, its changes are not."""
+    pipeline.start(_TABLE, "insert into t values (1, 'a')")
+    before = pipeline.zone.epochs.latest()
+    assert before is not None
+    pipeline.zone.epochs.append(replace(before, epoch=2, system_identifier="1"))
+    with pytest.raises(RawZoneError, match=r"on cluster 1, not from .* pgcdc renew"):
+        pipeline.copy()
+
+    renewed = _renew(pipeline)
+    assert (renewed.epoch, renewed.system_identifier) == (3, before.system_identifier)
+    pipeline.copy()
+    pipeline.sync()
+    pipeline.assert_equal()
 
 
 def test_a_slot_that_can_go_on_is_not_given_up(pipeline: Pipeline) -> None:

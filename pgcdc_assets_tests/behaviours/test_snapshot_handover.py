@@ -21,6 +21,7 @@ from pgcdc_assets.raw.reading import data_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.snapshot import CopyFailure, CopyReport, copy_each_table, copy_tables
 from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.postgres.wire import peek
 
 pytestmark = pytest.mark.postgres
@@ -314,3 +315,33 @@ def test_a_table_altered_under_the_copy_is_copied_with_its_new_shape(
     epoch = zone.epochs.latest()
     assert epoch is not None
     assert report.snapshot_lsn > epoch.start_lsn
+
+
+def test_a_column_added_while_the_copys_slot_is_made_is_in_the_copy(
+    database: Database, zone: RawZone
+) -> None:
+    """C13: making the slot waits for an open transaction, and its snapshot sees the column."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    database.execute("insert into t values (1)")
+    slot, settings = _slot(database), database.settings()
+    copy_tables(settings, zone, slot, "pub")
+    reports: list[CopyReport] = []
+
+    def copy() -> None:
+        reports.extend(copy_tables(settings, zone, slot, "pub", [("public", "t")]))
+
+    with database.connect(autocommit=False) as late, late.cursor() as cursor:
+        cursor.execute("select pg_current_xact_id()")
+        copying = threading.Thread(target=copy)
+        copying.start()
+        wait_until(
+            lambda: database.value(
+                "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
+            ),
+            "the slot to wait for the open transaction",
+        )
+        database.transaction("alter table t add column n int", "update t set n = 7")
+        late.commit()
+        copying.join()
+
+    assert _copy_rows(zone, "t", reports[0].snapshot_lsn) == [["1", "7"]]

@@ -13,7 +13,7 @@ from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import batch, change, landed, transaction, window
+from pgcdc_assets_tests.raw.rows import batch, change, landed, relation, transaction, window
 
 
 def land_small_windows(zone: RawZone, count: int) -> None:
@@ -22,10 +22,10 @@ def land_small_windows(zone: RawZone, count: int) -> None:
         zone.changes.land(window(1000 + n, 1001 + n), rows)
 
 
-def make_old(folder: Path) -> None:
-    two_days_ago = time.time() - 2 * 86_400
+def make_old(folder: Path, days: int = 2) -> None:
+    then = time.time() - days * 86_400
     for path in folder.rglob("*"):
-        os.utime(path, (two_days_ago, two_days_ago))
+        os.utime(path, (then, then))
 
 
 def test_upkeep_with_nothing_due_writes_nothing(zone: RawZone) -> None:
@@ -62,6 +62,32 @@ def test_windows_come_from_the_journal_and_from_the_log_once_each(zone: RawZone)
     assert [w.window.start for w in zone.changes.windows(1, Lsn(1004))] == [1004, 1005]
     keep_up(zone, minimum_log_entries=1)
     assert [w.window.start for w in zone.changes.windows(1)] == starts
+
+
+def test_upkeep_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) -> None:
+    """A killed copy leaves files that no commit names; those of a copy at work are younger."""
+    land_small_windows(zone, 3)
+    zone.relations.register(1, relation(), Lsn(1000))
+    zone.relations.flush()
+    zone.snapshots.land_copy(1, Lsn(1000), relation(), 1, [])
+    keep_up(zone, minimum_log_entries=1)
+    zone.changes.land(window(1003, 1004), [])
+    tables = (zone.changes, zone.snapshots, zone.relations, zone.changes.journal)
+    folders = [Path(part.table.uri) for part in tables]
+    kept = [sorted(folder.glob("*.parquet")) for folder in folders]
+    for folder in folders:
+        Path(folder, "part-old.parquet").write_bytes(b"x")
+        make_old(folder, days=8)
+        Path(folder, "part-new.parquet").write_bytes(b"x")
+
+    assert keep_up(zone, minimum_log_entries=1).files_removed == 4
+
+    for folder, before in zip(folders, kept, strict=True):
+        names = {path.name for path in folder.glob("*.parquet")}
+        assert names >= {path.name for path in before} | {"part-new.parquet"}
+        assert "part-old.parquet" not in names
+    assert len(zone.changes.windows(1)) == 4
+    assert len(zone.relations.versions(1)) == len(zone.snapshots.complete_copies(1)) == 1
 
 
 def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:
