@@ -213,12 +213,7 @@ def _check_slot(
     if status.is_lost:
         raise SlotLost(slot=slot, wal_status=status.wal_status, restart_lsn=status.restart_lsn)
     if status.current_lsn < captured_through:
-        raise RawZoneError(
-            raw_zone=uri,
-            reason=f"it is captured through {captured_through}, but the server's WAL ends at "
-            f"{status.current_lsn}: the server was restored from a backup, or replaced by a "
-            "standby that had not received all. Begin a new epoch with pgcdc renew.",
-        )
+        raise went_back(uri, captured_through, status.current_lsn)
     confirmed = status.confirmed_flush_lsn
     if confirmed is not None and confirmed > captured_through:
         raise SlotAdvanced(
@@ -234,6 +229,16 @@ def _check_slot(
             active_pid=status.active_pid,
             application_name=status.active_application_name,
         )
+
+
+def went_back(raw_zone: str, captured_through: Lsn, current_lsn: Lsn) -> RawZoneError:
+    """Say that the server's WAL ends before what was captured from it."""
+    return RawZoneError(
+        raw_zone=raw_zone,
+        reason=f"it is captured through {captured_through}, but the server's WAL ends at "
+        f"{current_lsn}: the server was restored from a backup, or replaced by a standby that had "
+        "not received all. Begin a new epoch with pgcdc renew.",
+    )
 
 
 def _decoder(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from pgcdc_assets.capture import went_back
 from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks import slot_evaluation
@@ -183,6 +184,7 @@ class _Tick:
             SlotMissing: it is gone, though the raw zone was filled from it.
             SlotLost: the server removed WAL that it needed.
             SlotAdvanced: it stands beyond what was landed.
+            RawZoneError: the server's WAL ends before what was landed.
         """
         status = self.status
         if status is None:
@@ -203,6 +205,9 @@ class _Tick:
                 expected=through,
                 gap_bytes=confirmed - through,
             )
+        # A capture under way may land more than there was a moment ago; a standby catches up.
+        if status.current_lsn < through and not (self.is_capturing or status.in_recovery):
+            raise went_back(self.zone.changes.table.uri, through, status.current_lsn)
         if status.wal_status == "unreserved":
             self.context.log.warning(
                 f"Slot {self.capture.slot} is unreserved: the server may remove WAL that it needs "

@@ -27,18 +27,13 @@ def target_of(table: CdcTable, scds: Iterable[int] | None = None) -> TableTarget
     )
 
 
-def select_tables(
-    capture: CdcCapture, names: Sequence[str], scd: int | None = None
-) -> list[CdcTable]:
+def select_tables(capture: CdcCapture, names: Sequence[str]) -> list[CdcTable]:
     """Find declared tables by name; none named means all.
-
-    Args:
-        scd: tables of this kind only; None: of any.
 
     Raises:
         ConfigurationError: a name is not declared.
     """
-    tables = {table.qualified_name: table for table in capture.tables if scd in (None, *table.scd)}
+    tables = {table.qualified_name: table for table in capture.tables}
     unknown = sorted(set(names) - set(tables))
     if unknown:
         raise ConfigurationError(

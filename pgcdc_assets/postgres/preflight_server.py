@@ -200,8 +200,7 @@ def _check_health(status: SlotStatus) -> Iterator[Finding]:
             "slot",
             "error",
             f"Replication slot {status.slot} is lost{why}: the server removed WAL that it needed.",
-            f"select pg_drop_replication_slot('{status.slot}'); then take a new snapshot in a new "
-            f"epoch.",
+            "pgcdc renew: a new slot, and new copies of the tables in a new epoch.",
         )
         return
     if status.wal_status == "unreserved":

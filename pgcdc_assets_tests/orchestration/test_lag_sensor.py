@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from pgcdc_assets.errors import SlotAdvanced, SlotMissing
+from pgcdc_assets.errors import RawZoneError, SlotAdvanced, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.settings import WindowPolicy
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
@@ -127,6 +127,19 @@ def test_a_slot_that_somebody_else_advanced_fails_the_tick(orchestrated: Orchest
     error = root_cause(caught.value)
     assert isinstance(error, SlotAdvanced)
     assert error.gap_bytes > 0
+
+
+def test_a_server_that_went_back_fails_the_tick(orchestrated: Orchestrated) -> None:
+    """B16: restored from a backup, or replaced by a standby that had not received all."""
+    orchestrated.copy()
+    (epoch,) = orchestrated.zone.epochs.all()
+    lost = LsnWindow.of(1, epoch.start_lsn, epoch.start_lsn + (1 << 30))
+    orchestrated.zone.changes.land(lost, [])
+    with pytest.raises(Exception) as caught:
+        orchestrated.tick("lag")
+    error = root_cause(caught.value)
+    assert isinstance(error, RawZoneError)
+    assert "pgcdc renew" in str(error)
 
 
 def test_a_new_instance_learns_the_windows_of_an_old_lake(orchestrated: Orchestrated) -> None:
