@@ -4,12 +4,16 @@ The same sensors that the daemon ticks are ticked here, and what they ask for is
 process on the persistent instance, so that runs, partitions and lag show in the UI as usual. The
 WAL position at the first tick is the barrier: a run ends when it is reached, however busy the
 writers are.
+
+A table that cannot be copied or merged is left out for the rest of the call, and its error is
+raised at the end: the capture goes on, so that the server need not keep WAL for it, and so do the
+other tables. A capture that fails ends the call at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +23,19 @@ import dagster as dg
 from dagster import DagsterEventType
 
 from pgcdc_assets.errors import PgcdcError, TransientError
+from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.failures import error_named
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.output import stderr_to
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
-from pgcdc_assets.orchestration.runs import PROCESS_TAG, process_tag
+from pgcdc_assets.orchestration.run_errors import FailedRun, joined, naming, sentence_in
+from pgcdc_assets.orchestration.runs import PROCESS_TAG, THROUGH_TAG, process_tag
+from pgcdc_assets.orchestration.state import Position, TableState, read_state
 
 Say = Callable[[str], None]
+
+_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,8 @@ def sync_capture(
         spark_log: where an embedded Spark session writes what it has to say; None: to the terminal.
 
     Raises:
-        PgcdcError: the error that a run ended with, or that a sensor raised.
+        PgcdcError: the error that a run ended with, or that a sensor raised; of several the worst,
+            with the sentences of all. After one of a copy or a merge everything else is done.
     """
     return _Sync(instance, location, loaded, say, limits or SyncLimits(), spark_log).run()
 
@@ -107,30 +117,76 @@ class _Sync:
         self.spark_log = spark_log
         self.progress = SyncProgress(self.name)
         self.report = SyncReport(self.name)
+        self.failures: list[PgcdcError] = []
+        self.failed_copies: set[str] = set()
+        self.failed_merges: set[dg.AssetKey] = set()
+        self.merged: dict[dg.AssetKey, LsnWindow] = {}
 
     def run(self) -> SyncReport:
         token = sync_progress.set(self.progress)
         try:
-            waiting_since: float | None = None
-            while True:
-                self.progress.is_blocked = False
-                acted = self._tick(self.names.lag_sensor)
-                why_no_capture = self.progress.waiting
-                acted = self._tick(self.names.merge_sensor) or acted
-                if self.progress.is_merged and not acted:
-                    break
-                if acted:
-                    waiting_since = None
-                    continue
-                waiting_since = waiting_since or time.monotonic()
-                self._wait(waiting_since, why_no_capture)
+            self._come_through()
+        except PgcdcError as error:
+            self.failures.append(error)
         finally:
             sync_progress.reset(token)
+        if self.failures:
+            raise joined(self.failures)
         self.report.barrier = str(self.progress.barrier)
         return self.report
 
-    def _tick(self, sensor_name: str) -> bool:
-        """Evaluate a sensor and execute what it asks for; whether it asked for anything."""
+    def _come_through(self) -> None:
+        progress = self.progress
+        waiting_since: float | None = None
+        while True:
+            progress.is_blocked = False
+            acted = self._execute_all(self._tick(self.names.lag_sensor))
+            why_no_capture = progress.waiting
+            merges = self._tick(self.names.merge_sensor)
+            if self._is_through(merges):
+                return
+            acted = self._execute_all(merges) or acted
+            if acted:
+                waiting_since = None
+                continue
+            if self.failures and progress.captured_through is None and not progress.is_blocked:
+                # The first copies came to nothing: there is no stream to capture.
+                return
+            waiting_since = waiting_since or time.monotonic()
+            self._wait(waiting_since, why_no_capture)
+
+    def _is_through(self, merges: Sequence[dg.RunRequest]) -> bool:
+        """Whether all before the barrier is captured, and merged except for what failed.
+
+        Where captures run elsewhere and writers go on, a merge is asked for at every tick: that
+        alone does not say that something before the barrier waits.
+        """
+        if not self.progress.is_captured or self.progress.barrier is None:
+            return False
+        if not merges and not self.failures:
+            return self.progress.is_merged
+        state = read_state(self.loaded.lake.zone(self.name), self.loaded.capture)
+        assert state.epoch is not None
+        barrier = Position(state.epoch.epoch, self.progress.barrier)
+        behind = [
+            table
+            for table in state.tables
+            if table.table.qualified_name not in self.failed_copies
+            and not _is_merged(table, barrier)
+        ]
+        if not behind:
+            return True
+        # More than failed: one waits for its copy, or is held back while it is copied anew.
+        if not merges or len(behind) > len(self.failed_merges):
+            return False
+        wanted = {key for request in merges for key in request.asset_selection or ()}
+        return all(
+            key in self.merged and self.merged[key].end >= barrier.lsn
+            for key in wanted - self.failed_merges
+        )
+
+    def _tick(self, sensor_name: str) -> list[dg.RunRequest]:
+        """Evaluate a sensor, and give the runs that it asks for."""
         with self._timed("sensors"):
             sensor = self.repository.get_sensor_def(sensor_name)
             known = self.repository.get_top_level_resources()
@@ -146,9 +202,7 @@ class _Sync:
                 self.instance.report_runless_asset_event(event)
             for request in data.dynamic_partitions_requests or []:
                 self._change_partitions(request)
-        for run_request in data.run_requests or []:
-            self._execute(sensor, run_request)
-        return bool(data.run_requests)
+        return list(data.run_requests or [])
 
     def _change_partitions(self, request: Any) -> None:
         if isinstance(request, dg.AddDynamicPartitionsRequest):
@@ -159,12 +213,84 @@ class _Sync:
         for key in request.partition_keys:
             self.instance.delete_dynamic_partition(request.partitions_def_name, key)
 
-    def _execute(self, sensor: dg.SensorDefinition, request: dg.RunRequest) -> None:
-        job_name = request.job_name or sensor.job_name or ""
+    def _execute_all(self, requests: Sequence[dg.RunRequest]) -> bool:
+        """Execute what is left of the requests; whether anything was."""
+        left = [rest for request in requests if (rest := self._rest_of(request)) is not None]
+        for request in left:
+            self._execute(request)
+        return bool(left)
+
+    def _rest_of(self, request: dg.RunRequest) -> dg.RunRequest | None:
+        """Leave out what failed in this call, and captures beyond the barrier."""
+        if request.job_name == self.names.capture_job:
+            return None if self.progress.is_captured else request
+        if request.job_name == self.names.snapshot_job:
+            return None if self.failed_copies.issuperset(self._tables_of(request)) else request
+        if not self.failed_merges:
+            return request
+        # A table that failed is asked for at every tick, and all that are idle with it.
+        through = LsnWindow.parse(request.tags[THROUGH_TAG])
+        left = [
+            key
+            for key in request.asset_selection or ()
+            if key not in self.failed_merges and self.merged.get(key) != through
+        ]
+        if not left:
+            return None
+        checks = [key for key in request.asset_check_keys or () if key.asset_key in left]
+        return request.with_replaced_attrs(asset_selection=left, asset_check_keys=checks)
+
+    def _execute(self, request: dg.RunRequest) -> None:
+        job_name = request.job_name or ""
         self._announce(job_name, request)
         if job_name == self.names.merge_job:
+            self._merge(job_name, request)
+        elif job_name == self.names.snapshot_job:
+            self._copy(job_name, request)
+        elif not (result := self._run(job_name, request)).success:
+            raise error_of_run(result)
+
+    def _copy(self, job_name: str, request: dg.RunRequest) -> None:
+        result = self._run(job_name, request)
+        if result.success:
+            return
+        events = result.get_asset_materialization_events()
+        missed = set(self._tables_of(request)) - {event.partition or "" for event in events}
+        self.failed_copies |= missed
+        self._put_off(naming("Not copied", missed, error_of_run(result)))
+
+    def _merge(self, job_name: str, request: dg.RunRequest) -> None:
+        wanted = set(request.asset_selection or ())
+        try:
             with self._timed("session"), stderr_to(self.spark_log):
                 self.loaded.spark.session()
+        except PgcdcError as error:
+            self.failed_merges |= wanted
+            self._put_off(error)
+            return
+        result = self._run(job_name, request)
+        events = result.get_asset_materialization_events()
+        merged = {event.materialization.asset_key for event in events}
+        through = LsnWindow.parse(request.tags[THROUGH_TAG])
+        self.merged.update(dict.fromkeys(merged, through))
+        if not result.success:
+            # A run that fails after its last table would fail at each window again.
+            missed = wanted - merged or wanted
+            self.failed_merges |= missed
+            names = {".".join(key.path[1:]) for key in missed}
+            self._put_off(naming("Not merged", names, error_of_run(result)))
+
+    def _put_off(self, error: PgcdcError) -> None:
+        """Keep an error for the end."""
+        self.say(f"{error} Going on with the rest.")
+        self.failures.append(error)
+
+    def _tables_of(self, request: dg.RunRequest) -> list[str]:
+        order = [table.qualified_name for table in self.loaded.capture.tables]
+        first, last = (order.index(request.tags[tag]) for tag in _RANGE_TAGS)
+        return order[first : last + 1]
+
+    def _run(self, job_name: str, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
         tags = {**request.tags, PROCESS_TAG: process_tag()}
         if request.run_key is not None:
             tags["dagster/run_key"] = request.run_key
@@ -178,12 +304,10 @@ class _Sync:
             )
         self.report.run_ids.append(result.run_id)
         self._note(part, result)
-        if not result.success:
-            raise error_of_run(result)
+        return result
 
     def _announce(self, job_name: str, request: dg.RunRequest) -> None:
-        first = request.tags.get("dagster/asset_partition_range_start")
-        last = request.tags.get("dagster/asset_partition_range_end")
+        first, last = (request.tags.get(tag) for tag in _RANGE_TAGS)
         what = request.partition_key or request.tags.get("dagster/partition")
         if what is None:
             what = first if first == last else f"{first} to {last}"
@@ -227,6 +351,14 @@ class _Sync:
             self.report.seconds[part] = self.report.seconds.get(part, 0.0) + seconds
 
 
+def _is_merged(table: TableState, barrier: Position) -> bool:
+    """Whether the newest copy, and all changes before the barrier, are in a table."""
+    copied, watermark, through = table.copied_at, table.watermark, table.merged_through
+    if copied is None or watermark is None or through is None:
+        return False
+    return through >= barrier and copied <= watermark
+
+
 def requested_job(
     repository: dg.RepositoryDefinition, job_name: str, request: dg.RunRequest
 ) -> dg.JobDefinition:
@@ -255,7 +387,7 @@ def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
             if kind is not None:
                 # Our own Failure says more than its cause: which tables it was about.
                 said = data.user_failure_data.description if data.user_failure_data else None
-                return _FailedRun.of(kind, said or _sentence(error.message), result.run_id)
+                return FailedRun.of(kind, said or sentence_in(error.message), result.run_id)
             error = error.cause
         if data.error is not None:
             last = data.error
@@ -266,18 +398,3 @@ def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
                 f"{last.message.strip()}"
             )
     return PgcdcError(reason=f"Run {result.run_id} failed without saying why")
-
-
-def _sentence(message: str) -> str:
-    """Take the class off an error's text as a traceback ends with it."""
-    return message.partition(": ")[2].strip() or message.strip()
-
-
-class _FailedRun(PgcdcError):
-    """An error read back from a run's events: its sentence and its kind's exit status."""
-
-    @classmethod
-    def of(cls, kind: type[PgcdcError], sentence: str, run_id: str) -> PgcdcError:
-        error = cls(reason=sentence, run_id=run_id, kind=kind.__name__)
-        error.__dict__["exit_status"] = kind.exit_status
-        return error

@@ -1,0 +1,236 @@
+"""`sync_capture` when a table fails or writers go on: the capture comes through all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import merge
+from pgcdc_assets.cli import main
+from pgcdc_assets.errors import MergeConflict, PgcdcError, RawZoneError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.report import MergeFailure
+from pgcdc_assets.orchestration import capture_assets, instance, loading
+from pgcdc_assets.orchestration.resources import SparkResource
+from pgcdc_assets.orchestration.settings import CdcTable
+from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
+from pgcdc_assets.postgres.barrier import read_barrier
+from pgcdc_assets.verify import compare_table
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.orchestration.test_following import land_aside
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
+
+
+def sync(orchestrated: Orchestrated, say: Callable[[str], None] = lambda line: None) -> SyncReport:
+    location = orchestrated.location
+    loaded = location.captures[NAME]
+    return sync_capture(orchestrated.instance, location, loaded, say=say, limits=LIMITS)
+
+
+def equal_to_source(orchestrated: Orchestrated, table: str) -> bool:
+    settings = orchestrated.database.settings()
+    return compare_table(settings, orchestrated.zone, "pub", "public", table).is_equal
+
+
+def barrier_of(orchestrated: Orchestrated) -> Lsn:
+    with orchestrated.database.connect() as connection:
+        return read_barrier(connection)
+
+
+def captured_through(orchestrated: Orchestrated) -> Lsn:
+    through = orchestrated.zone.changes.captured_through(1)
+    assert through is not None
+    return through
+
+
+def failed_runs(orchestrated: Orchestrated, part: str) -> int:
+    statuses = [dg.DagsterRunStatus.FAILURE]
+    filters = dg.RunsFilter(job_name=f"{NAME}_{part}", statuses=statuses)
+    return orchestrated.instance.get_runs_count(filters)
+
+
+@contextmanager
+def broken(orchestrated: Orchestrated, table: str) -> Iterator[None]:
+    """Have nobody read an SCD table inside the block."""
+    log = Path(orchestrated.lake.path(NAME, "scd1", "public", table, "_delta_log"))
+    commit = min(log.glob("*.json"))
+    whole = commit.read_bytes()
+    commit.write_bytes(b"not a commit")
+    try:
+        yield
+    finally:
+        commit.write_bytes(whole)
+
+
+@pytest.fixture
+def with_unpublished(orchestrated: Orchestrated) -> Orchestrated:
+    """A capture that declares a table, between the others, that its publication lacks."""
+    orchestrated.database.execute("create table c (id int primary key)")
+    a, b = orchestrated.capture.tables
+    return replace(
+        orchestrated,
+        capture=replace(orchestrated.capture, tables=(a, CdcTable("public", "c"), b)),
+    )
+
+
+@pytest.fixture
+def small_windows(orchestrated: Orchestrated) -> Orchestrated:
+    windows = replace(orchestrated.capture.windows, max_bytes=100_000)
+    return replace(orchestrated, capture=replace(orchestrated.capture, windows=windows))
+
+
+def write_much(orchestrated: Orchestrated) -> None:
+    """Write WAL for several small windows."""
+    for turn in range(4):
+        orchestrated.commit(
+            f"insert into a select {turn} * 1000 + n, repeat('x', 100) "
+            "from generate_series(101, 800) n"
+        )
+        orchestrated.commit(f"insert into b values ({turn}, 1)")
+
+
+def test_a_broken_table_holds_up_neither_the_capture_nor_the_others(
+    small_windows: Orchestrated, spark: SparkSession
+) -> None:
+    """H8: through the barrier in one call, however many windows that takes."""
+    sync(small_windows)
+    before = len(small_windows.windows())
+    write_much(small_windows)
+    barrier = barrier_of(small_windows)
+    with broken(small_windows, "b"):
+        with pytest.raises(PgcdcError, match=r"Not merged: public\.b"):
+            sync(small_windows)
+        assert len(small_windows.windows()) - before >= 3
+        assert captured_through(small_windows) >= barrier
+        assert equal_to_source(small_windows, "a")
+        assert failed_runs(small_windows, "merge") == 1, "it is not tried at each window"
+    sync(small_windows)
+    assert equal_to_source(small_windows, "b")
+
+
+def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_others(
+    with_unpublished: Orchestrated, spark: SparkSession
+) -> None:
+    """B14: at the first call and at each one after it."""
+    for turn in range(2):
+        with_unpublished.commit(f"insert into b values ({turn}, 1)")
+        barrier = barrier_of(with_unpublished)
+        with pytest.raises(PgcdcError, match=r"Not copied: public\.c") as caught:
+            sync(with_unpublished)
+        assert caught.value.exit_status == 2
+        assert captured_through(with_unpublished) >= barrier
+        assert equal_to_source(with_unpublished, "a")
+        assert equal_to_source(with_unpublished, "b")
+        assert failed_runs(with_unpublished, "snapshot") == turn + 1
+
+    with_unpublished.commit("insert into b values (10, 1)")
+    with broken(with_unpublished, "b"), pytest.raises(PgcdcError) as caught:
+        sync(with_unpublished)
+    assert "Not copied: public.c" in str(caught.value)
+    assert "Not merged: public.b" in str(caught.value)
+
+    with_unpublished.database.execute("alter publication pub add table c")
+    sync(with_unpublished)
+    assert equal_to_source(with_unpublished, "b")
+    assert equal_to_source(with_unpublished, "c")
+
+
+def test_without_a_spark_session_the_capture_goes_on(
+    small_windows: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: SparkResource) -> SparkSession:
+        raise TransientError(reason="no Spark today")
+
+    monkeypatch.setattr(SparkResource, "session", refuse)
+    small_windows.copy()
+    write_much(small_windows)
+    barrier = barrier_of(small_windows)
+    with pytest.raises(TransientError, match="no Spark today"):
+        sync(small_windows)
+    assert captured_through(small_windows) >= barrier
+
+
+def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
+    with_unpublished: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PgcdcError, match="Not copied"):
+        sync(with_unpublished)
+
+    def fail(*arguments: object) -> None:
+        raise RawZoneError(raw_zone=NAME, reason="planted")
+
+    monkeypatch.setattr(capture_assets, "capture_window", fail)
+    with_unpublished.commit("insert into b values (1, 1)")
+    with pytest.raises(PgcdcError, match=r"planted.*Not copied: public\.c") as caught:
+        sync(with_unpublished)
+    assert caught.value.exit_status == RawZoneError.exit_status
+    assert failed_runs(with_unpublished, "capture") == 1
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_it_ends_when_others_capture_beyond_the_barrier_meanwhile(
+    orchestrated: Orchestrated, spark: SparkSession, is_broken: bool
+) -> None:
+    """A16: each merge finds another window that landed while it ran, as beside a daemon."""
+    sync(orchestrated)
+    orchestrated.commit("insert into a values (1000, 'before'); insert into b values (1, 1)")
+    merges = 0
+
+    def land_before_merges(line: str) -> None:
+        nonlocal merges
+        if not line.startswith(f"{NAME}_merge: "):
+            return
+        merges += 1
+        if merges <= 5:
+            orchestrated.commit(f"insert into a values ({merges + 1000}, 'after')")
+            land_aside(orchestrated)
+
+    if is_broken:
+        with broken(orchestrated, "b"), pytest.raises(PgcdcError, match=r"public\.b"):
+            sync(orchestrated, land_before_merges)
+    else:
+        assert sync(orchestrated, land_before_merges).merge_count == 1
+    assert merges == 1
+    sync(orchestrated)
+    assert equal_to_source(orchestrated, "a")
+    assert equal_to_source(orchestrated, "b")
+
+
+def test_verify_compares_the_others_when_a_table_cannot_be_merged(
+    orchestrated: Orchestrated,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sync(orchestrated)
+    orchestrated.commit("insert into a values (1000, 'x'); insert into b values (1, 1)")
+    monkeypatch.setattr(loading, "load_location", lambda module: orchestrated.location)
+    monkeypatch.setattr(instance, "open_instance", lambda: nullcontext(orchestrated.instance))
+
+    real = merge.merge_tables
+
+    def refuse_b(*arguments: Any, root: str | None = None, **options: Any) -> Iterator[Any]:
+        # A comparison folds a copy of the table, below a root of its own.
+        for report in real(*arguments, root=root, **options):
+            if root is None and report.table == "b":
+                error = MergeConflict(table="public.b", reason="planted.")
+                yield MergeFailure("public", "b", error)
+            else:
+                yield report
+
+    monkeypatch.setattr(merge, "merge_tables", refuse_b)
+    assert main(["verify"]) == MergeConflict.exit_status
+    printed = capsys.readouterr()
+    assert "Not merged: public.b" in printed.err
+    assert "public.a" in printed.out
+    assert "public.b" in printed.out
