@@ -27,7 +27,13 @@ from pgcdc_assets.orchestration.keys import (
 )
 from pgcdc_assets.orchestration.metadata import lag_metadata, window_metadata
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.planning import Capture, CaptureProgress, Wait, plan_window
+from pgcdc_assets.orchestration.planning import (
+    Capture,
+    CaptureProgress,
+    Discard,
+    Wait,
+    plan_window,
+)
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs import (
@@ -285,7 +291,17 @@ class _Tick:
             else:
                 self.reasons.append(plan.reason)
             return
+        if isinstance(plan, Discard):
+            self._discard(plan.window)
+            return
         self._capture(plan)
+
+    def _discard(self, window: LsnWindow) -> None:
+        reason = f"window {window.key} overlaps what was captured meanwhile, and is given up"
+        self.context.log.warning(reason)
+        self.reasons.append(reason)
+        name = self.capture.windows_name
+        self.partitions.append(dg.DeleteDynamicPartitionsRequest(name, [window.key]))
 
     def _blocked(self, reason: str) -> None:
         self.reasons.append(reason)

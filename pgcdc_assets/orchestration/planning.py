@@ -1,11 +1,10 @@
 """Which window to capture next: decided from plain values, without a clock or a connection.
 
 The rules, in order: one capture at a time; a window that was opened and is not landed comes before
-any new one; a hole before an opened window is filled first; a new window starts exactly where the
-last one ended, and is opened when enough bytes wait or the last landing is old enough. Lag above
-zero alone opens
-nothing: with Dagster's own storage in the source cluster, each run writes WAL, and the next run
-would be its consequence.
+any new one, or is given up if it never can be; a hole before it is filled first; a new window
+starts exactly where the last one ended, and is opened when enough bytes wait or the last landing is
+old enough. Lag above zero alone opens nothing: with Dagster's own storage in the source cluster,
+each run writes WAL, and the next run would be its consequence.
 """
 
 from __future__ import annotations
@@ -61,9 +60,19 @@ class Wait:
     reason: str
 
 
+@dataclass(frozen=True)
+class Discard:
+    """Give up an opened window, which can never be landed: part of it is, in another one.
+
+    Two openers at one moment, such as the daemon and `pgcdc sync`, leave one behind.
+    """
+
+    window: LsnWindow
+
+
 def plan_window(
     progress: CaptureProgress, policy: WindowPolicy, barrier: Lsn | None = None
-) -> Capture | Wait:
+) -> Capture | Wait | Discard:
     """Decide what to capture next.
 
     Args:
@@ -89,17 +98,14 @@ def plan_window(
     return Capture(LsnWindow.of(progress.epoch, progress.captured_through, end), is_new=True)
 
 
-def _plan_open_window(progress: CaptureProgress, policy: WindowPolicy) -> Capture | Wait:
+def _plan_open_window(progress: CaptureProgress, policy: WindowPolicy) -> Capture | Wait | Discard:
     window = progress.open_windows[0]
     if window.start > progress.captured_through:
         # Somebody deleted a key: what is missing before this window is captured first.
         missing = LsnWindow.of(progress.epoch, progress.captured_through, window.start)
         return Capture(missing, is_new=True)
     if window.start < progress.captured_through:
-        return Wait(
-            f"window {window.key} overlaps what is captured through {progress.captured_through}: "
-            "delete its partition key"
-        )
+        return Discard(window)
     pause = policy.backoff(progress.attempts)
     since = progress.seconds_since_attempt
     if since is not None and since < pause:

@@ -1,11 +1,9 @@
 """The link between `pgcdc sync` and the sensors that it ticks.
 
 The sensors decide in both cases, under the daemon and under `pgcdc sync`. A one-shot run only adds
-a
-barrier: the WAL position at its start, up to which everything has to be captured and merged. It
-    travels
-in a ContextVar, so that sensors called by the daemon see none; on the way back they note how far
-they are.
+a barrier: the WAL position at its start, up to which everything has to be captured and merged. It
+travels in a ContextVar, so that sensors called by the daemon see none; on the way back they note
+how far they are.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def process_tag(pid: int | None = None) -> str:
 
 def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> None:
     """Write this process into the run's tags, so that its death can be noticed."""
-    context.instance.add_run_tags(context.run_id, {PROCESS_TAG: process_tag()})
+    context.instance.add_run_tags(context.run.run_id, {PROCESS_TAG: process_tag()})
 
 
 def find_unfinished(

@@ -47,9 +47,9 @@ def build_snapshot_asset(
         claim_run(context)
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
-        wanted: list[CdcTable] = [tables[key] for key in context.partition_keys]
         failures: list[CopyFailure] = []
-        metadata: dict[str, dict[str, Any]] = {}
+        metadata = _copied_before(context)
+        wanted: list[CdcTable] = [tables[k] for k in context.partition_keys if k not in metadata]
         with dagster_failures():
             zone = lake.zone(capture.name)
             merged = [table for table in wanted if is_merged(zone, table)]
@@ -87,6 +87,17 @@ def build_snapshot_asset(
         yield dg.MaterializeResult(asset_key=spec.key)
 
     return snapshot
+
+
+def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any]]:
+    """Give the metadata of the tables that earlier attempts of this run have copied."""
+    if context.retry_number == 0:
+        return {}
+    entries = context.instance.all_logs(
+        context.run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+    )
+    events = [entry.asset_materialization for entry in entries]
+    return {e.partition: dict(e.metadata) for e in events if e is not None and e.partition}
 
 
 def _passed(zone: RawZone, table: CdcTable, report: CopyReport) -> CopyFailure | None:

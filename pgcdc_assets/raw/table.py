@@ -116,6 +116,12 @@ class RawTable:
         table = self.load()
         if table is None:
             raise RawZoneError(raw_zone=self.uri, reason="the table vanished after it was created.")
+        if self.lake.is_local:
+            self._push_log_to_disk(0)
+            folder = Path(self.uri)
+            while folder.is_relative_to(self.lake.uri):
+                push_to_disk(folder)
+                folder = folder.parent
         return table
 
     def writer(self, partition_values: Mapping[str, str] | None = None) -> FileWriter:
@@ -190,6 +196,21 @@ class RawTable:
             raise self._unwritable(error) from error
         if self.lake.is_local:
             self._push_log_to_disk(table.version() + 1)
+
+    def shorten_log(self, table: DeltaTable) -> None:
+        """Write a checkpoint, and remove log entries that it stands for and that have expired.
+
+        Raises:
+            DeltaError, OSError: the log could not be written.
+        """
+        table.create_checkpoint()
+        if self.lake.is_local:
+            # Without it a power cut could leave neither the entries nor what replaces them.
+            log = Path(self.uri) / "_delta_log"
+            for entry in log.glob(f"{table.version():020d}.checkpoint*"):
+                push_to_disk(entry)
+            push_to_disk(log / "_last_checkpoint")
+        table.cleanup_metadata()
 
     def records(self, table: DeltaTable, after_version: int) -> list[dict[str, Any]]:
         """Read the records of the commits above a version, up to the loaded one, oldest first.

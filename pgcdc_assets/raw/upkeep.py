@@ -63,8 +63,7 @@ def keep_up(
         return UpkeepReport(files_merged=merged)
     changes.journal.save(table)
     try:
-        table.create_checkpoint()
-        table.cleanup_metadata()
+        changes.table.shorten_log(table)
         removed = len(table.vacuum(dry_run=False, full=True))
     except (DeltaError, OSError) as error:
         raise _failed(changes.table, error) from error

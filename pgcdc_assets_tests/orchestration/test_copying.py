@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import dagster as dg
 import pytest
 from dagster import DagsterEvent, DagsterEventType
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.snapshot_assets import build_snapshot_asset
-from pgcdc_assets.snapshot import copy_each_table
+from pgcdc_assets.snapshot import CopyFailure, copy_each_table
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -81,6 +85,37 @@ def test_a_run_that_was_asked_for_before_leaves_the_table_out_and_says_so(
     assert merged(result) == set()
     (failure,) = result.get_step_failure_events()
     assert "public.a is being copied anew" in str(failure.event_specific_data)
+
+
+def test_a_copy_that_is_tried_again_copies_only_what_failed(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4, C5."""
+    orchestrated.copy()
+    asked: list[list[tuple[str, str]]] = []
+
+    def flaky(*args: Any) -> Iterator[object]:
+        *others, wanted = args
+        asked.append(wanted)
+        for outcome in copy_each_table(*others, wanted):
+            if outcome.table == "b" and len(asked) == 1:
+                error = TransientError(reason="The connection was lost.")
+                yield CopyFailure(outcome.schema, outcome.table, error)
+            else:
+                yield outcome
+
+    monkeypatch.setattr(f"{build_snapshot_asset.__module__}.copy_each_table", flaky)
+    job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
+    both = {
+        "dagster/asset_partition_range_start": "public.a",
+        "dagster/asset_partition_range_end": "public.b",
+    }
+    assert job.execute_in_process(instance=orchestrated.instance, tags=both).success
+    assert asked == [[("public", "a"), ("public", "b")], [("public", "b")]]
+    materialized = orchestrated.instance.get_materialized_partitions(
+        dg.AssetKey([NAME, "snapshot"])
+    )
+    assert materialized == {"public.a", "public.b"}
 
 
 def test_a_copy_that_somebody_else_merged_past_is_not_passed_over_in_silence(

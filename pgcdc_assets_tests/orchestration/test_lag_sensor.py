@@ -129,6 +129,23 @@ def test_a_slot_that_somebody_else_advanced_fails_the_tick(orchestrated: Orchest
     assert error.gap_bytes > 0
 
 
+def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
+    orchestrated: Orchestrated,
+) -> None:
+    """B5: the daemon and `pgcdc sync` opened one each at the same moment."""
+    orchestrated.copy()
+    orchestrated.land()
+    landed = LsnWindow.parse(orchestrated.windows()[-1])
+    left = LsnWindow.of(landed.epoch, landed.start, landed.end + 4096)
+    name = orchestrated.capture.windows_name
+    orchestrated.instance.add_dynamic_partitions(name, [left.key])
+    orchestrated.commit("insert into b values (1, 1)")
+    assert left.key in str(orchestrated.tick("lag").skip_message)
+    assert orchestrated.windows() == [landed.key]
+    (request,) = orchestrated.tick("lag").run_requests
+    assert orchestrated.execute(request, "capture").success
+
+
 def test_a_server_that_went_back_fails_the_tick(orchestrated: Orchestrated) -> None:
     """B16: restored from a backup, or replaced by a standby that had not received all."""
     orchestrated.copy()

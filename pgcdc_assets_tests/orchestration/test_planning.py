@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.planning import Capture, CaptureProgress, Wait, plan_window
+from pgcdc_assets.orchestration.planning import (
+    Capture,
+    CaptureProgress,
+    Discard,
+    Wait,
+    plan_window,
+)
 from pgcdc_assets.orchestration.settings import WindowPolicy
 
 POLICY = WindowPolicy(
@@ -53,10 +59,6 @@ WAITING = {
         ),
         "failed 2 times: next attempt in 1 s",
     ),
-    "a key overlaps what is landed": (
-        progress(500, 9000, open_windows=(window(400, 600),)),
-        "delete its partition key",
-    ),
 }
 
 
@@ -71,6 +73,12 @@ def test_an_opened_window_is_retried_before_another_is_opened() -> None:
     open_windows = (window(500, 600), window(600, 700))
     given = progress(500, 9000, open_windows=open_windows, attempts=3, seconds_since_attempt=20.0)
     assert plan_window(given, POLICY) == Capture(window(500, 600), attempt=3)
+
+
+def test_a_window_that_another_one_has_overtaken_is_given_up() -> None:
+    """Two openers at one moment: [400, 500) was landed, and [400, 600) never can be."""
+    given = progress(500, 9000, open_windows=(window(400, 600),))
+    assert plan_window(given, POLICY) == Discard(window(400, 600))
 
 
 def test_a_window_whose_key_was_deleted_is_captured_before_the_next() -> None:

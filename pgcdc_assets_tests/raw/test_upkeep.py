@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.files import push_to_disk
 from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.raw.rows import batch, change, landed, relation, transaction, window
@@ -51,6 +52,26 @@ def test_upkeep_keeps_rows_windows_and_the_application_transaction(zone: RawZone
     assert zone.changes.summary(window(1001, 1002)).row_count == 2
     assert zone.changes.summary(window(1003, 1004)).row_count == 0
     assert zone.changes.land(window(1001, 1002), []).already_landed
+
+
+def test_the_log_is_on_the_disk_from_its_first_entry_to_its_checkpoint(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2: what a confirmed window needs is there after a power cut."""
+    pushed: list[Path] = []
+
+    def push(path: Path) -> None:
+        pushed.append(path)
+        push_to_disk(path)
+
+    monkeypatch.setattr("pgcdc_assets.raw.table.push_to_disk", push)
+    land_small_windows(zone, 3)
+    table = Path(zone.changes.table.uri)
+    log = table / "_delta_log"
+    assert set(log.glob("*.json")) <= set(pushed)
+    assert {table, table.parent} <= set(pushed)
+    keep_up(zone, minimum_log_entries=1)
+    assert {*log.glob("*.checkpoint*"), log / "_last_checkpoint"} <= set(pushed)
 
 
 def test_windows_come_from_the_journal_and_from_the_log_once_each(zone: RawZone) -> None:
