@@ -70,11 +70,16 @@ _COLUMNS = ("i", "n", "f", "t", "b", "ts", "a", "_rescued")
 @pytest.mark.parametrize(
     "target",
     [
-        TableTarget("public", "t", scd=(2,)),
-        TableTarget("public", "t", soft_deletes=True),
-        TableTarget("public", "t", without_key="log"),
+        pytest.param(TableTarget("public", "t", scd=(2,)), id="history"),
+        pytest.param(
+            TableTarget("public", "t", soft_deletes=True),
+            id="soft deletes",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            TableTarget("public", "t", without_key="log"), id="log", marks=pytest.mark.soak
+        ),
     ],
-    ids=["history", "soft deletes", "log"],
 )
 def test_what_is_kept_from_before_a_new_type_gets_it_too(
     pipeline: Pipeline, target: TableTarget
@@ -118,9 +123,9 @@ def test_what_is_kept_from_before_a_new_type_gets_it_too(
     ("before", "after"),
     [
         ("varchar(9)", "varchar(3) using left(v, 3)"),
-        ("timestamp", "timestamp(0)"),
-        ("char(3)", "char(9)"),
-        ("numeric(50,20)", "numeric(50,3)"),
+        pytest.param("timestamp", "timestamp(0)", marks=pytest.mark.soak),
+        pytest.param("char(3)", "char(9)", marks=pytest.mark.soak),
+        pytest.param("numeric(50,20)", "numeric(50,3)", marks=pytest.mark.soak),
     ],
 )
 def test_fewer_digits_or_characters_need_a_new_copy(

@@ -47,13 +47,16 @@ def merged(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
 @pytest.mark.parametrize(
     "tags",
     [
-        {"dagster/partition": "public.a"},
-        {
-            "dagster/asset_partition_range_start": "public.a",
-            "dagster/asset_partition_range_end": "public.a",
-        },
+        pytest.param({"dagster/partition": "public.a"}, id="one"),
+        pytest.param(
+            {
+                "dagster/asset_partition_range_start": "public.a",
+                "dagster/asset_partition_range_end": "public.a",
+            },
+            id="range",
+            marks=pytest.mark.soak,
+        ),
     ],
-    ids=["one", "range"],
 )
 def test_it_is_not_merged_until_the_copy_has_ended(
     orchestrated: Orchestrated, spark: SparkSession, tags: dict[str, str]
