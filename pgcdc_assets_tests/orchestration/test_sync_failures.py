@@ -145,6 +145,7 @@ def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_othe
     assert equal_to_source(with_unpublished, "c")
 
 
+@pytest.mark.soak
 def test_without_a_spark_session_the_capture_goes_on(
     small_windows: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +178,7 @@ def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
     assert failed_runs(with_unpublished, "capture") == 1
 
 
-@pytest.mark.parametrize("is_broken", [False, True])
+@pytest.mark.parametrize("is_broken", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_it_ends_when_others_capture_beyond_the_barrier_meanwhile(
     orchestrated: Orchestrated, spark: SparkSession, is_broken: bool
 ) -> None:
@@ -206,6 +207,7 @@ def test_it_ends_when_others_capture_beyond_the_barrier_meanwhile(
     assert equal_to_source(orchestrated, "b")
 
 
+@pytest.mark.soak
 def test_verify_compares_the_others_when_a_table_cannot_be_merged(
     orchestrated: Orchestrated,
     spark: SparkSession,
