@@ -7,27 +7,18 @@ attached partition, a difference that was found) would stay as it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dagster as dg
-from dagster import DagsterRun, DagsterRunStatus, RunsFilter
+from dagster import DagsterRunStatus, RunsFilter
 
-from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.orchestration.keys import covered_keys
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
 
 _STARTED = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
-
-_PARTITION = "dagster/partition"
-_FIRST = "dagster/asset_partition_range_start"
-_LAST = "dagster/asset_partition_range_end"
-
-SNAPSHOT_LSN_PASSED = (
-    "it was merged past the copy's LSN while it was copied, so the copy is not applied. Copy it "
-    "again, or rebuild it with `pgcdc rebuild`, which begins with the newest copy."
-)
 
 
 @dataclass(frozen=True)
@@ -52,28 +43,9 @@ class Copying:
         copied: set[str] = set()
         for run in instance.get_runs(RunsFilter(statuses=_STARTED)):
             if run.job_name == job or self.snapshot in (run.asset_selection or ()):
-                copied |= _partitions(run, order)
+                copied.update(covered_keys(run.tags, order))
         return frozenset(
             table.qualified_name
             for table in self.capture.tables
-            if table.qualified_name in copied and is_merged(zone, table)
+            if table.qualified_name in copied and watermarks(zone, table)
         )
-
-
-def is_merged(zone: RawZone, table: CdcTable) -> bool:
-    """Say whether something was merged into a table before."""
-    marks = (
-        read_watermark(zone.lake, zone.name, table.schema, table.table, scd) for scd in table.scd
-    )
-    return any(mark is not None for mark in marks)
-
-
-def _partitions(run: DagsterRun, order: Sequence[str]) -> set[str]:
-    """Name the partitions of a run: one, a range, or all where it does not say."""
-    one = run.tags.get(_PARTITION)
-    if one is not None:
-        return {one}
-    first, last = run.tags.get(_FIRST), run.tags.get(_LAST)
-    if first in order and last in order:
-        return set(order[order.index(first) : order.index(last) + 1])
-    return set(order)

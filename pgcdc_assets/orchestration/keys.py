@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.state import Position, window_end
@@ -11,6 +11,9 @@ from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 MAX_ADOPTED = 500
+
+PARTITION_TAG = "dagster/partition"
+RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 
 def unknown_windows(
@@ -43,10 +46,18 @@ def surplus_keys(
 
 def range_tags(first: str, last: str) -> dict[str, str]:
     """Tags that make a run cover all partitions from one key through another."""
-    return {
-        "dagster/asset_partition_range_start": first,
-        "dagster/asset_partition_range_end": last,
-    }
+    return dict(zip(RANGE_TAGS, (first, last), strict=True))
+
+
+def covered_keys(tags: Mapping[str, str], order: Sequence[str]) -> list[str]:
+    """List the partitions of a run by its tags: one, a range, or all where they do not say."""
+    one = tags.get(PARTITION_TAG)
+    if one is not None:
+        return [one]
+    first, last = (tags.get(tag) for tag in RANGE_TAGS)
+    if first in order and last in order:
+        return list(order[order.index(first) : order.index(last) + 1])
+    return list(order)
 
 
 def neighbours(order: Sequence[str], wanted: Sequence[str]) -> list[tuple[str, str]]:

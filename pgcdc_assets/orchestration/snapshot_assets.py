@@ -10,13 +10,12 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.errors import MergeConflict
-from pgcdc_assets.merge.watermark import read_watermark
-from pgcdc_assets.orchestration.copying import SNAPSHOT_LSN_PASSED, is_merged
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs import claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.snapshot import CopyFailure, CopyReport, copy_each_table
 
@@ -52,7 +51,7 @@ def build_snapshot_asset(
         wanted: list[CdcTable] = [tables[k] for k in context.partition_keys if k not in metadata]
         with dagster_failures():
             zone = lake.zone(capture.name)
-            merged = [table for table in wanted if is_merged(zone, table)]
+            merged = [table for table in wanted if watermarks(zone, table)]
             outcomes = copy_each_table(
                 postgres.settings(),
                 zone,
@@ -102,12 +101,13 @@ def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any
 
 def _passed(zone: RawZone, table: CdcTable, report: CopyReport) -> CopyFailure | None:
     """Say that a table was merged past its copy: by another instance, since ours waits."""
-    marks = (
-        read_watermark(zone.lake, zone.name, table.schema, table.table, scd) for scd in table.scd
-    )
-    if all(mark is None or mark < (report.epoch, report.snapshot_lsn) for mark in marks):
+    if all(mark < (report.epoch, report.snapshot_lsn) for mark in watermarks(zone, table)):
         return None
-    error = MergeConflict(table=table.qualified_name, reason=SNAPSHOT_LSN_PASSED)
+    error = MergeConflict(
+        table=table.qualified_name,
+        reason="it was merged past the copy's LSN while it was copied, so the copy is not applied. "
+        "Copy it again, or rebuild it with `pgcdc rebuild`, which begins with the newest copy.",
+    )
     return CopyFailure(table.schema, table.table, error)
 
 

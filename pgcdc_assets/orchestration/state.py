@@ -7,6 +7,7 @@ alone does not say.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,6 +74,18 @@ class CaptureState:
         return min(known) if known and len(known) == len(merged) else None
 
 
+def watermarks(zone: RawZone, table: CdcTable) -> list[Position]:
+    """Read how far a table's SCD tables are merged: those that are there and can be read.
+
+    A merge of one that cannot be read says why.
+    """
+    marks = []
+    for scd in table.scd:
+        with contextlib.suppress(ConfigurationError):
+            marks.append(_watermark(zone, table, scd))
+    return [mark for mark in marks if mark is not None]
+
+
 def captured_through(zone: RawZone, epoch: Epoch) -> Position:
     """Where the raw zone ends: the newest window's end, else the epoch's start."""
     return Position(epoch.epoch, zone.changes.captured_through(epoch.epoch) or epoch.start_lsn)
@@ -103,7 +116,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
     for table in capture.tables:
         for scd in table.scd:
             try:
-                positions[table, scd] = _watermark(zone, capture, table, scd)
+                positions[table, scd] = _watermark(zone, table, scd)
             except ConfigurationError:
                 positions[table, scd] = None
                 broken.add((table, scd))
@@ -120,8 +133,8 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
     return CaptureState(epoch, through, tuple(states))
 
 
-def _watermark(zone: RawZone, capture: CdcCapture, table: CdcTable, scd: int) -> Position | None:
-    mark = read_watermark(zone.lake, capture.name, table.schema, table.table, scd)
+def _watermark(zone: RawZone, table: CdcTable, scd: int) -> Position | None:
+    mark = read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
     return None if mark is None else Position(*mark)
 
 

@@ -25,6 +25,7 @@ from dagster import DagsterEventType
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.failures import error_named
+from pgcdc_assets.orchestration.keys import PARTITION_TAG, RANGE_TAGS, covered_keys
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.output import stderr_to
@@ -34,8 +35,6 @@ from pgcdc_assets.orchestration.runs import PROCESS_TAG, THROUGH_TAG, process_ta
 from pgcdc_assets.orchestration.state import Position, TableState, read_state
 
 Say = Callable[[str], None]
-
-_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 
 @dataclass(frozen=True)
@@ -286,9 +285,7 @@ class _Sync:
         self.failures.append(error)
 
     def _tables_of(self, request: dg.RunRequest) -> list[str]:
-        order = [table.qualified_name for table in self.loaded.capture.tables]
-        first, last = (order.index(request.tags[tag]) for tag in _RANGE_TAGS)
-        return order[first : last + 1]
+        return covered_keys(request.tags, [t.qualified_name for t in self.loaded.capture.tables])
 
     def _run(self, job_name: str, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
         tags = {**request.tags, PROCESS_TAG: process_tag()}
@@ -307,8 +304,8 @@ class _Sync:
         return result
 
     def _announce(self, job_name: str, request: dg.RunRequest) -> None:
-        first, last = (request.tags.get(tag) for tag in _RANGE_TAGS)
-        what = request.partition_key or request.tags.get("dagster/partition")
+        first, last = (request.tags.get(tag) for tag in RANGE_TAGS)
+        what = request.partition_key or request.tags.get(PARTITION_TAG)
         if what is None:
             what = first if first == last else f"{first} to {last}"
         self.say(f"{job_name}: {what}")

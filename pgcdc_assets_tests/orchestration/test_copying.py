@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -88,6 +89,22 @@ def test_a_run_that_was_asked_for_before_leaves_the_table_out_and_says_so(
     assert merged(result) == set()
     (failure,) = result.get_step_failure_events()
     assert "public.a is being copied anew" in str(failure.event_specific_data)
+
+
+def test_a_table_that_cannot_be_read_is_copied_and_stops_no_sensor(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """H8: to copy it anew is what its own error advises."""
+    orchestrated.copy()
+    merge_both(orchestrated)
+    log = Path(orchestrated.lake.path(NAME, "scd1", "public", "a", "_delta_log"))
+    min(log.glob("*.json")).write_bytes(b"not a commit")
+    begin_copy(orchestrated, {"dagster/partition": "public.a"})
+    assert merged(merge_both(orchestrated)) == {B}
+    job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
+    assert job.execute_in_process(
+        instance=orchestrated.instance, partition_key="public.a", raise_on_error=False
+    ).success
 
 
 def test_a_copy_that_is_tried_again_copies_only_what_failed(
