@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -130,6 +131,18 @@ def test_check_says_what_is_missing_and_the_sql(
     assert "missing" in printed.err
 
 
+def init(defs: Path, *more: str) -> int:
+    """Write capture `mine` of publication `p`."""
+    return main(["init", "--name", "mine", "--publication", "p", "--defs", str(defs), *more])
+
+
+def tables_in(defs: Path) -> list[dict[str, Any]]:
+    """The tables that capture `mine` declares."""
+    written = yaml.safe_load((defs / "mine" / "defs.yaml").read_text())
+    tables: list[dict[str, Any]] = written["attributes"]["tables"]
+    return tables
+
+
 @pytest.mark.postgres
 def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
     database: Database,
@@ -142,14 +155,13 @@ def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
     database.execute("create table public.t (a int, b text, v numeric, primary key (b, a))")
     database.execute("create publication p for table t")
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
-    arguments = ["init", "--name", "mine", "--publication", "p", "--defs", str(tmp_path / "defs")]
-    assert main(arguments) == 0
-    written = yaml.safe_load((tmp_path / "defs" / "mine" / "defs.yaml").read_text())
-    assert written["attributes"]["tables"] == [{"name": "public.t", "key": ["b", "a"], "scd": [1]}]
-    assert set(find_captures(load_defs_folder(tmp_path / "defs"))) == {"mine"}
-    assert main(arguments) == 2
+    defs = tmp_path / "defs"
+    assert init(defs) == 0
+    assert tables_in(defs) == [{"name": "public.t", "key": ["b", "a"], "scd": [1]}]
+    assert set(find_captures(load_defs_folder(defs))) == {"mine"}
+    assert init(defs) == 2
     assert "--force" in capsys.readouterr().err
-    assert main([*arguments, "--force"]) == 0
+    assert init(defs, "--force") == 0
 
 
 @pytest.mark.postgres
@@ -160,10 +172,8 @@ def test_init_writes_the_key_that_updates_and_deletes_bring(
     database.execute("alter table public.t replica identity using index t_code_key")
     database.execute("create publication p for table t")
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
-    arguments = ["init", "--name", "mine", "--publication", "p", "--defs", str(tmp_path / "defs")]
-    assert main(arguments) == 0
-    written = yaml.safe_load((tmp_path / "defs" / "mine" / "defs.yaml").read_text())
-    assert written["attributes"]["tables"] == [{"name": "public.t", "key": ["code"], "scd": [1]}]
+    assert init(tmp_path) == 0
+    assert tables_in(tmp_path) == [{"name": "public.t", "key": ["code"], "scd": [1]}]
 
 
 @pytest.mark.postgres

@@ -179,9 +179,7 @@ def test_a_slot_that_moves_after_the_first_look_stops_the_capture_too(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A9: START_REPLICATION itself would skip the gap without a word."""
-    capturing.begin("create table t (id int)")
-    capturing.database.execute("insert into t values (1)")
-    window = capturing.window()
+    window = capturing.begin_with_one_insert()
     enter = ReplicationStream.__enter__
 
     def move_and_enter(stream: ReplicationStream) -> ReplicationStream:
@@ -295,9 +293,7 @@ def test_a_landing_that_takes_long_keeps_the_connection_and_the_old_position(
 def test_the_limit_of_time_does_not_spoil_a_window_that_is_landed(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capturing.begin("create table t (id int)")
-    capturing.database.execute("insert into t values (1)")
-    window = capturing.window()
+    window = capturing.begin_with_one_insert()
     settings = StreamSettings(watch_seconds=0.05)
     _linger_at(failpoints.AFTER_DELTA_COMMIT, 2, monkeypatch)
 
@@ -310,9 +306,7 @@ def test_a_limit_that_passes_before_the_commit_says_that_the_window_is_landed(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream's end does not undo a landing; the next run has only to confirm it."""
-    capturing.begin("create table t (id int)")
-    capturing.database.execute("insert into t values (1)")
-    window = capturing.window()
+    window = capturing.begin_with_one_insert()
     settings = StreamSettings(watch_seconds=0.05)
     _linger_at(failpoints.BEFORE_DELTA_COMMIT, 2, monkeypatch)
 

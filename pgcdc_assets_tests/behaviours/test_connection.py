@@ -185,9 +185,7 @@ def test_a_slot_that_another_program_reads_is_left_to_it(capturing: Capturing) -
 
 def test_the_second_of_two_runners_touches_nothing(capturing: Capturing) -> None:
     """B5."""
-    capturing.begin("create table t (id int)")
-    capturing.database.execute("insert into t values (1)")
-    window = capturing.window()
+    window = capturing.begin_with_one_insert()
     with (
         query_connection(capturing.settings, "lease") as conn,
         capture_lease(conn, "test", capturing.slot),
@@ -221,9 +219,7 @@ def test_a_lease_lost_while_landing_discards_the_landing(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B6: the files are written, and the next runner may hold the lease already."""
-    capturing.begin("create table t (id int)")
-    capturing.database.execute("insert into t values (1)")
-    window = capturing.window()
+    window = capturing.begin_with_one_insert()
 
     def end_lease(name: str) -> None:
         if name == failpoints.AFTER_RELATIONS_COMMIT:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster import DagsterEvent, DagsterEventType
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.loading import CodeLocation, find_captures
@@ -18,6 +19,7 @@ from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPoli
 from pgcdc_assets.orchestration.sync import requested_job
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.fixtures.database import Database
 
 NAME = "t"
@@ -92,6 +94,36 @@ class Orchestrated:
         return wanted.execute_in_process(
             instance=self.instance, tags=dict(request.tags), raise_on_error=False
         )
+
+    def create_run(
+        self, job: str, tags: Mapping[str, str], repeats: str | None = None
+    ) -> dg.DagsterRun:
+        """Put a run of a job into the books.
+
+        Args:
+            repeats: the run that it repeats.
+        """
+        definition = self.location.repository.get_job(f"{NAME}_{job}")
+        return self.instance.create_run_for_job(
+            definition,
+            tags={**definition.run_tags, **tags},
+            parent_run_id=repeats,
+            root_run_id=repeats,
+        )
+
+    def start_run(
+        self, job: str, tags: Mapping[str, str], repeats: str | None = None
+    ) -> dg.DagsterRun:
+        """Bring a run into the state in which a killed process leaves it."""
+        run = self.create_run(job, tags, repeats)
+        event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
+        self.instance.report_dagster_event(event, run.run_id)
+        return run
+
+    def equals_source(self, table: str) -> bool:
+        """Whether an SCD1 table holds what its source holds."""
+        settings = self.database.settings()
+        return compare_table(settings, self.zone, "pub", "public", table).is_equal
 
     def copy(self) -> None:
         """Let the lag sensor ask for the first copies, and make them."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster import DagsterEvent, DagsterEventType
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
@@ -20,15 +19,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 A = dg.AssetKey([NAME, "scd1", "public", "a"])
 B = dg.AssetKey([NAME, "scd1", "public", "b"])
-
-
-def begin_copy(orchestrated: Orchestrated, tags: dict[str, str]) -> dg.DagsterRun:
-    """Have a run of the snapshot job under way."""
-    job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
-    run = orchestrated.instance.create_run_for_job(job, tags=tags)
-    event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
-    orchestrated.instance.report_dagster_event(event, run.run_id)
-    return run
 
 
 def merge_both(orchestrated: Orchestrated) -> dg.ExecuteInProcessResult:
@@ -65,7 +55,7 @@ def test_it_is_not_merged_until_the_copy_has_ended(
     """C12: past the copy's LSN there would be nothing left for the copy to do."""
     orchestrated.copy()
     assert merged(merge_both(orchestrated)) == {A, B}
-    run = begin_copy(orchestrated, tags)
+    run = orchestrated.start_run("snapshot", tags)
     assert merged(merge_both(orchestrated)) == {B}
     waiting = orchestrated.tick("merges").skip_message
     assert waiting == "being copied anew: public.a"
@@ -83,7 +73,7 @@ def test_a_run_that_was_asked_for_before_leaves_the_table_out_and_says_so(
     orchestrated.database.execute("insert into b values (50, 1)")
     orchestrated.land()
     (request,) = orchestrated.tick("merges").run_requests
-    begin_copy(orchestrated, {})
+    orchestrated.start_run("snapshot", {})
     result = orchestrated.execute(request, "merge")
     assert not result.success
     assert merged(result) == set()
@@ -99,7 +89,7 @@ def test_a_table_that_cannot_be_read_is_copied_and_stops_no_sensor(
     merge_both(orchestrated)
     log = Path(orchestrated.lake.path(NAME, "scd1", "public", "a", "_delta_log"))
     min(log.glob("*.json")).write_bytes(b"not a commit")
-    begin_copy(orchestrated, {"dagster/partition": "public.a"})
+    orchestrated.start_run("snapshot", {"dagster/partition": "public.a"})
     assert merged(merge_both(orchestrated)) == {B}
     job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
     assert job.execute_in_process(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
 
 import dagster as dg
 import pytest
-from dagster import DagsterEvent, DagsterEventType
 from dagster._core.utils import make_new_run_id
 
 from pgcdc_assets.orchestration.names import Names
@@ -47,12 +45,12 @@ def test_a_run_key_never_comes_again_however_often_runs_failed(
 def test_a_run_whose_process_is_gone_gives_its_pool_back(
     orchestrated: Orchestrated, job: str, sensor: str
 ) -> None:
-    run = started(orchestrated, job, {PROCESS_TAG: dead_process()})
+    run = orchestrated.start_run(job, {PROCESS_TAG: dead_process()})
     names = Names.of(orchestrated.capture)
     pool = names.slot_pool if job == "capture" else names.merge_pool
     hold(orchestrated, pool, run)
     # A younger run that waits for the pool must not hide the dead one.
-    create(orchestrated, "merge", {})
+    orchestrated.create_run("merge", {})
     orchestrated.tick(sensor)
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.FAILURE
     assert holders(orchestrated, pool) == set()
@@ -82,7 +80,7 @@ def test_a_run_that_may_live_is_left_alone(orchestrated: Orchestrated, process: 
         "of another machine": {PROCESS_TAG: "elsewhere:1:1"},
         "not told": {},
     }
-    run = started(orchestrated, "rebuild", tags[process])
+    run = orchestrated.start_run("rebuild", tags[process])
     orchestrated.tick("merges")
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
 
@@ -90,9 +88,9 @@ def test_a_run_that_may_live_is_left_alone(orchestrated: Orchestrated, process: 
 def test_a_run_that_repeats_a_dead_one_is_not_taken_for_it(orchestrated: Orchestrated) -> None:
     """Dagster gives it the tags of the run that it repeats; its step writes its own later."""
     tag = {PROCESS_TAG: dead_process()}
-    dead = started(orchestrated, "upkeep", tag)
+    dead = orchestrated.start_run("upkeep", tag)
     orchestrated.tick("merges")
-    repeated = started(orchestrated, "upkeep", tag, repeats=dead.run_id)
+    repeated = orchestrated.start_run("upkeep", tag, repeats=dead.run_id)
     orchestrated.tick("merges")
     assert status_of(orchestrated, dead) == dg.DagsterRunStatus.FAILURE
     assert status_of(orchestrated, repeated) == dg.DagsterRunStatus.STARTED
@@ -112,28 +110,6 @@ def add_failures(orchestrated: Orchestrated, request: dg.RunRequest, count: int)
                 tags=dict(request.tags),
             )
         )
-
-
-def create(
-    orchestrated: Orchestrated, job: str, tags: Mapping[str, str], repeats: str | None = None
-) -> dg.DagsterRun:
-    definition = orchestrated.location.repository.get_job(f"{NAME}_{job}")
-    return orchestrated.instance.create_run_for_job(
-        definition,
-        tags={**definition.run_tags, **tags},
-        parent_run_id=repeats,
-        root_run_id=repeats,
-    )
-
-
-def started(
-    orchestrated: Orchestrated, job: str, tags: Mapping[str, str], repeats: str | None = None
-) -> dg.DagsterRun:
-    """Bring a run into the state in which a killed process leaves it."""
-    run = create(orchestrated, job, tags, repeats)
-    event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
-    orchestrated.instance.report_dagster_event(event, run.run_id)
-    return run
 
 
 def dead_process() -> str:

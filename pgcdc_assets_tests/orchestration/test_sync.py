@@ -14,7 +14,6 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
 from pgcdc_assets.renewal import renew_epoch
-from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -29,12 +28,6 @@ def sync(orchestrated: Orchestrated) -> SyncReport:
 
 def scd(table: str) -> dg.AssetKey:
     return dg.AssetKey([NAME, "scd1", "public", table])
-
-
-def equal_to_source(orchestrated: Orchestrated, table: str) -> bool:
-    return compare_table(
-        orchestrated.database.settings(), orchestrated.zone, "pub", "public", table
-    ).is_equal
 
 
 def materialized(orchestrated: Orchestrated, key: dg.AssetKey) -> set[str]:
@@ -54,8 +47,8 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
 ) -> None:
     database = orchestrated.database
     first = sync(orchestrated)
-    assert equal_to_source(orchestrated, "a")
-    assert equal_to_source(orchestrated, "b")
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
     assert first.merge_count == 1
 
     database.execute("insert into b select n, n / 4.0 from generate_series(1, 50) n")
@@ -63,8 +56,8 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
     database.execute("update a set id = id + 100 where id = 1")
     database.execute("delete from a where id = 2")
     second = sync(orchestrated)
-    assert equal_to_source(orchestrated, "a")
-    assert equal_to_source(orchestrated, "b")
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
     assert second.change_count == 50 + 5 + 1 + 1
     assert set(second.seconds) >= {"sensors", "capture", "session", "merge"}
 
@@ -120,7 +113,7 @@ def test_a_window_materialised_again_is_verified_and_changes_nothing(
     again = orchestrated.zone.changes.table.load()
     assert again is not None
     assert again.version() == rows.version()
-    assert equal_to_source(orchestrated, "b")
+    assert orchestrated.equals_source("b")
 
 
 def test_a_window_whose_rows_are_gone_fails_and_its_check_is_red(
@@ -155,13 +148,13 @@ def test_one_broken_table_fails_alone_and_is_merged_later(
     orchestrated.database.execute("insert into b values (50, 1)")
     with pytest.raises(PgcdcError, match=r"Not merged: public\.b"):
         sync(orchestrated)
-    assert equal_to_source(orchestrated, "a")
+    assert orchestrated.equals_source("a")
     (run, *_) = orchestrated.instance.get_runs(filters=dg.RunsFilter(job_name=f"{NAME}_merge"))
     assert run.status == dg.DagsterRunStatus.FAILURE
 
     commit.write_bytes(whole)
     sync(orchestrated)
-    assert equal_to_source(orchestrated, "b")
+    assert orchestrated.equals_source("b")
 
 
 def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
@@ -180,12 +173,12 @@ def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
 
     assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
     sync(orchestrated)
-    assert equal_to_source(orchestrated, "a")
-    assert equal_to_source(orchestrated, "b")
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
     database.execute("update a set v = 'in epoch 2'; delete from b where id = 60")
     sync(orchestrated)
-    assert equal_to_source(orchestrated, "a")
-    assert equal_to_source(orchestrated, "b")
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
     later = set(orchestrated.windows()) - before
     assert {LsnWindow.parse(key).epoch for key in before} == {1}
     assert {LsnWindow.parse(key).epoch for key in later} == {2}
@@ -219,4 +212,4 @@ def test_it_ends_while_writers_never_stop(orchestrated: Orchestrated, spark: Spa
         stop.set()
         writer.join()
     assert report.window_count == 1
-    assert equal_to_source(orchestrated, "b")
+    assert orchestrated.equals_source("b")

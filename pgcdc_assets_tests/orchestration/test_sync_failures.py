@@ -22,7 +22,6 @@ from pgcdc_assets.orchestration.resources import SparkResource
 from pgcdc_assets.orchestration.settings import CdcTable
 from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
 from pgcdc_assets.postgres.barrier import read_barrier
-from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.orchestration.test_following import land_aside
 
@@ -35,11 +34,6 @@ def sync(orchestrated: Orchestrated, say: Callable[[str], None] = lambda line: N
     location = orchestrated.location
     loaded = location.captures[NAME]
     return sync_capture(orchestrated.instance, location, loaded, say=say, limits=LIMITS)
-
-
-def equal_to_source(orchestrated: Orchestrated, table: str) -> bool:
-    settings = orchestrated.database.settings()
-    return compare_table(settings, orchestrated.zone, "pub", "public", table).is_equal
 
 
 def barrier_of(orchestrated: Orchestrated) -> Lsn:
@@ -112,10 +106,10 @@ def test_a_broken_table_holds_up_neither_the_capture_nor_the_others(
             sync(small_windows)
         assert len(small_windows.windows()) - before >= 3
         assert captured_through(small_windows) >= barrier
-        assert equal_to_source(small_windows, "a")
+        assert small_windows.equals_source("a")
         assert failed_runs(small_windows, "merge") == 1, "it is not tried at each window"
     sync(small_windows)
-    assert equal_to_source(small_windows, "b")
+    assert small_windows.equals_source("b")
 
 
 def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_others(
@@ -129,8 +123,8 @@ def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_othe
             sync(with_unpublished)
         assert caught.value.exit_status == 2
         assert captured_through(with_unpublished) >= barrier
-        assert equal_to_source(with_unpublished, "a")
-        assert equal_to_source(with_unpublished, "b")
+        assert with_unpublished.equals_source("a")
+        assert with_unpublished.equals_source("b")
         assert failed_runs(with_unpublished, "snapshot") == turn + 1
 
     with_unpublished.commit("insert into b values (10, 1)")
@@ -141,8 +135,8 @@ def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_othe
 
     with_unpublished.database.execute("alter publication pub add table c")
     sync(with_unpublished)
-    assert equal_to_source(with_unpublished, "b")
-    assert equal_to_source(with_unpublished, "c")
+    assert with_unpublished.equals_source("b")
+    assert with_unpublished.equals_source("c")
 
 
 @pytest.mark.soak
@@ -203,8 +197,8 @@ def test_it_ends_when_others_capture_beyond_the_barrier_meanwhile(
         assert sync(orchestrated, land_before_merges).merge_count == 1
     assert merges == 1
     sync(orchestrated)
-    assert equal_to_source(orchestrated, "a")
-    assert equal_to_source(orchestrated, "b")
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
 
 
 @pytest.mark.soak
