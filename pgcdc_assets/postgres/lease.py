@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LOCK_CLASS = 0x70676364
 _POLL_SECONDS = 0.05
 _TERMINATION_MS = 10_000
+# The server notices within moments that a process was killed, and a new run may be as fast.
+_LEASE_SECONDS = 1.0
 
 _HOLDER = """
 select l.pid, coalesce(a.application_name, 'another role')
@@ -86,19 +88,31 @@ def capture_lease(conn: Connection, name: str, slot: str) -> Iterator[Lease]:
         SlotBusy: another session holds the lease.
     """
     signed_key = struct.unpack("!i", struct.pack("!I", _lock_key(slot)))[0]
-    with conn.cursor() as cursor:
-        cursor.execute("select pg_try_advisory_lock(%s, %s)", (_LOCK_CLASS, signed_key))
-        row = cursor.fetchone()
-        if row is None or not row[0]:
-            cursor.execute(_HOLDER, (_LOCK_CLASS, _lock_key(slot)))
-            pid, application_name = cursor.fetchone() or (0, "ended just now")
+    deadline = time.monotonic() + _LEASE_SECONDS
+    pause = threading.Event()
+    while (holder := _try_lock(conn, slot, signed_key)) is not None:
+        pid, application_name = holder
+        if time.monotonic() >= deadline:
             raise SlotBusy(slot=slot, active_pid=pid, application_name=application_name)
+        pause.wait(_POLL_SECONDS)
     try:
         yield Lease(conn, name, slot)
     finally:
         # A session that is gone has freed its locks already.
         with contextlib.suppress(psycopg2.Error), conn.cursor() as cursor:
             cursor.execute("select pg_advisory_unlock(%s, %s)", (_LOCK_CLASS, signed_key))
+
+
+def _try_lock(conn: Connection, slot: str, signed_key: int) -> tuple[int, str] | None:
+    """Take the lock; else name the process that holds it."""
+    with conn.cursor() as cursor:
+        cursor.execute("select pg_try_advisory_lock(%s, %s)", (_LOCK_CLASS, signed_key))
+        row = cursor.fetchone()
+        if row is not None and row[0]:
+            return None
+        cursor.execute(_HOLDER, (_LOCK_CLASS, _lock_key(slot)))
+        pid, application_name = cursor.fetchone() or (0, "ended just now")
+        return pid, application_name
 
 
 def wait_or_terminate_stale_walsender(
