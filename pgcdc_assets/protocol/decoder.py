@@ -197,14 +197,12 @@ class Decoder:
         lsns = heads.wire.uint64[body].astype(np.int64)
         previous = np.concatenate((self._open.commit_lsns, lsns))[:-1]
         heads.check(lsns > previous, begins, "commit LSNs do not rise")
+        times = heads.wire.uint64[body + 8].astype(np.int64) + messages.POSTGRES_EPOCH_US
+        is_time = (times >= messages.FIRST_TIME_US) & (times <= messages.LAST_TIME_US)
+        heads.check(is_time, begins, "its commit time is not in the years 1 to 9999")
         transactions = rows.Transactions(
             np.concatenate((self._open.commit_lsns, lsns)),
-            np.concatenate(
-                (
-                    self._open.commit_times,
-                    heads.wire.uint64[body + 8].astype(np.int64) + messages.POSTGRES_EPOCH_US,
-                )
-            ),
+            np.concatenate((self._open.commit_times, times)),
             np.concatenate((self._open.xids, heads.wire.uint32[body + 16].astype(np.int64))),
             self._open.origins + [None] * len(begins),
         )

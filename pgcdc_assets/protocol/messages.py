@@ -18,6 +18,9 @@ from pgcdc_assets.protocol.relation import Column, Relation
 
 # Microseconds from the Unix epoch to 2000-01-01, where Postgres counts from.
 POSTGRES_EPOCH_US = 946_684_800_000_000
+# Years 1 and 9999: what a datetime holds.
+FIRST_TIME_US = -62_135_596_800_000_000
+LAST_TIME_US = 253_402_300_799_999_999
 
 _status = struct.Struct("!cQQQqB").pack
 _relation_head = struct.Struct("!I")
