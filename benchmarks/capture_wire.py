@@ -18,7 +18,9 @@ from benchmarks.results import Result
 from benchmarks.source import Source, log, source
 from pgcdc_assets.postgres import stream
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.wire import LibpqWire, SocketWire, WireSettings
+from pgcdc_assets.postgres.libpq_wire import LibpqWire
+from pgcdc_assets.postgres.socket_wire import SocketWire
+from pgcdc_assets.postgres.wire import WireSettings
 from pgcdc_assets.protocol.frames import MessageBatch
 
 REPETITIONS = 3

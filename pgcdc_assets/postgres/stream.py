@@ -13,7 +13,6 @@ transactions, which is why it is not used here: docs/decisions/0001-stream-over-
 from __future__ import annotations
 
 import queue
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,15 +25,11 @@ from pgcdc_assets.errors import ConnectionLost, PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.failures import connection_failure
+from pgcdc_assets.postgres.libpq import connect, execute
+from pgcdc_assets.postgres.libpq_wire import LibpqWire
+from pgcdc_assets.postgres.socket_wire import SocketWire
 from pgcdc_assets.postgres.stream_failures import stream_failure
-from pgcdc_assets.postgres.wire import (
-    LibpqWire,
-    ServerError,
-    SocketWire,
-    StreamEnded,
-    Wire,
-    WireSettings,
-)
+from pgcdc_assets.postgres.wire import ServerError, StreamEnded, Wire, WireSettings
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.messages import standby_status
 
@@ -72,31 +67,6 @@ class StreamSettings:
 
 def nothing() -> None:
     """Do nothing: the default of `watch`."""
-
-
-def _connect(conn: pq.abc.PGconn, timeout_seconds: float) -> bool:
-    """Complete a connection; say whether it stands.
-
-    `PGconn.connect` would do the same with the interpreter's lock held all the while. A limit of 0
-    is none, as in libpq.
-    """
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        match conn.connect_poll() if conn.status != pq.ConnStatus.BAD else None:
-            case pq.PollingStatus.OK:
-                return True
-            case pq.PollingStatus.READING:
-                event = select.POLLIN
-            case pq.PollingStatus.WRITING:
-                event = select.POLLOUT
-            case _:
-                return False
-        # Another address of the host has another socket.
-        poll = select.poll()
-        poll.register(conn.socket, event)
-        left_ms = max(0.0, deadline - time.monotonic()) * 1000 if timeout_seconds > 0 else None
-        if not poll.poll(left_ms):
-            raise TimeoutError(f"no connection in {timeout_seconds:g} s")
 
 
 class ReplicationStream:
@@ -226,10 +196,10 @@ class ReplicationStream:
         conn = pq.PGconn.connect_start(conninfo.encode())
         try:
             given = self._connection.parameters().get("connect_timeout")
-            if not _connect(conn, float(given or self._connection.connect_timeout)):
+            if not connect(conn, float(given or self._connection.connect_timeout)):
                 raise connection_failure(self._server, conn.get_error_message())
             self.backend_pid = conn.backend_pid
-            facts = conn.exec_(_FACTS)
+            facts = execute(conn, _FACTS, self._settings.wire.start_seconds)
             if facts.status != pq.ExecStatus.TUPLES_OK:
                 raise self._lost("starting the stream", facts.get_error_message())
             timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)

@@ -19,7 +19,7 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.postgres import wire as wire_module
+from pgcdc_assets.postgres import socket_wire
 from pgcdc_assets.postgres.stream import ReplicationStream, StreamSettings
 from pgcdc_assets.postgres.wire import WireSettings
 from pgcdc_assets.protocol.decoder import Decoder
@@ -136,7 +136,7 @@ def test_a_row_that_comes_for_longer_than_the_servers_patience_lands(
         looked_over.append(end - start)
         return cut(buffer, start, end)
 
-    monkeypatch.setattr(wire_module, "cut", count)
+    monkeypatch.setattr(socket_wire, "cut", count)
     capturing.begin("create table t (id int, filler text)")
     capturing.database.execute(
         "alter table t alter filler set storage external;"

@@ -17,8 +17,10 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease
+from pgcdc_assets.postgres.libpq_wire import LibpqWire
+from pgcdc_assets.postgres.socket_wire import SocketWire
 from pgcdc_assets.postgres.stream import StreamSettings
-from pgcdc_assets.postgres.wire import SocketWire, WireSettings
+from pgcdc_assets.postgres.wire import WireSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.capturing import Capturing
@@ -81,13 +83,16 @@ def test_a_silent_cut_is_noticed_in_the_set_time(capturing: Capturing, proxy: Tc
     assert capturing.texts("t") == [["1"]]
 
 
-def test_a_server_that_does_not_start_the_stream_is_given_up(capturing: Capturing) -> None:
+@pytest.mark.parametrize("kind", [SocketWire, LibpqWire])
+def test_a_server_that_does_not_start_the_stream_is_given_up(
+    capturing: Capturing, kind: type[SocketWire | LibpqWire]
+) -> None:
     """B1: silence before the first message has its limit too."""
     conninfo = capturing.settings.conninfo_for("capture", replication=True)
     conn = pq.PGconn.connect(conninfo.encode())
 
-    with pytest.raises(TimeoutError, match="did not start"):
-        SocketWire(conn, b"select pg_sleep(20)", WireSettings(start_seconds=0.3))
+    with pytest.raises(TimeoutError, match=r"no answer in 0\.3 s"):
+        kind(conn, b"select pg_sleep(20)", WireSettings(start_seconds=0.3))
     conn.finish()
 
 
