@@ -4,6 +4,8 @@ Each landing records its window in the commit itself, which is atomic with its r
 must go one day, since opening a table lists them all; so upkeep copies the records here first. A
 window is found here or in a log entry younger than the last copy, and which entries are copied is
 this table's own application transaction: a crash between the two leaves nothing twice.
+
+Each copy is a small file, so now and then one takes the rows of the earlier ones along.
 """
 
 from __future__ import annotations
@@ -17,11 +19,17 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.raw.reading import data_files, scan
+from pgcdc_assets.raw.layout import gathered
+from pgcdc_assets.raw.reading import DataFile, data_files, scan
+from pgcdc_assets.raw.rewriting import removals
 from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 STATISTICS = ("epoch", "start_lsn", "end_lsn")
+
+# So many files of less than that many bytes become one.
+_SMALL_FILES = 64
+_SMALL_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -59,19 +67,32 @@ class WindowJournal:
         return int(changes.version()) - self._saved_version(self.table.load())
 
     def save(self, changes: DeltaTable) -> None:
-        """Copy the records of all log entries that were not copied yet."""
+        """Copy the records of all log entries that were not copied yet.
+
+        Raises:
+            TransientError: the lake cannot be written.
+        """
         journal = self.table.load_or_create()
         try:
             windows = self._logged(changes, self._saved_version(journal))
         except FileNotFoundError:
             # Another process saved and removed entries since the journal was loaded.
             return
+        small = [file for file in data_files(journal) if file.size_bytes < _SMALL_BYTES]
+        if len(small) < _SMALL_FILES:
+            small = []
         with self.table.writer() as writer:
+            for rows in gathered(scan(self.table, small, self.table.schema.names)):
+                writer.write(rows)
             writer.write(pa.Table.from_pylist([_row(w) for w in windows], schema=self.table.schema))
             files = writer.finish()
         try:
             self.table.commit(
-                journal, files, app_id=self.app_id, app_version=int(changes.version())
+                journal,
+                files,
+                removed=removals(small),
+                app_id=self.app_id,
+                app_version=int(changes.version()),
             )
         except CommitRefused:
             # Another process copied them; should it have copied fewer, the next upkeep copies the
@@ -92,11 +113,22 @@ class WindowJournal:
         condition = (pc.field("epoch") == epoch) & (pc.field("end_lsn") > since)
         if until is not None:
             condition &= pc.field("start_lsn") < until
+        files = [f for f in data_files(journal) if _may_hold(f, epoch, since, until)]
         return [
             _summary(row)
-            for batch in scan(self.table, data_files(journal), self.table.schema.names, condition)
+            for batch in scan(self.table, files, self.table.schema.names, condition)
             for row in batch.to_pylist()
         ]
+
+
+def _may_hold(file: DataFile, epoch: int, since: int, until: int | None) -> bool:
+    least, most = file.minimum, file.maximum
+    if not least:
+        # No statistics: it has no rows.
+        return file.row_count > 0
+    is_early = until is None or least["start_lsn"] < until
+    is_of_epoch = least["epoch"] <= epoch <= most["epoch"]
+    return bool(is_early and most["end_lsn"] > since and is_of_epoch)
 
 
 def _row(summary: WindowSummary) -> dict[str, Any]:

@@ -8,7 +8,7 @@ publication of a thousand quiet tables does not make a thousand groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,22 @@ class RelationGroups:
         if shared:
             yield pa.Table.from_batches(shared)
         self._held_bytes = 0
+
+
+def gathered(
+    batches: Iterable[pa.RecordBatch], budget_bytes: int = BUDGET_BYTES
+) -> Iterator[pa.Table]:
+    """Put batches of one kind together to row groups of about the budget's size."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        held.append(batch)
+        held_bytes += batch.nbytes
+        if held_bytes >= budget_bytes:
+            yield pa.Table.from_batches(held)
+            held, held_bytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def _split(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -64,6 +64,9 @@ def keep_up(
     changes.journal.save(table)
     try:
         changes.table.shorten_log(table)
+        journal = changes.journal.table.load()
+        if journal is not None:
+            changes.journal.table.shorten_log(journal)
         removed = len(table.vacuum(dry_run=False, full=True))
     except (DeltaError, OSError) as error:
         raise _failed(changes.table, error) from error

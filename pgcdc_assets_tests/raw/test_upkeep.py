@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -12,15 +14,17 @@ from deltalake import DeltaTable
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.files import push_to_disk
+from pgcdc_assets.raw.reading import DataFile, scan
+from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.raw.rows import batch, change, landed, relation, transaction, window
 
 
-def land_small_windows(zone: RawZone, count: int) -> None:
+def land_small_windows(zone: RawZone, count: int, first: int = 1000) -> None:
     for n in range(count):
-        rows = [transaction(1000 + n, 2)] if n % 3 else []
-        zone.changes.land(window(1000 + n, 1001 + n), rows)
+        rows = [transaction(first + n, 2)] if n % 3 else []
+        zone.changes.land(window(first + n, first + n + 1), rows)
 
 
 def make_old(folder: Path, days: int = 2) -> None:
@@ -83,6 +87,30 @@ def test_windows_come_from_the_journal_and_from_the_log_once_each(zone: RawZone)
     assert [w.window.start for w in zone.changes.windows(1, Lsn(1004))] == [1004, 1005]
     keep_up(zone, minimum_log_entries=1)
     assert [w.window.start for w in zone.changes.windows(1)] == starts
+
+
+def test_the_journal_keeps_few_files_and_reads_few_of_them(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgcdc_assets.raw.journal._SMALL_FILES", 4)
+    journal = zone.changes.journal.table
+    for n in range(10):
+        land_small_windows(zone, 1, first=1000 + n)
+        keep_up(zone, minimum_log_entries=1)
+    loaded = journal.load_or_create()
+    assert len(loaded.file_uris()) == 2
+    starts = [int(w.window.start) for w in zone.changes.windows(1)]
+    assert starts == list(range(1000, 1010))
+
+    read: list[DataFile] = []
+
+    def observed(table: RawTable, files: Sequence[DataFile], *rest: Any) -> Iterator[Any]:
+        read.extend(files)
+        return scan(table, files, *rest)
+
+    monkeypatch.setattr("pgcdc_assets.raw.journal.scan", observed)
+    assert [int(w.window.start) for w in zone.changes.windows(1, Lsn(1009))] == [1009]
+    assert len(read) == 1
 
 
 def test_upkeep_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) -> None:
