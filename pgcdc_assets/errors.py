@@ -138,8 +138,16 @@ class RawExpired(DefiniteError):
 
     message = (
         "{what} needs windows that retention has removed: the raw zone keeps what was committed "
-        "from {floor} on. A new snapshot of the table makes a beginning above that."
+        "from {floor} on. {remedy}"
     )
+
+    def __init__(
+        self,
+        *,
+        remedy: str = "A new snapshot of the table makes a beginning above that.",
+        **facts: Any,
+    ) -> None:
+        super().__init__(remedy=remedy, **facts)
 
 
 class ReplicaIdentityError(DefiniteError):

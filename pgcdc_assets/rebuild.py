@@ -21,12 +21,12 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from pgcdc_assets.errors import ConfigurationError, RawExpired, TransientError
+from pgcdc_assets.errors import ConfigurationError, RawExpired, RawZoneError, TransientError
 from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
 from pgcdc_assets.merge.sql import delta_table, string
-from pgcdc_assets.merge.watermark import read_target, table_path
+from pgcdc_assets.merge.watermark import BEGINS_WITH, TargetState, read_target, table_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.zone import RawZone
@@ -88,7 +88,7 @@ def rebuild_table(
         )
     remove_stale(zone.lake, zone.name, STALE_AFTER)
     with staging_root(zone.lake, zone.name, REBUILD) as root:
-        changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root)
+        changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
         reach("after_rebuild_staged")
         staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
         row_count = _replace_contents(spark, zone, staged, path, window)
@@ -133,41 +133,65 @@ def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
 
 
 def _build(
-    spark: SparkSession, zone: RawZone, target: TableTarget, window: LsnWindow, root: str
+    spark: SparkSession,
+    zone: RawZone,
+    target: TableTarget,
+    window: LsnWindow,
+    root: str,
+    live: TargetState,
 ) -> int:
     from pgcdc_assets.merge import merge_tables
 
-    _check_kept(zone, target, window)
+    _check_kept(zone, target, window, live)
     changes_read = 0
     for report in merge_tables(spark, zone, [target], window, root=root):
         if isinstance(report, MergeFailure):
             raise report.error
         changes_read += report.changes_read
     # Retention may have removed windows while they were read.
-    _check_kept(zone, target, window)
+    _check_kept(zone, target, window, live)
     return changes_read
 
 
-def _check_kept(zone: RawZone, target: TableTarget, window: LsnWindow) -> None:
-    """Check that every change since the table's copy is in the raw zone.
+def _check_kept(zone: RawZone, target: TableTarget, window: LsnWindow, live: TargetState) -> None:
+    """Check that the copies which the table is made of, and every change after them, are there.
 
     Raises:
         RawExpired: retention removed some.
+        RawZoneError: the copy that the live table began with is gone.
     """
-    floor = zone.changes.kept_from(window.epoch)
-    if floor is None:
-        return
-    usable = [
-        copy.snapshot_lsn
-        for copy in zone.snapshots.complete_copies(window.epoch)
+    copies = [
+        copy
+        for copy in zone.snapshots.complete_copies()
         if (copy.schema, copy.table) == (target.schema, target.table)
-        and copy.snapshot_lsn <= window.end
+        and (copy.epoch, copy.snapshot_lsn) <= (window.epoch, window.end)
     ]
-    start = (min if target.keeps_history(target.scd[0]) else max)(usable, default=None)
-    if start is not None and start < floor:
-        raise RawExpired(
-            what=f"Table {target.qualified_name} was copied at {start}; its rebuild", floor=floor
+    remedy = {}
+    if target.keeps_history(target.scd[0]):
+        # A beginning above what was removed would leave out, without a word, what was before it.
+        remedy["remedy"] = (
+            "What it shows of the time before cannot be made again; to begin anew, move "
+            f"{live.path} away and take a new snapshot of the table."
         )
+        beginning = live.properties.get(BEGINS_WITH, "")
+        copies = [copy for copy in copies if copy.position >= beginning]
+        if beginning and copies and copies[0].position != beginning:
+            raise RawZoneError(
+                raw_zone=zone.snapshots.table.uri,
+                reason=f"the copy {beginning} that {target.qualified_name} began with is gone, and "
+                f"without it the table cannot be rebuilt. {live.path} was left as it is.",
+            )
+    else:
+        copies = copies[-1:]
+    for copy in copies:
+        floor = zone.changes.kept_from(copy.epoch)
+        if floor is not None and copy.snapshot_lsn < floor:
+            raise RawExpired(
+                what=f"Table {target.qualified_name} was copied at {copy.snapshot_lsn} (epoch "
+                f"{copy.epoch}); its rebuild",
+                floor=floor,
+                **remedy,
+            )
 
 
 def _replace_contents(

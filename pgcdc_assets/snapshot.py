@@ -20,7 +20,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import (
@@ -234,7 +234,7 @@ def _kept_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[Exported
     with contextlib.ExitStack() as stack:
         with create_slot(settings, slot) as made:
             name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
-        yield ExportedSnapshot(slot, made.consistent_point, name)
+        yield replace(made, snapshot_name=name)
 
 
 @contextlib.contextmanager
@@ -244,7 +244,7 @@ def _temporary_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[Exp
     with contextlib.ExitStack() as stack:
         with create_slot(settings, marker, temporary=True) as made:
             name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
-        yield ExportedSnapshot(marker, made.consistent_point, name)
+        yield replace(made, snapshot_name=name)
 
 
 def _wanted(
@@ -328,7 +328,12 @@ def _copy_once(
     version = zone.relations.register(epoch, relation, snapshot.consistent_point)
     zone.relations.flush()
     row_count = zone.snapshots.land_copy(
-        epoch, snapshot.consistent_point, relation, version, batches()
+        epoch,
+        snapshot.consistent_point,
+        relation,
+        version,
+        batches(),
+        taken_at=snapshot.taken_at,
     )
     reach("after_copy_commit")
     return CopyReport(

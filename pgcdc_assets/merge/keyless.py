@@ -73,7 +73,8 @@ class ChangeLog(Kind):
         rows = bags.copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
         app_id = self.zone.app_id(copy.epoch)
         if state is None:
-            create_or_replace(work.path, rows, shape, app_id, copy.snapshot_lsn)
+            lsn, begins_with = copy.snapshot_lsn, copy.position
+            create_or_replace(work.path, rows, shape, app_id, lsn, begins_with=begins_with)
         else:
             self.follow_relation(state, shape)
             append(work.path, rows, shape, app_id, copy.snapshot_lsn)

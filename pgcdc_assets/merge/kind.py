@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import watermark
 from pgcdc_assets.merge.evolution import add_columns, retype_columns, set_properties
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
@@ -17,6 +19,9 @@ from pgcdc_assets.merge.watermark import TargetState
 from pgcdc_assets.merge.writing import overwrite
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
+
+# Their readers would see every row that is written again go and come.
+_SEES_EVERY_ROW = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
 
 
 def rows_in(state: TargetState | None) -> int:
@@ -107,6 +112,28 @@ class Kind(ABC):
         nothing = self.read_table().where("false")
         overwrite(nothing, self.work.path, self.zone.app_id(plan.epoch), plan.end)
         return Counts(deleted=rows_in(state))
+
+    def may_write_anew(self, state: TargetState, shape: TableShape) -> bool:
+        """Say whether rows that stay can be written again with those that change.
+
+        Not where somebody added columns of their own, which only a MERGE leaves alone.
+        """
+        known = {field.name for field in shape.fields} | {name for name, _, _ in self.system}
+        properties = state.properties
+        sees = any(properties.get(name, "").lower() == "true" for name in _SEES_EVERY_ROW)
+        return known.issuperset(state.columns) and not sees
+
+    def check_unmoved(self, state: TargetState, epoch: int) -> None:
+        """See that the table is what its new rows were found from.
+
+        Right before the write: Delta sees to what happens from its start on.
+
+        Raises:
+            TransientError: another merge was faster.
+        """
+        found = state.watermark
+        before: Lsn | None = found[1] if found is not None and found[0] == epoch else None
+        watermark.check_unmoved(self.zone.lake, self.work.path, self.zone.app_id(epoch), before)
 
     def read_table(self) -> DataFrame:
         """Read the table as it is."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from uuid import uuid4
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge import scd1
+from pgcdc_assets.merge import scd1, watermark
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.keyless import Bag, ChangeLog
@@ -27,7 +28,9 @@ from pgcdc_assets.merge.sources import (
     shape_of_changes,
     version_of_copy,
 )
-from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.merge.tuning import is_tiny
+from pgcdc_assets.merge.watermark import TargetState, read_target
+from pgcdc_assets.merge.whole_table import WholeTable, read_files
 from pgcdc_assets.merge.writing import (
     KEY,
     create_or_replace,
@@ -132,7 +135,30 @@ class CurrentImage(Kind):
             return Counts(None, 0, before, shape.may_rescue)
         stored = self.read_table()
         rows = scd1.fold_changes(changes, fold, stored)
+        if self._is_better_written_anew(state, fold):
+            return Counts(*self._write_anew(rows, state, fold), shape.may_rescue)
         merged = scd1.merge_rows(
             self.spark, work.path, rows, fold, app_id, end, is_large=is_large(state)
         )
         return Counts(*merged, shape.may_rescue)
+
+    def _is_better_written_anew(self, state: TargetState, fold: Fold) -> bool:
+        """Say whether one write of all rows is less than the jobs of a MERGE, and as good."""
+        return (
+            is_tiny(fold.facts.change_count, state.size_bytes)
+            and not fold.unknown
+            # A key that somebody chose may be NULL, and a MERGE matches no NULL.
+            and not self.work.plan.target.key
+            and self.may_write_anew(state, fold.shape)
+        )
+
+    def _write_anew(self, rows: DataFrame, state: TargetState, fold: Fold) -> tuple[int, int, int]:
+        path, plan, mark = self.work.path, self.work.plan, f"pgcdc {uuid4()}"
+        # The state may be from before the tables that were merged first.
+        newest = read_target(self.zone.lake, self.zone.name, path)
+        assert newest is not None
+        whole = WholeTable.of(rows, read_files(self.spark, newest), fold)
+        self.check_unmoved(state, plan.epoch)
+        whole.write(path, self.zone.app_id(plan.epoch), plan.end, mark)
+        watermark.check_committed(self.zone.lake, path, mark)
+        return whole.counts()

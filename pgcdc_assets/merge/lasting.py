@@ -38,8 +38,6 @@ from pgcdc_assets.raw.snapshots import Copy
 REPLACED_PER_CHANGE = 4
 
 _IS_CURRENT = "partition._is_current"
-# Their readers would see every row of the range go and come.
-_SEES_EVERY_ROW = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,8 @@ class Lasting(Kind):
         assert at is not None
         shape = self.shape_of_copy(copy)
         lsn = copy.snapshot_lsn
-        copied = CopiedRows(read_copy(self.spark, self.zone, copy), shape, lsn, at)
+        rows = read_copy(self.spark, self.zone, copy)
+        copied = CopiedRows(rows, shape, lsn, at, copy.position)
         if state is None:
             self.write_first_copy(copied, self.zone.app_id(copy.epoch))
             return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
@@ -142,15 +141,6 @@ class Lasting(Kind):
         )
         return Counts(inserted, updated, may_be_rescued=fold.shape.may_rescue)
 
-    def check_unmoved(self, state: TargetState, epoch: int) -> None:
-        """See that the table is what the outcome was found from.
-
-        Right before the write: Delta sees to what happens from its start on.
-        """
-        found = state.watermark
-        before = found[1] if found is not None and found[0] == epoch else None
-        watermark.check_unmoved(self.zone.lake, self.work.path, self.zone.app_id(epoch), before)
-
 
 @dataclass(frozen=True)
 class SoftDeletes(Lasting):
@@ -160,7 +150,8 @@ class SoftDeletes(Lasting):
 
     def write_first_copy(self, copied: CopiedRows, app_id: str) -> None:
         """Make the table of a copy."""
-        scd1.write_copy(self.work.path, copied.frame, copied.shape, app_id, copied.lsn)
+        path, rows, shape = self.work.path, copied.frame, copied.shape
+        scd1.write_copy(path, rows, shape, app_id, copied.lsn, copied.position)
 
     def read_stored(self) -> DataFrame:
         """Read all rows: a deleted one may come back."""
@@ -234,10 +225,7 @@ class History(Lasting):
         """Say whether the range has few versions beside the changes, and nothing else is lost."""
         assert touched.bounds is not None and touched.rows is not None
         shape, facts, files = touched.fold.shape, touched.fold.facts, state.files
-        known = {field.name for field in shape.fields} | {name for name, _, _ in self.system}
-        if facts.truncates or not known.issuperset(state.columns):
-            return False
-        if any(state.properties.get(name, "").lower() == "true" for name in _SEES_EVERY_ROW):
+        if facts.truncates or not self.may_write_anew(state, shape):
             return False
         if _IS_CURRENT not in files.column_names:
             return False

@@ -54,7 +54,8 @@ def plan_merge(
 
     Args:
         watermark: the table's own; None before its first merge.
-        copies: all complete copies of the raw zone.
+        copies: the complete copies of the raw zone; for a table without a watermark only those
+            after which nothing was removed.
         landed: gives the landed windows of an epoch in stream order.
         in_order: the table keeps history: every copy between the watermark and `through` is a step
             of its own, after the changes before it. Otherwise the newest copy replaces whatever
@@ -73,7 +74,8 @@ def plan_merge(
     if not usable and watermark is None:
         raise MergeConflict(
             table=name,
-            reason="it has no complete copy. Materialise its partition of the snapshot asset.",
+            reason="it has no complete copy with all changes after it. Materialise its partition "
+            "of the snapshot asset.",
         )
     if in_order and usable:
         return _plan_step(target, watermark, usable, landed, through, skips_to_copy)

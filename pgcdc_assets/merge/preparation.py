@@ -15,7 +15,7 @@ from pgcdc_assets.merge.planning import Landed, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure, TableTarget
 from pgcdc_assets.merge.watermark import TargetState, read_target, table_path
 from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Copy, CopyIdentity
 from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
@@ -96,6 +96,9 @@ def prepare(
             except PgcdcError as error:
                 yield MergeFailure(target.schema, target.table, error)
     copies = zone.snapshots.complete_copies()
+    kept = copies
+    if any(place.state is None for place in places):
+        kept = [copy for copy in copies if _is_followed(zone, copy)]
     lowest = _lowest_watermark(places, through.epoch)
 
     @cache
@@ -106,16 +109,21 @@ def prepare(
     def relations(epoch: int) -> tuple[RelationVersion, ...]:
         return tuple(zone.relations.versions(epoch))
 
+    @cache
+    def copy_times() -> dict[CopyIdentity, dt.datetime]:
+        return zone.snapshots.times()
+
     works = []
     for place in places:
+        usable = kept if place.state is None else copies
         try:
-            plan = _plan(place, copies, landed, through, root is not None, skips_to_copy)
+            plan = _plan(place, usable, landed, through, root is not None, skips_to_copy)
         except PgcdcError as error:
             yield MergeFailure(place.target.schema, place.target.table, error)
             continue
         copied_at = None
         if plan.copy is not None and place.target.keeps_history(place.scd):
-            copied_at = _copy_time(zone, plan.copy)
+            copied_at = copy_times().get(plan.copy.identity) or _copy_time(zone, plan.copy)
         works.append(
             TableWork(
                 plan,
@@ -173,8 +181,14 @@ def _plan(
         return plan(True)
 
 
+def _is_followed(zone: RawZone, copy: Copy) -> bool:
+    """Say whether a table can begin with a copy: retention has kept all changes after it."""
+    floor = zone.changes.kept_from(copy.epoch)
+    return floor is None or copy.snapshot_lsn >= floor
+
+
 def _copy_time(zone: RawZone, copy: Copy) -> dt.datetime:
-    """Say since when what a copy shows was so, by the source's clock, as far as raw tells.
+    """Say since when what a copy without a time shows was so, as far as raw tells.
 
     That is the last commit landed before the copy; before the first one, the epoch's beginning.
     """

@@ -25,12 +25,14 @@ class CopiedRows:
         frame: one column `new`, in the layout of `shape`.
         lsn: the copy's snapshot LSN.
         at: the time to which the copy belongs.
+        position: of the copy, over all epochs.
     """
 
     frame: DataFrame
     shape: TableShape
     lsn: Lsn
     at: dt.datetime
+    position: str
 
 
 def typed(

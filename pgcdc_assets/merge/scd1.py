@@ -29,12 +29,20 @@ from pgcdc_assets.merge.writing import (
 )
 
 
-def write_copy(path: str, copied: DataFrame, shape: TableShape, app_id: str, lsn: Lsn) -> None:
+def write_copy(
+    path: str,
+    copied: DataFrame,
+    shape: TableShape,
+    app_id: str,
+    lsn: Lsn,
+    begins_with: str | None = None,
+) -> None:
     """Replace the table, or create it, with the rows of a copy.
 
     Args:
         copied: one column `new`, in the layout of `shape`.
         lsn: the copy's snapshot LSN, the watermark from now on.
+        begins_with: see `create_or_replace`.
     """
     keep = [
         f"CAST({int(lsn)} AS BIGINT) AS lsn",
@@ -44,7 +52,7 @@ def write_copy(path: str, copied: DataFrame, shape: TableShape, app_id: str, lsn
         "CAST(NULL AS BIGINT) AS deleted_at_lsn",
     ]
     rows = typed(copied, shape, lambda i: f"new[{i}]", keep)
-    create_or_replace(path, rows, shape, app_id, lsn)
+    create_or_replace(path, rows, shape, app_id, lsn, begins_with=begins_with)
 
 
 def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:

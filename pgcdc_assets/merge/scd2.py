@@ -49,7 +49,7 @@ def write_first_copy(path: str, copied: CopiedRows, app_id: str) -> None:
         "'S' AS op",
     ]
     rows = typed(copied.frame, copied.shape, lambda i: f"new[{i}]", keep)
-    create_or_replace(path, rows, copied.shape, app_id, copied.lsn, PARTITIONED_BY)
+    create_or_replace(path, rows, copied.shape, app_id, copied.lsn, PARTITIONED_BY, copied.position)
 
 
 def copied_events(copied: CopiedRows, current: DataFrame | None) -> DataFrame:

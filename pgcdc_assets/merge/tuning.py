@@ -83,6 +83,11 @@ def _key_filter(change_count: int) -> dict[str, str]:
     }
 
 
+def is_tiny(change_count: int, target_bytes: int) -> bool:
+    """Say whether a merge of this size is planning and hardly anything else."""
+    return target_bytes <= TINY_BYTES and change_count <= TINY_CHANGES
+
+
 def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
     """Prepare a session, which nobody else uses, for a merge of this size.
 
@@ -95,7 +100,7 @@ def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
     wanted = dict(_first[spark])
     if target_bytes > SMALL_BYTES:
         wanted |= for_large(change_count)
-    elif target_bytes <= TINY_BYTES and change_count <= TINY_CHANGES:
+    elif is_tiny(change_count, target_bytes):
         wanted |= FOR_TINY
     elif change_count <= SMALL_CHANGES:
         wanted |= FOR_SMALL

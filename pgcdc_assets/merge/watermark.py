@@ -7,6 +7,7 @@ different epochs do not compare.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+
+# The property of a table that is never replaced by a copy: the position of its first one.
+BEGINS_WITH = "pgcdc.begins_with"
 
 # Commits of others, such as an OPTIMIZE, may follow one's own before it is looked for.
 _LAST_COMMITS = 100
@@ -55,7 +60,9 @@ class TargetState:
     Attributes:
         watermark: epoch and LSN; None for a table that holds nothing of ours yet.
         columns: names in order.
+        schema: as Delta writes it, and Spark reads it: in JSON.
         row_count: rows; None where a file has no statistics.
+        has_deletion_vectors: some rows of the files are marked as deleted.
         files: as delta-rs lists them, flattened.
     """
 
@@ -63,7 +70,9 @@ class TargetState:
     watermark: tuple[int, Lsn] | None
     properties: Mapping[str, str]
     columns: tuple[str, ...]
+    schema: str = field(repr=False)
     row_count: int | None
+    has_deletion_vectors: bool
     files: pa.Table = field(compare=False, repr=False)
 
     @property
@@ -88,12 +97,15 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     if table is None:
         return None
     files = pa.table(table.get_add_actions(flatten=True))
+    vectors = pa.table(table.deletion_vectors())
     return TargetState(
         path=path,
         watermark=_watermark(table, lake, name),
         properties=table.metadata().configuration,
         columns=tuple(field.name for field in table.schema().fields),
-        row_count=_row_count(table, _written_rows(files)),
+        schema=table.schema().to_json(),
+        row_count=_row_count(_written_rows(files), vectors),
+        has_deletion_vectors=vectors.num_rows > 0,
         files=files,
     )
 
@@ -118,9 +130,18 @@ def check_committed(lake: Lake, path: str, mark: str) -> None:
         TransientError: it is not among the last commits: another merge was faster.
     """
     table = _load(lake, path)
-    commits = table.history(_LAST_COMMITS) if table is not None else []
-    if all(commit.get("userMetadata") != mark for commit in commits):
-        raise _overtaken(path)
+    newest = table.version() if table is not None else -1
+    log = filesystem(lake, path)
+    # Not by `DeltaTable.history`: it refuses the statistics of a CLONE.
+    for version in range(newest, max(-1, newest - _LAST_COMMITS), -1):
+        try:
+            with log.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
+                actions = [json.loads(line) for line in entry.read().splitlines() if line.strip()]
+        except FileNotFoundError:
+            break
+        if any(action.get("commitInfo", {}).get("userMetadata") == mark for action in actions):
+            return
+    raise _overtaken(path)
 
 
 def advance_watermark(
@@ -205,10 +226,10 @@ def _rescued_rows(files: pa.Table) -> dict[str, int | None]:
     return dict(zip(paths, counts.to_pylist(), strict=True))
 
 
-def _row_count(table: DeltaTable, written: int | None) -> int | None:
+def _row_count(written: int | None, vectors: pa.Table) -> int | None:
     if not written:
         return written
-    kept = pa.table(table.deletion_vectors()).column("selection_vector").combine_chunks()
+    kept = vectors.column("selection_vector").combine_chunks()
     hidden = pc.sum(pc.invert(pc.list_flatten(kept))).as_py()
     return written - int(hidden or 0)
 

@@ -16,6 +16,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.rows import target_columns
 from pgcdc_assets.merge.shape import TableShape, key_text
 from pgcdc_assets.merge.sql import delta_table, identifier
+from pgcdc_assets.merge.watermark import BEGINS_WITH
 
 KEY = "pgcdc.key"
 RELATION_ID = "pgcdc.relation_id"
@@ -56,8 +57,14 @@ def create_or_replace(
     app_id: str,
     watermark: Lsn,
     partitioned_by: Sequence[str] = (),
+    begins_with: str | None = None,
 ) -> None:
-    """Write the numbered columns as the table's whole contents, in a table of this shape."""
+    """Write the numbered columns as the table's whole contents, in a table of this shape.
+
+    Args:
+        begins_with: the position of the copy that a table begins with which is never replaced: from
+            there on a rebuild has to fold, and no less.
+    """
     writer = (
         rows.select(*target_columns(shape))
         .writeTo(delta_table(path))
@@ -69,6 +76,8 @@ def create_or_replace(
         writer = writer.partitionedBy(*map(F.col, partitioned_by))
     for name, value in table_properties(shape).items():
         writer = writer.tableProperty(name, value)
+    if begins_with is not None:
+        writer = writer.tableProperty(BEGINS_WITH, begins_with)
     writer.createOrReplace()
 
 
@@ -79,9 +88,16 @@ def replace_contents(
     overwrite(rows.select(*target_columns(shape)), path, app_id, watermark)
 
 
-def overwrite(rows: DataFrame, path: str, app_id: str, watermark: Lsn) -> None:
-    """Replace the table's rows, and keep its shape."""
-    _save(rows.write, "overwrite", path, app_id, watermark)
+def overwrite(
+    rows: DataFrame, path: str, app_id: str, watermark: Lsn, mark: str | None = None
+) -> None:
+    """Replace the table's rows, and keep its shape.
+
+    Args:
+        mark: what the commit carries as `userMetadata`.
+    """
+    writer = rows.write if mark is None else rows.write.option("userMetadata", mark)
+    _save(writer, "overwrite", path, app_id, watermark)
 
 
 def replace_where(

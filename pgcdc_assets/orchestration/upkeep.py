@@ -19,8 +19,9 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs import CAPTURE_TAG, claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture
-from pgcdc_assets.orchestration.state import Position, read_state
-from pgcdc_assets.raw.retention import RetentionReport, remove_windows
+from pgcdc_assets.orchestration.state import Position, read_state, watermarks
+from pgcdc_assets.orchestration.targets import target_of
+from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
 from pgcdc_assets.raw.staging import STALE_AFTER, remove_stale
 from pgcdc_assets.raw.upkeep import keep_up
 from pgcdc_assets.raw.zone import RawZone
@@ -62,6 +63,9 @@ def build_upkeep(
                 pruned = _prune(context.instance, capture, report)
                 if report.window_count or pruned:
                     context.log_event(dg.AssetObservation(raw, metadata=_metadata(report, pruned)))
+            copies = remove_copies(zone, _merged_images(zone, capture))
+            if copies:
+                context.log.info(f"Removed {copies} copies that no table can be made of any more")
 
     @dg.op(
         name=f"{capture.name}_tidy_up",
@@ -131,6 +135,17 @@ def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
     marks = [table.watermark for table in read_state(zone, capture).tables]
     known = [mark for mark in marks if mark is not None]
     return min(known) if known and len(known) == len(marks) else None
+
+
+def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[tuple[str, str], Position]:
+    """Say how far the tables are merged that a copy replaces as a whole."""
+    merged = {}
+    for table in capture.tables:
+        target, marks = target_of(table), watermarks(zone, table)
+        keeps_history = any(target.keeps_history(scd) for scd in table.scd)
+        if marks and len(marks) == len(table.scd) and not keeps_history:
+            merged[table.schema, table.table] = min(marks)
+    return merged
 
 
 def apply_retention(

@@ -7,6 +7,7 @@ transaction it waited for, and a full server the slots that nobody reads.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,11 +73,15 @@ class OpenTransaction:
 class ExportedSnapshot:
     """The moment a slot was made: what committed before `consistent_point` is in the snapshot, what
     commits at or after it is in the stream.
+
+    Attributes:
+        taken_at: by the server's clock, before the moment: later commits have later times.
     """
 
     slot: str
     consistent_point: Lsn
     snapshot_name: str
+    taken_at: dt.datetime
 
 
 @contextlib.contextmanager
@@ -112,12 +117,14 @@ def create_slot(
                 # Unlike its siblings this limit cannot be pinned at start-up: PG 16 does not know
                 # it.
                 cursor.execute("set transaction_timeout = 0")
+            cursor.execute("select clock_timestamp()")
+            clock = cursor.fetchone()
             cursor.execute(_creation(slot, temporary, failover))
             row = cursor.fetchone()
         except psycopg2.Error as error:
             raise _creation_failure(settings, slot, error) from error
-        assert row is not None
-        yield ExportedSnapshot(slot, Lsn.parse(row[1]), row[2])
+        assert row is not None and clock is not None
+        yield ExportedSnapshot(slot, Lsn.parse(row[1]), row[2], clock[0])
 
 
 def oldest_open_transaction(conn: Connection) -> OpenTransaction | None:

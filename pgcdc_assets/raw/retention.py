@@ -1,4 +1,4 @@
-"""Removing old windows from `raw/changes`, and the floor that says which.
+"""Removing old windows from `raw/changes`, and the floor that says which; and useless copies.
 
 One commit takes the rows out and records the floor: the lowest LSN that is kept, as an application
 transaction of its own. So nobody sees a floor with rows below it missing in part, and whoever asks
@@ -9,7 +9,7 @@ them: a reader that began before goes on undisturbed.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -18,6 +18,7 @@ from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.reading import DataFile, data_files
 from pgcdc_assets.raw.rewriting import copy_rows, removals
+from pgcdc_assets.raw.snapshots import Copy, copy_of
 from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.table import CommitRefused
 from pgcdc_assets.raw.zone import RawZone
@@ -62,6 +63,57 @@ def remove_windows(
     row_count = sum(summary.row_count for summary in gone)
     file_count = _remove_rows(zone, epoch, floor, row_count)
     return RetentionReport(epoch, floor, len(gone), row_count, file_count)
+
+
+def remove_copies(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, Lsn]]) -> int:
+    """Remove copies that no table can be made of any more; return how many.
+
+    Those are copies after which retention has removed changes, where a later copy of the table is
+    merged. The newest merged copy of a table stays, whatever was removed after it.
+
+    Args:
+        merged: by schema and table, epoch and LSN through which all its SCD tables are merged.
+            Without tables that show what was before their newest copy: these count their copies.
+
+    Raises:
+        TransientError: the lake could not be written, or another upkeep or copy was faster.
+    """
+    snapshots = zone.snapshots
+    copies = snapshots.complete_copies()
+    useless = {
+        copy.identity
+        for copy in copies
+        if _is_superseded(copy, copies, merged.get((copy.schema, copy.table)))
+        and copy.snapshot_lsn < (zone.changes.kept_from(copy.epoch) or 0)
+    }
+    loaded = snapshots.table.load()
+    if not useless or loaded is None:
+        return 0
+    files = [file for file in data_files(loaded) if copy_of(file).identity in useless]
+    try:
+        snapshots.table.commit(
+            loaded,
+            [],
+            removed=removals(files),
+            app_id=f"pgcdc:{zone.name}:removed-copies",
+            app_version=loaded.version() + 1,
+            record={"removed_copies": len(useless)},
+            data_change=False,
+        )
+    except CommitRefused as refusal:
+        raise TransientError(
+            reason=f"Somebody else wrote to {snapshots.table.uri}; no copy was removed. The next "
+            "upkeep goes on."
+        ) from refusal
+    return len(useless)
+
+
+def _is_superseded(copy: Copy, copies: Sequence[Copy], merged: tuple[int, Lsn] | None) -> bool:
+    name, place = (copy.schema, copy.table), (copy.epoch, copy.snapshot_lsn)
+    return merged is not None and any(
+        (other.schema, other.table) == name and place < (other.epoch, other.snapshot_lsn) <= merged
+        for other in copies
+    )
 
 
 def _new_floor(

@@ -42,4 +42,13 @@ def copy_rows(
 def removals(files: Sequence[DataFile]) -> list[RemoveAction]:
     """Describe, for a commit, files that leave the log although nothing changed at the source."""
     now = int(time.time() * 1000)
-    return [RemoveAction(file.path, False, now, file.size_bytes, {}) for file in files]
+    return [
+        RemoveAction(
+            file.path,
+            False,
+            now,
+            file.size_bytes,
+            {name: str(value) for name, value in file.partition.items()},
+        )
+        for file in files
+    ]

@@ -7,18 +7,20 @@ its files only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import datetime as dt
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.files import FileWriter
-from pgcdc_assets.raw.layout import BUDGET_BYTES
-from pgcdc_assets.raw.reading import data_files
+from pgcdc_assets.raw.layout import gathered
+from pgcdc_assets.raw.reading import DataFile, data_files
 from pgcdc_assets.raw.table import CommitRefused, RawTable
+
+CopyIdentity = tuple[int, Lsn, str, str]
 
 PARTITION_BY = ("epoch", "snapshot_lsn", "schema", "table", "relation_version")
 
@@ -33,6 +35,29 @@ class Copy:
     table: str
     relation_version: int
     row_count: int
+
+    @property
+    def identity(self) -> CopyIdentity:
+        """Epoch, LSN, schema and table: there is no second one."""
+        return self.epoch, self.snapshot_lsn, self.schema, self.table
+
+    @property
+    def position(self) -> str:
+        """Epoch and LSN as text, which sorts as the copies do."""
+        return f"{self.epoch:04d}-{int(self.snapshot_lsn):016X}"
+
+
+def copy_of(file: DataFile) -> Copy:
+    """Say which copy a file belongs to; its rows are those of the file."""
+    part = file.partition
+    return Copy(
+        int(part["epoch"]),
+        Lsn(int(part["snapshot_lsn"])),
+        part["schema"],
+        part["table"],
+        int(part["relation_version"]),
+        file.row_count,
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +74,8 @@ class SnapshotStore:
         relation: Relation,
         relation_version: int,
         batches: Iterable[pa.RecordBatch],
+        *,
+        taken_at: dt.datetime | None = None,
     ) -> int:
         """Write a copy and commit it; that commit makes it complete. Return its row count.
 
@@ -57,6 +84,7 @@ class SnapshotStore:
 
         Args:
             batches: one column `new`: the rows' texts.
+            taken_at: when the copy's moment was, by the source's clock.
 
         Raises:
             TransientError: the lake cannot be written, or another process copies the table too.
@@ -69,7 +97,8 @@ class SnapshotStore:
         partition = {name: str(getattr(copy, name)) for name in PARTITION_BY}
         partition["snapshot_lsn"] = str(int(snapshot_lsn))
         with self.table.writer(partition) as writer:
-            self._write(writer, relation, batches)
+            for rows in gathered(self._complete(relation, batches)):
+                writer.write(rows)
             files = writer.finish(at_least_one_file=True)
         try:
             self.table.commit(
@@ -77,7 +106,11 @@ class SnapshotStore:
                 files,
                 app_id=f"pgcdc:{self.capture}:{epoch}:copy:{relation.qualified_name}",
                 app_version=int(snapshot_lsn),
-                record={"copy": relation.qualified_name, "snapshot_lsn": str(snapshot_lsn)},
+                record={
+                    "copy": [epoch, relation.schema, relation.table],
+                    "snapshot_lsn": str(snapshot_lsn),
+                    "taken_at": taken_at and taken_at.isoformat(),
+                },
             )
         except CommitRefused as refusal:
             landed = self._find(copy)
@@ -94,31 +127,35 @@ class SnapshotStore:
         loaded = self.table.load()
         if loaded is None:
             return []
-        rows: dict[tuple[int, Lsn, str, str, int], int] = {}
+        copies: dict[CopyIdentity, Copy] = {}
         for file in data_files(loaded):
-            part = file.partition
-            key = (
-                int(part["epoch"]),
-                Lsn(int(part["snapshot_lsn"])),
-                part["schema"],
-                part["table"],
-                int(part["relation_version"]),
-            )
-            rows[key] = rows.get(key, 0) + file.row_count
-        return [Copy(*key, count) for key, count in sorted(rows.items()) if epoch in (None, key[0])]
+            part = copy_of(file)
+            known = copies.get(part.identity)
+            row_count = part.row_count + (known.row_count if known is not None else 0)
+            copies[part.identity] = replace(part, row_count=row_count)
+        return [copies[key] for key in sorted(copies) if epoch in (None, key[0])]
+
+    def times(self) -> dict[CopyIdentity, dt.datetime]:
+        """Say when copies were taken, as far as their commits do."""
+        loaded = self.table.load()
+        if loaded is None:
+            return {}
+        times = {}
+        for record in self.table.records(loaded, 0):
+            if record.get("taken_at"):
+                epoch, schema, table = record["copy"]
+                key = (epoch, Lsn.parse(record["snapshot_lsn"]), schema, table)
+                times[key] = dt.datetime.fromisoformat(record["taken_at"])
+        return times
 
     def _find(self, copy: Copy) -> Copy | None:
-        wanted = (copy.epoch, copy.snapshot_lsn, copy.schema, copy.table)
-        for found in self.complete_copies(copy.epoch):
-            if (found.epoch, found.snapshot_lsn, found.schema, found.table) == wanted:
-                return found
-        return None
+        copies = self.complete_copies(copy.epoch)
+        return next((found for found in copies if found.identity == copy.identity), None)
 
-    def _write(
-        self, writer: FileWriter, relation: Relation, batches: Iterable[pa.RecordBatch]
-    ) -> None:
+    def _complete(
+        self, relation: Relation, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([f for f in self.table.schema if f.name not in PARTITION_BY])
-        held: list[pa.RecordBatch] = []
         for chunk, batch in enumerate(batches):
             columns = {
                 "relation_id": pa.repeat(
@@ -127,11 +164,4 @@ class SnapshotStore:
                 "chunk": pa.repeat(pa.scalar(chunk, pa.int32()), batch.num_rows),
                 "new": batch.column("new"),
             }
-            held.append(
-                pa.RecordBatch.from_arrays([columns[n] for n in schema.names], schema=schema)
-            )
-            if sum(piece.nbytes for piece in held) >= BUDGET_BYTES:
-                writer.write(pa.Table.from_batches(held))
-                held = []
-        if held:
-            writer.write(pa.Table.from_batches(held))
+            yield pa.RecordBatch.from_arrays([columns[n] for n in schema.names], schema=schema)

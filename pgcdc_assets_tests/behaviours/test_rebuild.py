@@ -18,7 +18,7 @@ from pgcdc_assets import rebuild
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.merge import MergeReport, TableTarget
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.watermark import read_watermark, table_path
 from pgcdc_assets.raw.staging import REBUILD, remove_stale
@@ -105,6 +105,34 @@ def history(pipeline: Pipeline) -> list[tuple[str, ...]]:
         table_path(zone.lake, zone.name, "public", "t", 2)
     )
     return sorted(tuple(map(str, row)) for row in frame.collect())
+
+
+def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_the_same_times(
+    pipeline: Pipeline,
+) -> None:
+    """H4: when the copy is merged, what was committed before it is not captured yet."""
+    pipeline.start("create table u (id int primary key)")
+    pipeline.database.execute("insert into u values (1)")
+    pipeline.capture()
+    before = pipeline.database.value("select clock_timestamp()")
+    pipeline.database.execute("create table t (id int primary key, v text)")
+    pipeline.database.execute("insert into t values (1, 'a'), (2, 'a')")
+    pipeline.copy("t")
+    target = TableTarget("public", "t", (2,))
+    assert isinstance(pipeline.merge(None, target)["t"], MergeReport)
+    pipeline.database.execute("update t set v = 'b' where id = 1")
+    pipeline.capture()
+    assert isinstance(pipeline.merge(None, target)["t"], MergeReport)
+    live = history(pipeline)
+    zone = pipeline.zone
+    path = table_path(zone.lake, zone.name, "public", "t", 2)
+    copied = pipeline.spark.read.format("delta").load(path).where("_op = 'S'")
+    assert copied.where(f"_valid_from >= '{before.isoformat()}'").count() == 2
+    assert copied.where("_valid_from > _valid_to").count() == 0
+
+    rebuild_table(pipeline.spark, zone, target, 2)
+
+    assert history(pipeline) == live
 
 
 def test_history_is_rebuilt_as_it_was_with_the_source_switched_off(own_pipeline: Pipeline) -> None:

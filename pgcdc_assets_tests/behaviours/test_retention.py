@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +13,10 @@ from pgcdc_assets.capture import capture_window
 from pgcdc_assets.errors import DefiniteError, RawExpired
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.merge.watermark import read_watermark, table_path
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.rebuild import rebuild_table
+from pgcdc_assets.renewal import renew_epoch
 from pgcdc_assets.scd_upkeep import tidy_table
 from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
 from pgcdc_assets_tests.verify.comparing import verify
@@ -23,8 +26,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 _TOMORROW = dt.timedelta(days=1)
 
 
-def expire(pipeline: Pipeline, merged_through: Lsn) -> Lsn:
-    """Remove every window below a watermark, however young."""
+def expire(pipeline: Pipeline, merged_through: Lsn | None) -> Lsn:
+    """Remove every window of the first epoch below a watermark, or all, however young."""
     older_than = dt.datetime.now(dt.UTC) + _TOMORROW
     floor = remove_windows(pipeline.zone, 1, merged_through, older_than).floor
     assert floor is not None
@@ -88,6 +91,67 @@ def test_a_rebuild_from_below_the_floor_is_refused_until_there_is_a_newer_copy(
     pipeline.sync()
     rebuild_table(pipeline.spark, pipeline.zone, target, 1, None)
     assert verify(pipeline).is_equal
+
+
+HISTORY = TableTarget("public", "t", (2,))
+
+
+def merge_history(pipeline: Pipeline) -> MergeReport:
+    report = pipeline.merge(None, HISTORY)["t"]
+    assert isinstance(report, MergeReport), report.error
+    return report
+
+
+def test_a_history_is_not_rebuilt_from_a_later_epoch_alone(pipeline: Pipeline) -> None:
+    """H5: all windows of the epoch that it began in are gone, and its versions stay."""
+    pipeline.start(
+        "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'a')"
+    )
+    pipeline.database.execute("update t set v = 'b' where id = 1")
+    pipeline.capture()
+    merge_history(pipeline)
+    pipeline.database.execute("select pg_drop_replication_slot(%s)", (pipeline.slot,))
+    renew_epoch(pipeline.database.settings(), pipeline.zone, pipeline.slot, PUBLICATION)
+    pipeline.copy()
+    pipeline.database.execute("update t set v = 'c' where id = 1")
+    pipeline.capture()
+    report = merge_history(pipeline)
+    assert report.row_count == 4
+    rebuild_table(pipeline.spark, pipeline.zone, HISTORY, 2)
+    floor = expire(pipeline, None)
+
+    with pytest.raises(RawExpired, match=f"from {floor} on.*move .*scd2/public/t away"):
+        rebuild_table(pipeline.spark, pipeline.zone, HISTORY, 2)
+
+    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
+    assert pipeline.spark.read.format("delta").load(path).count() == 4
+
+
+def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
+    pipeline: Pipeline,
+) -> None:
+    """H5: the remedy that the refusal names; from there on it can be rebuilt again."""
+    windows = three_windows(pipeline)
+    merge_history(pipeline)
+    expire(pipeline, windows[1].end)
+    path = Path(table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2))
+    shutil.rmtree(path)
+    failure = pipeline.merge(None, HISTORY)["t"]
+    assert isinstance(failure, MergeFailure)
+    assert "snapshot asset" in str(failure.error)
+
+    pipeline.copy("t")
+    pipeline.database.execute("update t set v = 'new' where id = 1")
+    pipeline.capture()
+    merge_history(pipeline)
+
+    def versions() -> list[str]:
+        return sorted(map(str, pipeline.spark.read.format("delta").load(str(path)).collect()))
+
+    live = versions()
+    assert len(live) == 51
+    rebuild_table(pipeline.spark, pipeline.zone, HISTORY, 2)
+    assert versions() == live
 
 
 @pytest.mark.soak

@@ -206,6 +206,7 @@ def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
 def bound_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have merges find out between which keys their changes lie, whatever the table's size."""
     monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_BYTES", -1)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.is_tiny", lambda *_: False)
 
 
 def land_in_pieces(

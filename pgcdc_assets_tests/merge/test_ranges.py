@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import (
-    MergeFailure,
-    MergeReport,
-    TableTarget,
-    lasting,
-    merge_tables,
-    watermark,
-)
+from pgcdc_assets.merge import TableTarget, lasting, watermark
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
+from pgcdc_assets_tests.merge.one_table import assert_overtaken, log_of, merge, overtake
 from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, bound_merges, random_relation
 
 pytestmark = pytest.mark.spark
@@ -47,13 +37,13 @@ def test_what_lies_outside_the_range_stays_where_it_is(
     spark: SparkSession, landing: Landing
 ) -> None:
     """And what lies in it has the versions that there were, counted as a MERGE counts them."""
-    _merge(spark, landing)
+    merge(spark, landing, _TARGET)
     _land_changes(landing)
-    report = _merge(spark, landing)
+    report = merge(spark, landing, _TARGET)
     assert report.watermark_after == landing.windows[-1].end
     assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (301, 300, 0)
     assert report.row_count == _ROWS + 301
-    last = _log(report.path)[0]
+    last = log_of(report.path)[0]
     assert last["operation"] == "WRITE"
     # Of 5,000 rows those of a widened range of 300 keys.
     assert int(last["operationMetrics"]["numDeletedRows"]) < 500
@@ -72,28 +62,28 @@ def test_what_lies_outside_the_range_stays_where_it_is(
         (_FIRST + 1, "b", True, True),
     ]
     assert rows.where("_is_current").count() == _ROWS
-    assert _merge(spark, landing).changes_read == 0
+    assert merge(spark, landing, _TARGET).changes_read == 0
 
 
 def test_a_column_that_somebody_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
-    path = _merge(spark, landing).path
+    path = merge(spark, landing, _TARGET).path
     spark.sql(f"ALTER TABLE {delta_table(path)} ADD COLUMNS (extra STRING)")
     spark.sql(f"UPDATE {delta_table(path)} SET extra = 'mine'")
     _land_changes(landing)
-    assert _log(_merge(spark, landing).path)[0]["operation"] == "MERGE"
+    assert log_of(merge(spark, landing, _TARGET).path)[0]["operation"] == "MERGE"
     assert spark.read.format("delta").load(path).where("extra = 'mine'").count() == _ROWS
 
 
 def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landing) -> None:
-    path = _merge(spark, landing).path
+    path = merge(spark, landing, _TARGET).path
     spark.sql(
         f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
     )
     _land_changes(landing)
-    _merge(spark, landing)
-    version = _log(path)[0]["version"]
+    merge(spark, landing, _TARGET)
+    version = log_of(path)[0]["version"]
     changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
     # 300 versions ended, before and after, and 301 new ones.
     assert changed.format("delta").load(path).count() == 901
@@ -111,8 +101,8 @@ def test_rows_without_a_key_stay(
     there = update(*other, old=one, old_kind="O")
     back = update(*one, old=other, old_kind="O")
     landing.land(*[[there, back]] * 50)
-    report = _merge(spark, landing, target=replace(_TARGET, key=("history", "id")))
-    assert _log(report.path)[0]["operation"] == "MERGE"
+    report = merge(spark, landing, replace(_TARGET, key=("history", "id")))
+    assert log_of(report.path)[0]["operation"] == "MERGE"
     kept = spark.read.format("delta").load(report.path).where("id IS NULL AND _is_current")
     assert kept.count() == 2
 
@@ -126,7 +116,7 @@ def test_keys_that_lie_unevenly_are_counted(
     far = str(2**31 - 1)
     landing.begin([[str(n), "1", "a", "1.00", "x"] for n in [*range(_ROWS), far]])
     landing.land([update(key, "1", "b", "1.00", "x") for key in ("0", str(_ROWS - 1))])
-    assert _log(_merge(spark, landing).path)[0]["operation"] == "MERGE"
+    assert log_of(merge(spark, landing, _TARGET).path)[0]["operation"] == "MERGE"
 
 
 def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
@@ -140,8 +130,8 @@ def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
         [update(str(n), "1", "b", "1.00", "x") for n in range(0, 100, 2)],
         [update(str(n), "1", "c", "1.00", "x", "y", version=2) for n in range(0, 100, 4)],
     )
-    report = _merge(spark, landing)
-    assert _log(report.path)[0]["operation"] == "WRITE"
+    report = merge(spark, landing, _TARGET)
+    assert log_of(report.path)[0]["operation"] == "WRITE"
     rows = spark.read.format("delta").load(report.path)
     found = rows.groupBy("doc", "more", "_is_current").count().collect()
     assert sorted(map(tuple, found), key=repr) == [
@@ -168,12 +158,12 @@ def test_a_merge_that_another_overtakes_writes_nothing(
 ) -> None:
     """Its versions follow from rows that are current no more."""
     monkeypatch.setattr(lasting, "REPLACED_PER_CHANGE", per_change)
-    _merge(spark, landing)
+    merge(spark, landing, _TARGET)
     first = _land_changes(landing)
     landing.land([update(str(_FIRST + 1), "1", "c", "1.00", "x")])
-    _overtake(monkeypatch, lasting, "find_touched", lambda: _merge(spark, landing, first))
-    _assert_overtaken(spark, landing)
-    report = _merge(spark, landing)
+    overtake(monkeypatch, lasting, "find_touched", lambda: merge(spark, landing, _TARGET, first))
+    assert_overtaken(spark, landing, _TARGET)
+    report = merge(spark, landing, _TARGET)
     versions = (
         spark.read.format("delta")
         .load(report.path)
@@ -188,33 +178,11 @@ def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delta leaves out what was done already, and what counts the rows would wait for them."""
-    _merge(spark, landing)
+    merge(spark, landing, _TARGET)
     _land_changes(landing)
-    _overtake(monkeypatch, watermark, "check_unmoved", lambda: _merge(spark, landing))
-    _assert_overtaken(spark, landing)
-    assert _merge(spark, landing).changes_read == 0
-
-
-def _overtake(
-    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, merge: Callable[[], MergeReport]
-) -> None:
-    """Have another merge run once, right after a function of the next one has returned."""
-    real, overtaking = getattr(module, name), [merge]
-
-    def overtaken(*args: Any, **more: Any) -> Any:
-        found = real(*args, **more)
-        if overtaking:
-            overtaking.pop()()
-        return found
-
-    monkeypatch.setattr(module, name, overtaken)
-
-
-def _assert_overtaken(spark: SparkSession, landing: Landing) -> None:
-    (failure,) = merge_tables(spark, landing.zone, [_TARGET], landing.windows[-1])
-    assert isinstance(failure, MergeFailure)
-    assert isinstance(failure.error, TransientError), failure.error
-    assert "was merged by somebody else meanwhile" in str(failure.error)
+    overtake(monkeypatch, watermark, "check_unmoved", lambda: merge(spark, landing, _TARGET))
+    assert_overtaken(spark, landing, _TARGET)
+    assert merge(spark, landing, _TARGET).changes_read == 0
 
 
 def _land_changes(landing: Landing) -> LsnWindow:
@@ -225,18 +193,3 @@ def _land_changes(landing: Landing) -> LsnWindow:
         [update(key, "1", "b", "1.00", "x") for key in keys[1:]],
         [insert(keys[5], "2", "a", "1.00", "x"), update(keys[6], "1", "c", "1.00", "x")],
     )
-
-
-def _merge(
-    spark: SparkSession,
-    landing: Landing,
-    through: LsnWindow | None = None,
-    target: TableTarget = _TARGET,
-) -> MergeReport:
-    (report,) = merge_tables(spark, landing.zone, [target], through or landing.windows[-1])
-    assert isinstance(report, MergeReport), report.error.__cause__ or report.error
-    return report
-
-
-def _log(path: str) -> list[dict[str, Any]]:
-    return DeltaTable(path).history()

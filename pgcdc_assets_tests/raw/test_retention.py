@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import threading
 
+import pyarrow as pa
 import pytest
 
 from pgcdc_assets.errors import RawExpired, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.retention import RetentionReport, remove_windows
+from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
 from pgcdc_assets.raw.upkeep import keep_up
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import COMMIT_TS, landed, transaction, window
+from pgcdc_assets_tests.raw.rows import COMMIT_TS, landed, relation, transaction, window
 
 DAY = dt.timedelta(days=1)
 LATER = COMMIT_TS + 10 * DAY
@@ -149,3 +150,48 @@ def test_retention_compaction_and_landing_at_once_lose_and_double_nothing(zone: 
     expected = [1005 + 10 * day for day in range(90) if 1000 + 10 * day >= floor]
     assert landed(zone) == sorted((lsn, n) for lsn in expected for n in range(2))
     assert starts(zone) == [lsn - 5 for lsn in expected]
+
+
+def land_copies(zone: RawZone, *lsns: int, table: str = "orders", epoch: int = 1) -> None:
+    rows = pa.RecordBatch.from_pydict(
+        {"new": [["1", "a"], ["2", "b"]]}, schema=pa.schema([("new", pa.list_(pa.string()))])
+    )
+    for lsn in lsns:
+        zone.snapshots.land_copy(epoch, Lsn(lsn), relation(table), 1, [rows])
+
+
+def copies(zone: RawZone, table: str = "orders") -> list[tuple[int, int, int]]:
+    return [
+        (copy.epoch, int(copy.snapshot_lsn), copy.row_count)
+        for copy in zone.snapshots.complete_copies()
+        if copy.table == table
+    ]
+
+
+def test_copies_go_that_changes_are_missing_after_and_a_merged_one_follows(zone: RawZone) -> None:
+    land_days(zone, 6)
+    land_copies(zone, 1000, 1012, 1035)
+    land_copies(zone, 1000, 1012, table="history")
+    land_copies(zone, 1000, table="only")
+    merged = {("shop", "orders"): (1, Lsn(1020)), ("shop", "only"): (1, Lsn(1060))}
+    assert remove_copies(zone, merged) == 0
+    remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
+
+    assert remove_copies(zone, merged) == 1
+    # 1035 is not merged, so 1012 is the newest that is.
+    assert copies(zone) == [(1, 1012, 2), (1, 1035, 2)]
+    assert remove_copies(zone, merged | {("shop", "orders"): (1, Lsn(1035))}) == 1
+    assert copies(zone) == [(1, 1035, 2)]
+    assert copies(zone, "history") == [(1, 1000, 2), (1, 1012, 2)]
+    assert copies(zone, "only") == [(1, 1000, 2)]
+
+
+def test_copies_of_an_earlier_epoch_go_when_one_of_a_later_epoch_is_merged(zone: RawZone) -> None:
+    land_days(zone, 2)
+    land_days(zone, 2, epoch=2)
+    land_copies(zone, 1000)
+    land_copies(zone, 1000, epoch=2)
+    remove_windows(zone, 1, None, LATER)
+    assert remove_copies(zone, {("shop", "orders"): (1, Lsn(1020))}) == 0
+    assert remove_copies(zone, {("shop", "orders"): (2, Lsn(1000))}) == 1
+    assert copies(zone) == [(2, 1000, 2)]

@@ -1,0 +1,90 @@
+"""SCD type 1 where the table is tiny: all of its rows are written again, in one commit.
+
+A MERGE of ten rows is half a dozen jobs of Spark. To read the table's files beside the changes and
+to write what remains is one, and Delta's bookkeeping for it is less
+(docs/decisions/0012-tiny-tables-written-anew.md).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.events import Fold
+from pgcdc_assets.merge.rows import target_columns
+from pgcdc_assets.merge.versions import stored_rows
+from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.merge.writing import overwrite
+
+
+def read_files(spark: SparkSession, state: TargetState) -> DataFrame:
+    """Read a table as its log describes it.
+
+    The files are named to Spark where nothing but their rows counts: to let Delta find them is a
+    job of its own. Deletion vectors, mapped names and the files of another table are Delta's.
+    """
+    names = state.files.column("path").to_pylist()
+    is_plain = not state.has_deletion_vectors and not any(set("/:%") & set(n) for n in names)
+    if not names or not is_plain or "delta.columnMapping.mode" in state.properties:
+        return spark.read.format("delta").load(state.path)
+    schema = StructType.fromJson(json.loads(state.schema))
+    return spark.read.schema(schema).parquet(*(f"{state.path}/{name}" for name in names))
+
+
+@dataclass(frozen=True)
+class WholeTable:
+    """Rows that take the place of all of a table's.
+
+    Attributes:
+        rows: with the table's columns.
+        counted: says, when they were written, how many were inserted, updated and deleted.
+    """
+
+    rows: DataFrame
+    counted: Observation
+
+    @classmethod
+    def of(cls, rows: DataFrame, stored: DataFrame, fold: Fold) -> WholeTable:
+        """Put folded rows in the place of the table's rows under the same keys.
+
+        Args:
+            rows: without unknown fields.
+            stored: all of the table's rows; no key of theirs is NULL.
+        """
+        values = [*(f"c{i}" for i in range(len(fold.shape.fields))), "rescued"]
+        names = [*fold.key_columns, *values, "lsn", "ordinal", "commit_ts", "is_content"]
+        both = rows.selectExpr(*names, "false AS is_stored").unionAll(
+            stored_rows(stored, fold).selectExpr(*names, "true AS is_stored")
+        )
+        of_key = f"PARTITION BY {', '.join(fold.key_columns)}"
+        newest = both.selectExpr(
+            "*",
+            f"row_number() OVER ({of_key} ORDER BY lsn DESC, ordinal DESC, is_stored DESC) AS age",
+            f"count(*) OVER ({of_key}) > 1 AS is_matched",
+        ).where("age = 1 AND (is_content OR is_matched)")
+        counted = Observation()
+        changed = {
+            "inserted": "NOT is_stored AND NOT is_matched",
+            "updated": "NOT is_stored AND is_matched AND is_content",
+            "deleted": "NOT is_content",
+        }
+        counts = [F.expr(f"count_if({which})").alias(name) for name, which in changed.items()]
+        kept = newest.observe(counted, *counts).where("is_content")
+        return cls(kept.select(*target_columns(fold.shape)), counted)
+
+    def write(self, path: str, app_id: str, watermark: Lsn, mark: str) -> None:
+        """Write them, in a commit that carries the mark."""
+        overwrite(self.rows, path, app_id, watermark, mark)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Give the numbers of inserted, updated and deleted rows.
+
+        It waits until the rows are written: for ever, if Delta has left the write out.
+        """
+        found = self.counted.get
+        return int(found["inserted"]), int(found["updated"]), int(found["deleted"])

@@ -1,0 +1,52 @@
+"""Merging one table, alone and overtaken by another merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets_tests.merge.history import Landing
+
+
+def merge(
+    spark: SparkSession, landing: Landing, target: TableTarget, through: LsnWindow | None = None
+) -> MergeReport:
+    """Merge a table, through the newest window by default; it must succeed."""
+    (report,) = merge_tables(spark, landing.zone, [target], through or landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    return report
+
+
+def overtake(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, merge: Callable[[], MergeReport]
+) -> None:
+    """Have another merge run once, right after a function of the next one has returned."""
+    real, overtaking = getattr(module, name), [merge]
+
+    def overtaken(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        if overtaking:
+            overtaking.pop()()
+        return found
+
+    monkeypatch.setattr(module, name, overtaken)
+
+
+def assert_overtaken(spark: SparkSession, landing: Landing, target: TableTarget) -> None:
+    """The next merge must say that another one was faster."""
+    (failure,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, TransientError), failure.error
+    assert "was merged by somebody else meanwhile" in str(failure.error)
+
+
+def log_of(path: str) -> list[dict[str, Any]]:
+    """The table's commits, newest first."""
+    return DeltaTable(path).history()
