@@ -15,6 +15,7 @@ from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.orchestration.settings import RetentionPolicy
 from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
 from pgcdc_assets.orchestration.table_checks import EQUALS_SOURCE
+from pgcdc_assets.snapshot import copy_tables
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -48,6 +49,11 @@ def equals_source(orchestrated: Orchestrated, table: str) -> dg.ExecuteInProcess
 def live(orchestrated: Orchestrated, table: str) -> str:
     zone = orchestrated.zone
     return delta_table(table_path(zone.lake, zone.name, "public", table, 1))
+
+
+def copies(orchestrated: Orchestrated, table: str) -> list[int]:
+    found = orchestrated.zone.snapshots.complete_copies()
+    return [int(copy.snapshot_lsn) for copy in found if copy.table == table]
 
 
 def test_the_check_waits_for_the_capture_and_tells_counts_and_columns(
@@ -144,8 +150,16 @@ def test_upkeep_removes_old_windows_and_their_keys(
     assert observed.metadata["kept_from"].value == str(floor)
 
     strict.database.execute("delete from a where id = 2")
+    copy_tables(
+        strict.database.settings(), strict.zone, strict.capture.slot, "pub", [("public", "a")]
+    )
     sync(strict)
     assert spark.sql(f"SELECT * FROM {live(strict, 'a')}").count() == 9
+    assert len(copies(strict, "a")) == 2
+    newest = copies(strict, "a")[-1:]
+    assert run(strict, "upkeep").success
+    assert copies(strict, "a") == newest
+    assert len(copies(strict, "b")) == 1
 
 
 def test_upkeep_keeps_all_windows_while_a_table_was_never_merged(
