@@ -11,6 +11,9 @@ from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 MAX_ADOPTED = 500
+# Each takes 16 ms in Dagster's books: a merge after a quiet night, in which other databases moved
+# the WAL on, has thousands of windows to show for each table.
+MAX_MATERIALIZATIONS = 1_000
 
 PARTITION_TAG = "dagster/partition"
 RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
@@ -42,6 +45,11 @@ def surplus_keys(
         return []
     oldest = sorted(windows)[:surplus]
     return [window.key for window in oldest if window_end(window) <= merged_through]
+
+
+def shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequence[LsnWindow]:
+    """Keep the newest of the windows that a merge folds: those that it shows as materialised."""
+    return windows[-max(1, MAX_MATERIALIZATIONS // max(1, asset_count)) :]
 
 
 def range_tags(first: str, last: str) -> dict[str, str]:

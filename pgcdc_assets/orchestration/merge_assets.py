@@ -23,6 +23,7 @@ from pgcdc_assets.orchestration.copying import Copying
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.following import Following
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS, MergedChecks, invariant_spec
+from pgcdc_assets.orchestration.keys import shown_windows
 from pgcdc_assets.orchestration.metadata import column_lineage, merge_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
@@ -91,8 +92,9 @@ def build_scd_assets(
             while not rounds.failures and (
                 windows := following.find(lambda: rounds.landed_since(following))
             ):
+                shown = shown_windows(windows, len(context.selected_asset_keys))
                 for result in rounds.merge(windows[-1]):
-                    yield from _events(result, windows)
+                    yield from _events(result, shown)
             rounds.raise_failures()
 
     return merge

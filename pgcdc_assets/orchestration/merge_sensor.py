@@ -18,7 +18,7 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.copying import Copying
 from pgcdc_assets.orchestration.following import may_go_on
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
-from pgcdc_assets.orchestration.keys import range_tags
+from pgcdc_assets.orchestration.keys import range_tags, shown_windows
 from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
@@ -138,20 +138,21 @@ class _Tick:
         landed: list[LsnWindow],
         ready: list[TableState],
     ) -> dg.RunRequest:
-        last = landed[-1]
-        first = self._first_unmerged(landed, ready)
-        between = [w for w in windows if first <= w <= last]
-        if between != landed[landed.index(first) :]:
-            # A range of dynamic partitions goes by the order in which the keys were added. Where
-            # that is not the stream's order, the newest alone: merging it folds the earlier ones
-            # too.
-            first = last
         # Idle tables come along: they cost nearly nothing, and their partitions show as merged.
         failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
         uncopied = {
             self._key(t) for t in self.state.tables if t.copied_at is None or self._is_copied(t)
         }
         selected = [key for key in self.keys.values() if key not in failing | uncopied]
+        last = landed[-1]
+        unmerged = landed[landed.index(self._first_unmerged(landed, ready)) :]
+        shown = shown_windows(unmerged, len(selected))
+        first = shown[0]
+        if [w for w in windows if first <= w <= last] != shown:
+            # A range of dynamic partitions goes by the order in which the keys were added. Where
+            # that is not the stream's order, the newest alone: merging it folds the earlier ones
+            # too.
+            first = last
         past = attempts_for(self.instance, self.capture.name, "merge", {THROUGH_TAG: last.key})
         return dg.RunRequest(
             run_key=f"{self.capture.name}:merge:{last.key}:{past.newest}",

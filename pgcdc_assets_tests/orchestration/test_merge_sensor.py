@@ -50,6 +50,24 @@ def test_one_run_merges_all_tables_from_the_oldest_through_the_newest_window(
     assert set(request.asset_check_keys or ()) == cheap
 
 
+def test_of_very_many_windows_the_newest_are_shown_as_merged(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merging them folds the earlier ones too, and Dagster's books take their time for each."""
+    monkeypatch.setattr("pgcdc_assets.orchestration.keys.MAX_MATERIALIZATIONS", 5)
+    orchestrated.copy()
+    for number in range(4):
+        orchestrated.database.execute(f"insert into b values ({number}, 1)")
+        orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    windows = orchestrated.windows()
+    # Two tables, so two windows each.
+    assert [request.tags[tag] for tag in RANGE] == [windows[2], windows[3]]
+    monkeypatch.setattr("pgcdc_assets.orchestration.keys.MAX_MATERIALIZATIONS", 1)
+    (request,) = orchestrated.tick("merges").run_requests
+    assert [request.tags[tag] for tag in RANGE] == [windows[3], windows[3]]
+
+
 def test_a_window_that_is_only_opened_is_not_merged(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
