@@ -93,7 +93,7 @@ class TargetState:
 
 def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     """Read a table's state; None when it does not exist."""
-    table = _load(lake, path)
+    table = open_table(lake, path)
     if table is None:
         return None
     files = pa.table(table.get_add_actions(flatten=True))
@@ -116,7 +116,7 @@ def check_unmoved(lake: Lake, path: str, app_id: str, before: Lsn | None) -> Non
     Raises:
         TransientError: another merge was faster.
     """
-    table = _load(lake, path)
+    table = open_table(lake, path)
     if table is None or not _stands_at(table, app_id, before):
         raise _overtaken(path)
 
@@ -129,7 +129,7 @@ def check_committed(lake: Lake, path: str, mark: str) -> None:
     Raises:
         TransientError: it is not among the last commits: another merge was faster.
     """
-    table = _load(lake, path)
+    table = open_table(lake, path)
     newest = table.version() if table is not None else -1
     log = filesystem(lake, path)
     # Not by `DeltaTable.history`: it refuses the statistics of a CLONE.
@@ -156,7 +156,7 @@ def advance_watermark(
     Raises:
         TransientError: the log cannot be written.
     """
-    table = _load(lake, path)
+    table = open_table(lake, path)
     if table is None or not _stands_at(table, app_id, before):
         return
     try:
@@ -190,7 +190,12 @@ def _stands_at(table: DeltaTable, app_id: str, watermark: Lsn | None) -> bool:
     return version == (watermark and int(watermark))
 
 
-def _load(lake: Lake, path: str) -> DeltaTable | None:
+def open_table(lake: Lake, path: str) -> DeltaTable | None:
+    """Open an SCD table; None when it does not exist.
+
+    Raises:
+        ConfigurationError: its log cannot be read.
+    """
     try:
         return DeltaTable(path, storage_options=dict(lake.storage_options) or None)
     except TableNotFoundError:

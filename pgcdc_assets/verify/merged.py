@@ -5,6 +5,7 @@ from __future__ import annotations
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.merge.watermark import open_table
 from pgcdc_assets.raw.zone import RawZone
 
 
@@ -12,11 +13,11 @@ def open_merged(zone: RawZone, path: str, name: str) -> DeltaTable:
     """Open an SCD table.
 
     Raises:
-        ConfigurationError: it was never merged.
+        ConfigurationError: it was never merged, or its log cannot be read.
     """
-    options = dict(zone.lake.storage_options) or None
-    if not DeltaTable.is_deltatable(path, options):
+    table = open_table(zone.lake, path)
+    if table is None:
         raise ConfigurationError(
             reason=f"Table {name} was never merged: there is no {path}. Run `pgcdc sync`."
         )
-    return DeltaTable(path, storage_options=options)
+    return table

@@ -240,6 +240,15 @@ def test_a_table_that_was_never_merged_or_is_not_published_is_named(pipeline: Pi
         verify(pipeline, "other")
 
 
+def test_a_table_whose_log_cannot_be_read_is_named(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key)", "insert into t values (1)")
+    pipeline.sync()
+    newest = max(Path(pipeline.path(), "_delta_log").glob("*.json"))
+    newest.write_text("no JSON")
+    with pytest.raises(ConfigurationError, match=r"scd1/public/t cannot be read"):
+        verify(pipeline)
+
+
 def test_a_table_that_is_altered_meanwhile_is_left_to_another_try(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
