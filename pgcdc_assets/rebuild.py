@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from pgcdc_assets.merge import MergeFailure, TableTarget
 from pgcdc_assets.merge.sql import delta_table, string
 from pgcdc_assets.merge.watermark import BEGINS_WITH, TargetState, read_target, table_path
 from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.zone import RawZone
 
@@ -38,6 +40,13 @@ _ATTEMPTS = 5
 
 # Properties that describe the table's contents; others are its owner's.
 _OURS = ("pgcdc.", "delta.columnMapping.")
+
+# Columns of the kinds of table that show what was before their newest copy.
+_SHOWS_THE_PAST = frozenset({"_valid_from", "_deleted", "_op"})
+_TO_BEGIN_ANEW = (
+    "What it shows of the time before cannot be made again; to begin anew, move {path} away and "
+    "take a new snapshot of the table."
+)
 
 
 @dataclass(frozen=True)
@@ -142,23 +151,35 @@ def _build(
 ) -> int:
     from pgcdc_assets.merge import merge_tables
 
-    _check_kept(zone, target, window, live)
+    needed = _check_kept(zone, target, window, live)
     changes_read = 0
     for report in merge_tables(spark, zone, [target], window, root=root):
         if isinstance(report, MergeFailure):
             raise report.error
         changes_read += report.changes_read
-    # Retention may have removed windows while they were read.
-    _check_kept(zone, target, window, live)
+    # Retention may have removed windows and copies while they were read.
+    _check_kept(zone, target, window, live, needed)
     return changes_read
 
 
-def _check_kept(zone: RawZone, target: TableTarget, window: LsnWindow, live: TargetState) -> None:
+def _check_kept(
+    zone: RawZone,
+    target: TableTarget,
+    window: LsnWindow,
+    live: TargetState,
+    needed: Sequence[Copy] | None = None,
+) -> Sequence[Copy]:
     """Check that the copies which the table is made of, and every change after them, are there.
 
+    Args:
+        needed: the copies that an earlier look found to be needed.
+
+    Returns:
+        The copies that are needed.
+
     Raises:
-        RawExpired: retention removed some.
-        RawZoneError: the copy that the live table began with is gone.
+        RawExpired: retention removed some changes.
+        RawZoneError: a copy that is needed is gone.
     """
     copies = [
         copy
@@ -166,32 +187,38 @@ def _check_kept(zone: RawZone, target: TableTarget, window: LsnWindow, live: Tar
         if (copy.schema, copy.table) == (target.schema, target.table)
         and (copy.epoch, copy.snapshot_lsn) <= (window.epoch, window.end)
     ]
+    floors = zone.changes.floors({copy.epoch for copy in copies})
     remedy = {}
-    if target.keeps_history(target.scd[0]):
-        # A beginning above what was removed would leave out, without a word, what was before it.
-        remedy["remedy"] = (
-            "What it shows of the time before cannot be made again; to begin anew, move "
-            f"{live.path} away and take a new snapshot of the table."
-        )
-        beginning = live.properties.get(BEGINS_WITH, "")
-        copies = [copy for copy in copies if copy.position >= beginning]
-        if beginning and copies and copies[0].position != beginning:
-            raise RawZoneError(
-                raw_zone=zone.snapshots.table.uri,
-                reason=f"the copy {beginning} that {target.qualified_name} began with is gone, and "
-                f"without it the table cannot be rebuilt. {live.path} was left as it is.",
-            )
+    is_complete = True
+    if not target.keeps_history(target.scd[0]):
+        wanted = copies[-1:]
+    elif _SHOWS_THE_PAST.isdisjoint(live.columns):
+        # It was made as another kind, so there is nothing that a later beginning would leave out.
+        wanted = [copy for copy in copies if copy.snapshot_lsn >= floors[copy.epoch]]
     else:
-        copies = copies[-1:]
-    for copy in copies:
-        floor = zone.changes.kept_from(copy.epoch)
-        if floor is not None and copy.snapshot_lsn < floor:
+        # A beginning above what was removed would leave out, without a word, what was before it.
+        remedy["remedy"] = _TO_BEGIN_ANEW.format(path=live.path)
+        beginning = live.properties.get(BEGINS_WITH, "")
+        wanted = [copy for copy in copies if copy.position >= beginning]
+        is_complete = not wanted or beginning in ("", wanted[0].position)
+    if needed is not None:
+        is_complete = is_complete and {c.identity for c in needed} <= {c.identity for c in copies}
+        wanted = list(needed)
+    if not is_complete:
+        raise RawZoneError(
+            raw_zone=zone.snapshots.table.uri,
+            reason=f"a copy that {target.qualified_name} is made of is gone, so it cannot be "
+            f"rebuilt. {_TO_BEGIN_ANEW.format(path=live.path)}",
+        )
+    for copy in wanted:
+        if copy.snapshot_lsn < floors[copy.epoch]:
             raise RawExpired(
                 what=f"Table {target.qualified_name} was copied at {copy.snapshot_lsn} (epoch "
                 f"{copy.epoch}); its rebuild",
-                floor=floor,
+                floor=floors[copy.epoch],
                 **remedy,
             )
+    return wanted
 
 
 def _replace_contents(
@@ -300,3 +327,5 @@ def _keep_properties_in_step(
     if wanted:
         pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
         spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({pairs})")
+    if BEGINS_WITH in known and BEGINS_WITH not in staged.metadata().configuration:
+        spark.sql(f"ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES ({string(BEGINS_WITH)})")

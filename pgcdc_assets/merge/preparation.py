@@ -98,7 +98,9 @@ def prepare(
     copies = zone.snapshots.complete_copies()
     kept = copies
     if any(place.state is None for place in places):
-        kept = [copy for copy in copies if _is_followed(zone, copy)]
+        # A table can begin with a copy after which retention has kept all changes.
+        floors = zone.changes.floors({copy.epoch for copy in copies})
+        kept = [copy for copy in copies if copy.snapshot_lsn >= floors[copy.epoch]]
     lowest = _lowest_watermark(places, through.epoch)
 
     @cache
@@ -123,7 +125,9 @@ def prepare(
             continue
         copied_at = None
         if plan.copy is not None and place.target.keeps_history(place.scd):
-            copied_at = copy_times().get(plan.copy.identity) or _copy_time(zone, plan.copy)
+            copied_at = _copied_at(
+                zone, plan.copy, copy_times().get(plan.copy.identity), place.state is None
+            )
         works.append(
             TableWork(
                 plan,
@@ -181,14 +185,25 @@ def _plan(
         return plan(True)
 
 
-def _is_followed(zone: RawZone, copy: Copy) -> bool:
-    """Say whether a table can begin with a copy: retention has kept all changes after it."""
-    floor = zone.changes.kept_from(copy.epoch)
-    return floor is None or copy.snapshot_lsn >= floor
+def _copied_at(
+    zone: RawZone, copy: Copy, taken_at: dt.datetime | None, is_first: bool
+) -> dt.datetime:
+    """Say since when what a copy shows was so, by the source's clock.
+
+    Args:
+        taken_at: right before the copy's moment. Commits of the time between, in which a slot's
+            creation may wait, are in the copy: a version that one of them began must not end
+            before it.
+        is_first: the table has no versions, and what is committed before the copy may not be
+            captured yet.
+    """
+    if taken_at is None:
+        return _last_commit(zone, copy)
+    return taken_at if is_first else max(taken_at, _last_commit(zone, copy))
 
 
-def _copy_time(zone: RawZone, copy: Copy) -> dt.datetime:
-    """Say since when what a copy without a time shows was so, as far as raw tells.
+def _last_commit(zone: RawZone, copy: Copy) -> dt.datetime:
+    """Say when what a copy shows was committed, as far as raw tells.
 
     That is the last commit landed before the copy; before the first one, the epoch's beginning.
     """

@@ -136,7 +136,8 @@ class RangeOfVersions:
     def count_altered(self) -> int:
         """Give the number of the table's versions that were ended or changed.
 
-        It waits until the rows are written: for ever, if Delta has left the write out.
+        To be asked once the commit is known to be there: of a write that Delta has left out nothing
+        is counted, and an embedded session waits for the count for ever.
         """
         return int(self.counted.get["altered"])
 

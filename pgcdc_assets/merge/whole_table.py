@@ -61,20 +61,27 @@ class WholeTable:
         both = rows.selectExpr(*names, "false AS is_stored").unionAll(
             stored_rows(stored, fold).selectExpr(*names, "true AS is_stored")
         )
-        of_key = f"PARTITION BY {', '.join(fold.key_columns)}"
-        newest = both.selectExpr(
+        of_key = f"OVER (PARTITION BY {', '.join(fold.key_columns)})"
+        at = "struct(lsn, ordinal)"
+        # A row that no change is newer than stays, even one whose key is there twice: the checks
+        # tell of it.
+        is_kept = (
+            f"IF(is_stored, change IS NULL OR change <= {at}, "
+            "IF(there IS NULL, is_content, change > there))"
+        )
+        rows = both.selectExpr(
             "*",
-            f"row_number() OVER ({of_key} ORDER BY lsn DESC, ordinal DESC, is_stored DESC) AS age",
-            f"count(*) OVER ({of_key}) > 1 AS is_matched",
-        ).where("age = 1 AND (is_content OR is_matched)")
+            f"max(IF(is_stored, NULL, {at})) {of_key} AS change",
+            f"max(IF(is_stored, {at}, NULL)) {of_key} AS there",
+        ).where(is_kept)
         counted = Observation()
         changed = {
-            "inserted": "NOT is_stored AND NOT is_matched",
-            "updated": "NOT is_stored AND is_matched AND is_content",
+            "inserted": "NOT is_stored AND there IS NULL",
+            "updated": "NOT is_stored AND there IS NOT NULL AND is_content",
             "deleted": "NOT is_content",
         }
         counts = [F.expr(f"count_if({which})").alias(name) for name, which in changed.items()]
-        kept = newest.observe(counted, *counts).where("is_content")
+        kept = rows.observe(counted, *counts).where("is_content")
         return cls(kept.select(*target_columns(fold.shape)), counted)
 
     def write(self, path: str, app_id: str, watermark: Lsn, mark: str) -> None:
@@ -84,7 +91,8 @@ class WholeTable:
     def counts(self) -> tuple[int, int, int]:
         """Give the numbers of inserted, updated and deleted rows.
 
-        It waits until the rows are written: for ever, if Delta has left the write out.
+        To be asked once the commit is known to be there: of a write that Delta has left out nothing
+        is counted, and an embedded session waits for the count for ever.
         """
         found = self.counted.get
         return int(found["inserted"]), int(found["updated"]), int(found["deleted"])

@@ -1,7 +1,8 @@
 """The schedule `<name>_upkeep`: what is old goes, small files become few.
 
 Raw windows go first, if a retention is set at all, and with them their partition keys. That step
-takes the merge's pool, so that no watermark moves back meanwhile, and is one commit. Tidying up
+takes the merge's pool, so that no watermark moves back meanwhile, and is one commit an epoch. Then
+go the copies that are of no use without them, which waits for the next run if it fails. Tidying up
 takes longer and runs beside captures and merges.
 """
 

@@ -1,6 +1,7 @@
 """What libpq does in one blocking call, with a limit of time.
 
-Its blocking calls hold the interpreter's lock, and wait for ever for a server that stands still.
+Its blocking calls wait for ever for a server that stands still, and `PGconn.connect` holds the
+interpreter's lock meanwhile.
 """
 
 from __future__ import annotations

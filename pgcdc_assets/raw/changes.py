@@ -69,6 +69,14 @@ class ChangeLog:
         table = self.table.load()
         return None if table is None else self._floor(table, epoch)
 
+    def floors(self, epochs: Iterable[int]) -> dict[int, Lsn]:
+        """Say the same of several epochs: 0/0 where it never did."""
+        table = self.table.load()
+        nothing_removed = Lsn(0)
+        if table is None:
+            return dict.fromkeys(epochs, nothing_removed)
+        return {epoch: self._floor(table, epoch) or nothing_removed for epoch in epochs}
+
     @property
     def compaction_app_id(self) -> str:
         """Name the application of all commits that put rows of old files into new ones.

@@ -80,11 +80,12 @@ def remove_copies(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, Lsn
     """
     snapshots = zone.snapshots
     copies = snapshots.complete_copies()
+    floors = zone.changes.floors({copy.epoch for copy in copies})
     useless = {
         copy.identity
         for copy in copies
-        if _is_superseded(copy, copies, merged.get((copy.schema, copy.table)))
-        and copy.snapshot_lsn < (zone.changes.kept_from(copy.epoch) or 0)
+        if copy.snapshot_lsn < floors[copy.epoch]
+        and _is_superseded(copy, copies, merged.get((copy.schema, copy.table)))
     }
     loaded = snapshots.table.load()
     if not useless or loaded is None:

@@ -6,15 +6,18 @@ import datetime as dt
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from pgcdc_assets.capture import capture_window
 from pgcdc_assets.errors import DefiniteError, RawExpired
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.watermark import read_watermark, table_path
-from pgcdc_assets.raw.retention import remove_windows
+from pgcdc_assets.merge.preparation import prepare
+from pgcdc_assets.merge.watermark import BEGINS_WITH, read_watermark, table_path
+from pgcdc_assets.raw.retention import remove_copies, remove_windows
 from pgcdc_assets.rebuild import rebuild_table
 from pgcdc_assets.renewal import renew_epoch
 from pgcdc_assets.scd_upkeep import tidy_table
@@ -152,6 +155,50 @@ def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
     assert len(live) == 51
     rebuild_table(pipeline.spark, pipeline.zone, HISTORY, 2)
     assert versions() == live
+
+
+def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H5: windows go while they are read, and with them the copy that the rebuild began with."""
+    windows = three_windows(pipeline)
+    pipeline.copy("t")
+    pipeline.sync()
+    before = pipeline.rows()
+    real, expiring = prepare, [True]
+
+    def expired(*args: Any, **more: Any) -> Any:
+        works = list(real(*args, **more))
+        if expiring:
+            expiring.pop()
+            mark = pipeline.windows[-1].end
+            expire(pipeline, mark)
+            assert remove_copies(pipeline.zone, {("public", "t"): (1, mark)}) == 1
+        return works
+
+    monkeypatch.setattr("pgcdc_assets.merge.tables.prepare", expired)
+    with pytest.raises(DefiniteError, match=r"gone|removed"):
+        rebuild_table(pipeline.spark, pipeline.zone, TableTarget("public", "t"), 1, windows[1].end)
+    assert pipeline.rows() == before
+
+
+def test_a_table_made_anew_as_another_kind_begins_where_that_kind_does(
+    pipeline: Pipeline,
+) -> None:
+    """H5: an image that soft deletes are asked of has nothing of the past to lose."""
+    windows = three_windows(pipeline)
+    soft = TableTarget("public", "t", soft_deletes=True)
+    rebuild_table(pipeline.spark, pipeline.zone, soft, 1)
+    began = DeltaTable(pipeline.path()).metadata().configuration[BEGINS_WITH]
+    rebuild_table(pipeline.spark, pipeline.zone, TableTarget("public", "t"), 1)
+    assert BEGINS_WITH not in DeltaTable(pipeline.path()).metadata().configuration
+    pipeline.copy("t")
+    pipeline.sync()
+    expire(pipeline, windows[1].end)
+    rebuild_table(pipeline.spark, pipeline.zone, soft, 1)
+    assert DeltaTable(pipeline.path()).metadata().configuration[BEGINS_WITH] > began
+    with pytest.raises(DefiniteError, match="no complete copy with all changes after it"):
+        rebuild_table(pipeline.spark, pipeline.zone, soft, 1, windows[2].end)
 
 
 @pytest.mark.soak

@@ -123,6 +123,18 @@ def test_a_row_that_a_deletion_vector_hides_stays_away(
     assert _rows(spark, path) == [row for row in _CHANGED if row[0] != 50]
 
 
+def test_a_key_that_is_there_twice_stays_so_until_it_changes(
+    spark: SparkSession, landing: Landing
+) -> None:
+    path = merge(spark, landing, _TARGET).path
+    twice = spark.read.format("delta").load(path).where("history IN (1, 50)")
+    twice.write.format("delta").mode("append").save(path)
+    _land_changes(landing)
+    merge(spark, landing, _TARGET)
+    assert log_of(path)[0]["operation"] == "WRITE"
+    assert _rows(spark, path) == sorted([*_CHANGED, (50, 1, "a")])
+
+
 def test_rows_without_a_key_stay(spark: SparkSession, zone: RawZone) -> None:
     """A key that the settings name may be NULL; such rows are not told apart."""
     landing = Landing(zone, [random_relation("f")])
