@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -134,6 +136,21 @@ class Kind(ABC):
         found = state.watermark
         before: Lsn | None = found[1] if found is not None and found[0] == epoch else None
         watermark.check_unmoved(self.zone.lake, self.work.path, self.zone.app_id(epoch), before)
+
+    def write_marked(self, state: TargetState, write: Callable[[str], None]) -> None:
+        """Write new rows in one commit, and see that it is there.
+
+        Args:
+            state: what the rows were found from.
+            write: is given the mark that its commit has to carry.
+
+        Raises:
+            TransientError: another merge was faster; Delta leaves out what was done already.
+        """
+        mark = f"pgcdc {uuid4()}"
+        self.check_unmoved(state, self.work.plan.epoch)
+        write(mark)
+        watermark.check_committed(self.zone.lake, self.work.path, mark)
 
     def read_table(self) -> DataFrame:
         """Read the table as it is."""

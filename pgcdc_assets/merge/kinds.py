@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge import scd1, watermark
+from pgcdc_assets.merge import scd1
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.keyless import Bag, ChangeLog
@@ -147,18 +146,18 @@ class CurrentImage(Kind):
         return (
             is_tiny(fold.facts.change_count, state.size_bytes)
             and not fold.unknown
-            # A key that somebody chose may be NULL, and a MERGE matches no NULL.
-            and not self.work.plan.target.key
+            # A MERGE matches no NULL. Columns of an identity that is an index have none; under FULL
+            # the settings may name a key that has.
+            and not (self.work.plan.target.key and fold.shape.relation.replica_identity == "f")
             and self.may_write_anew(state, fold.shape)
         )
 
     def _write_anew(self, rows: DataFrame, state: TargetState, fold: Fold) -> tuple[int, int, int]:
-        path, plan, mark = self.work.path, self.work.plan, f"pgcdc {uuid4()}"
+        path, plan = self.work.path, self.work.plan
+        app_id = self.zone.app_id(plan.epoch)
         # The state may be from before the tables that were merged first.
         newest = read_target(self.zone.lake, self.zone.name, path)
         assert newest is not None
         whole = WholeTable.of(rows, read_files(self.spark, newest), fold)
-        self.check_unmoved(state, plan.epoch)
-        whole.write(path, self.zone.app_id(plan.epoch), plan.end, mark)
-        watermark.check_committed(self.zone.lake, path, mark)
+        self.write_marked(state, lambda mark: whole.write(path, app_id, plan.end, mark))
         return whole.counts()

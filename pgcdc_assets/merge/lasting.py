@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import scd1, scd2, soft_deletes, watermark
+from pgcdc_assets.merge import scd1, scd2, soft_deletes
 from pgcdc_assets.merge.bounds import Bounds
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.evolution import add_columns
@@ -215,10 +214,10 @@ class History(Lasting):
             return None
         versions = self._versions(self.changed_events(touched), touched.rows, fold)
         written = scd2.RangeOfVersions.of(versions, touched.bounds, fold.shape)
-        path, mark = self.work.path, f"pgcdc {uuid4()}"
-        self.check_unmoved(state, plan.epoch)
-        written.write(self.spark, path, self.zone.app_id(plan.epoch), plan.end, mark)
-        watermark.check_committed(self.zone.lake, path, mark)
+        path, app_id = self.work.path, self.zone.app_id(plan.epoch)
+        self.write_marked(
+            state, lambda mark: written.write(self.spark, path, app_id, plan.end, mark)
+        )
         return Counts(None, written.count_altered(), may_be_rescued=fold.shape.may_rescue)
 
     def _is_better_replaced(self, state: TargetState, touched: Touched) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
+from collections.abc import Callable
 
 import psycopg
 from psycopg import pq
@@ -63,18 +64,15 @@ class LibpqWire:
         return MessageBatch.of(payloads) if payloads else None
 
     def send(self, payload: bytes) -> None:
-        with self._lock:
-            try:
-                while self._conn.put_copy_data(payload) == 0:
-                    self._flush()
-                self._flush()
-            except psycopg.OperationalError as error:
-                raise OSError(first_line(error)) from error
+        self._put(lambda: self._conn.put_copy_data(payload))
 
     def send_end(self) -> None:
+        self._put(self._conn.put_copy_end)
+
+    def _put(self, put: Callable[[], int]) -> None:
         with self._lock:
             try:
-                while self._conn.put_copy_end() == 0:
+                while put() == 0:
                     self._flush()
                 self._flush()
             except psycopg.OperationalError as error:

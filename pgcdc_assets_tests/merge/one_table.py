@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets_tests.merge.history import Landing
 
 
@@ -50,3 +51,23 @@ def assert_overtaken(spark: SparkSession, landing: Landing, target: TableTarget)
 def log_of(path: str) -> list[dict[str, Any]]:
     """The table's commits, newest first."""
     return DeltaTable(path).history()
+
+
+def add_column_of_another(spark: SparkSession, path: str) -> None:
+    """Add a column that is not of the source, `extra`, with the value `mine` in each row."""
+    spark.sql(f"ALTER TABLE {delta_table(path)} ADD COLUMNS (extra STRING)")
+    spark.sql(f"UPDATE {delta_table(path)} SET extra = 'mine'")
+
+
+def record_change_data(spark: SparkSession, path: str) -> None:
+    """Have the table keep what each commit changes."""
+    spark.sql(
+        f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+    )
+
+
+def count_change_data(spark: SparkSession, path: str) -> int:
+    """Count the rows that the newest commit changed, before and after."""
+    version = log_of(path)[0]["version"]
+    changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
+    return changed.format("delta").load(path).count()

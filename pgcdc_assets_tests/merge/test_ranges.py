@@ -9,10 +9,17 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import TableTarget, lasting, watermark
-from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
-from pgcdc_assets_tests.merge.one_table import assert_overtaken, log_of, merge, overtake
+from pgcdc_assets_tests.merge.one_table import (
+    add_column_of_another,
+    assert_overtaken,
+    count_change_data,
+    log_of,
+    merge,
+    overtake,
+    record_change_data,
+)
 from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, bound_merges, random_relation
 
 pytestmark = pytest.mark.spark
@@ -69,8 +76,7 @@ def test_a_column_that_somebody_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
     path = merge(spark, landing, _TARGET).path
-    spark.sql(f"ALTER TABLE {delta_table(path)} ADD COLUMNS (extra STRING)")
-    spark.sql(f"UPDATE {delta_table(path)} SET extra = 'mine'")
+    add_column_of_another(spark, path)
     _land_changes(landing)
     assert log_of(merge(spark, landing, _TARGET).path)[0]["operation"] == "MERGE"
     assert spark.read.format("delta").load(path).where("extra = 'mine'").count() == _ROWS
@@ -78,15 +84,11 @@ def test_a_column_that_somebody_added_keeps_its_values(
 
 def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
-    spark.sql(
-        f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
-    )
+    record_change_data(spark, path)
     _land_changes(landing)
     merge(spark, landing, _TARGET)
-    version = log_of(path)[0]["version"]
-    changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
     # 300 versions ended, before and after, and 301 new ones.
-    assert changed.format("delta").load(path).count() == 901
+    assert count_change_data(spark, path) == 901
 
 
 def test_rows_without_a_key_stay(

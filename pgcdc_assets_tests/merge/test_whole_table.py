@@ -13,7 +13,15 @@ from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.tuning import TINY_CHANGES
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
-from pgcdc_assets_tests.merge.one_table import assert_overtaken, log_of, merge, overtake
+from pgcdc_assets_tests.merge.one_table import (
+    add_column_of_another,
+    assert_overtaken,
+    count_change_data,
+    log_of,
+    merge,
+    overtake,
+    record_change_data,
+)
 from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, random_relation
 
 pytestmark = pytest.mark.spark
@@ -77,8 +85,7 @@ def test_a_column_that_somebody_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
     path = merge(spark, landing, _TARGET).path
-    spark.sql(f"ALTER TABLE {delta_table(path)} ADD COLUMNS (extra STRING)")
-    spark.sql(f"UPDATE {delta_table(path)} SET extra = 'mine'")
+    add_column_of_another(spark, path)
     _land_changes(landing)
     merge(spark, landing, _TARGET)
     assert log_of(path)[0]["operation"] == "MERGE"
@@ -101,15 +108,23 @@ def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
 
 def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
-    spark.sql(
-        f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
-    )
+    record_change_data(spark, path)
     _land_changes(landing)
     merge(spark, landing, _TARGET)
-    version = log_of(path)[0]["version"]
-    changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
     # Two updates, before and after, a delete and an insert.
-    assert changed.format("delta").load(path).count() == 6
+    assert count_change_data(spark, path) == 6
+
+
+def test_a_key_that_the_settings_name_and_the_identity_holds_is_as_good(
+    spark: SparkSession, landing: Landing
+) -> None:
+    """`pgcdc init` writes the key of each table."""
+    named = replace(_TARGET, key=KEY)
+    path = merge(spark, landing, named).path
+    _land_changes(landing)
+    merge(spark, landing, named)
+    assert log_of(path)[0]["operation"] == "WRITE"
+    assert _rows(spark, path) == _CHANGED
 
 
 def test_a_row_that_a_deletion_vector_hides_stays_away(

@@ -29,6 +29,14 @@ def failed_merge(orchestrated: Orchestrated, selection: list[dg.AssetKey], throu
     orchestrated.instance.report_run_failed(run)
 
 
+def land_windows(orchestrated: Orchestrated, count: int) -> None:
+    """Copy the tables, and land windows with an insert each."""
+    orchestrated.copy()
+    for number in range(count):
+        orchestrated.database.execute(f"insert into b values ({number}, 1)")
+        orchestrated.land()
+
+
 def test_before_the_first_window_there_is_nothing_to_ask_for(orchestrated: Orchestrated) -> None:
     assert orchestrated.tick("merges").skip_message == "nothing is captured yet"
     orchestrated.copy()
@@ -38,10 +46,7 @@ def test_before_the_first_window_there_is_nothing_to_ask_for(orchestrated: Orche
 def test_one_run_merges_all_tables_from_the_oldest_through_the_newest_window(
     orchestrated: Orchestrated,
 ) -> None:
-    orchestrated.copy()
-    for number in range(3):
-        orchestrated.database.execute(f"insert into b values ({number}, 1)")
-        orchestrated.land()
+    land_windows(orchestrated, 3)
     (request,) = orchestrated.tick("merges").run_requests
     windows = orchestrated.windows()
     assert [request.tags[tag] for tag in RANGE] == [windows[0], windows[-1]]
@@ -55,10 +60,7 @@ def test_of_very_many_windows_the_newest_are_shown_as_merged(
 ) -> None:
     """Merging them folds the earlier ones too, and Dagster's books take their time for each."""
     monkeypatch.setattr("pgcdc_assets.orchestration.keys.MAX_MATERIALIZATIONS", 5)
-    orchestrated.copy()
-    for number in range(4):
-        orchestrated.database.execute(f"insert into b values ({number}, 1)")
-        orchestrated.land()
+    land_windows(orchestrated, 4)
     (request,) = orchestrated.tick("merges").run_requests
     windows = orchestrated.windows()
     # Two tables, so two windows each.
