@@ -14,6 +14,7 @@ import select
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -141,9 +142,10 @@ def capture_window(
             with stream:
                 _check_slot(conn, zone, slot, captured_through, stream.backend_pid)
                 if summary is None:
-                    decoder = _decoder(settings, zone, publication, window)
-                    summary = _land(zone, window, stream, decoder, lease)
-                    warnings += decoder.warnings
+                    with closing(_catalog(settings, zone, publication, window)) as catalog:
+                        decoder = _decoder(zone, catalog, window)
+                        summary = _land(zone, window, stream, decoder, lease)
+                    warnings += decoder.warnings + catalog.warnings
                     failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
                 _confirm(stream, window, captured_through)
                 failpoints.reach(failpoints.AFTER_STATUS_PACKET)
@@ -241,13 +243,20 @@ def went_back(raw_zone: str, captured_through: Lsn, current_lsn: Lsn) -> RawZone
     )
 
 
-def _decoder(
+def _catalog(
     settings: ConnectionSettings, zone: RawZone, publication: str, window: LsnWindow
-) -> Decoder:
-    catalog = CatalogResolver(settings, publication)
+) -> CatalogResolver:
+    """Prepare to complete announced relations; nothing is asked before the first one."""
 
-    def resolve(announced: Relation, commit_lsn: Lsn) -> tuple[Relation, int]:
-        relation = catalog.complete(announced)
+    def registered(relation_id: int) -> list[Relation]:
+        return zone.relations.registered(window.epoch, relation_id)
+
+    return CatalogResolver(settings, publication, registered)
+
+
+def _decoder(zone: RawZone, catalog: CatalogResolver, window: LsnWindow) -> Decoder:
+    def resolve(announced: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+        relation = catalog.complete(announced, commit_lsn, xid)
         return relation, zone.relations.register(window.epoch, relation, commit_lsn)
 
     return Decoder(resolve, window.end, window.start)

@@ -3,12 +3,16 @@ out."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
-from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.errors import ConnectionLost
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.connection import ConnectionSettings, connect, sorted_failures
 from pgcdc_assets.postgres.publication import read_members, read_publication
+from pgcdc_assets.postgres.slots import read_current_lsn
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
 from pgcdc_assets.protocol.relation import Column, Relation
 
@@ -24,6 +28,10 @@ __all__ = [
     "read_relations",
     "resolve_types",
 ]
+
+_PURPOSE = "catalog"
+
+_Answer = TypeVar("_Answer")
 
 # The identity's columns as RelationGetIndexList() in relcache.c finds them: an index that is valid
 # and not deferrable. A deferrable primary key is a primary key all the same, but no replica
@@ -166,36 +174,164 @@ def complete_relation(
 
 
 class CatalogResolver:
-    """Completes the relations that a stream announces, over short connections of its own.
+    """Completes the relations that a stream announces, over one connection of its own.
 
-    A relation is announced once per stream and again after each change of it, so each announcement
-    reads the catalog anew, except for the tables known at the start.
+    A backlog is read long after a change of a table, so the catalog may be newer than the message.
+    A registered version with the announced names and types is then preferred to the catalog, as far
+    as its columns still existed when the announcing transaction wrote.
+
+    Args:
+        registered: the registered versions of a relation by its OID, oldest first.
+
+    Attributes:
+        warnings: how often something could not be told for sure, by its description.
     """
 
-    def __init__(self, settings: ConnectionSettings, publication: str) -> None:
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        publication: str,
+        registered: Callable[[int], Sequence[Relation]] = lambda relation_id: (),
+    ) -> None:
         self._settings = settings
         self._publication = publication
-        self._fresh: dict[int, Relation] | None = None
+        self._registered = registered
+        self._catalog: dict[int, _CatalogEntry] = {}
+        self._connection: Connection | None = None
+        self.warnings: Counter[str] = Counter()
 
-    def complete(self, announced: Relation) -> Relation:
+    def complete(self, announced: Relation, commit_lsn: Lsn, xid: int) -> Relation:
         """Complete one announced relation.
+
+        Args:
+            commit_lsn: where the transaction commits that announces it.
+            xid: that transaction's.
 
         Raises:
             ConnectionLost: the server is down, or went away.
         """
-        if self._fresh is None:
-            with query_connection(self._settings, "catalog") as conn:
-                members = read_members(conn, self._publication)
-                self._fresh = read_relations(conn, (member.relation_id for member in members))
-        current = self._fresh.pop(announced.relation_id, None)
-        if current is not None:
-            completed = complete_relation(announced, {announced.relation_id: current})
-            if all(column.type is not None for column in completed.columns):
-                return completed
-        with query_connection(self._settings, "catalog") as conn:
-            catalog = read_relations(conn, [announced.relation_id])
-            types = resolve_types(conn, (column.type_oid for column in announced.columns))
-        return complete_relation(announced, catalog, types)
+        oid = announced.relation_id
+        entry = self._catalog.get(oid)
+        if entry is None or entry.lsn <= commit_lsn or not _has_types(announced, entry.relation):
+            entry = self._ask(lambda conn: self._read(conn, announced))
+        catalog = {} if entry.relation is None else {oid: entry.relation}
+        completed = complete_relation(announced, catalog, entry.types)
+        for version in reversed(self._registered(oid)):
+            if _as_announced(version) != announced:
+                continue
+            if _attnums(version) == _attnums(completed):
+                return completed if all(c.type for c in completed.columns) else version
+            if self._was_so(version, completed, entry.relation, xid):
+                return version
+        return completed
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _was_so(
+        self, version: Relation, completed: Relation, current: Relation | None, xid: int
+    ) -> bool:
+        """Say whether a transaction wrote while a table's columns were those of a version.
+
+        DDL waits for the transactions that write to its table. So a transaction that wrote before
+        the DDL has the lower id, and the catalog keeps the id of what last changed a column.
+        """
+        if current is None:
+            return True
+        there = {column.attnum: column.name for column in current.columns}
+        moved = [c for c in version.columns if c.attnum and there.get(c.attnum) != c.name]
+        changed_by = self._ask(lambda conn: _read_changers(conn, version.relation_id))
+        is_certain = None not in _attnums(completed)
+        for column in moved:
+            changer = changed_by.get(column.attnum or 0)
+            if changer is None or _precedes(xid, changer):
+                continue
+            if column.attnum not in there or is_certain:
+                if xid == changer:
+                    self.warnings[
+                        f"{version.qualified_name}: one transaction altered the table and wrote to "
+                        "it; which of two shapes its rows have is not certain"
+                    ] += 1
+                return False
+        return True
+
+    def _read(self, conn: Connection, announced: Relation) -> _CatalogEntry:
+        """Read a relation's entry; the first time those of all the publication's tables."""
+        # In this order: what commits below the LSN cannot have been written after later DDL.
+        lsn = read_current_lsn(conn)
+        wanted = {announced.relation_id}
+        if not self._catalog:
+            wanted |= {member.relation_id for member in read_members(conn, self._publication)}
+        relations = read_relations(conn, wanted)
+        self._catalog |= {oid: _CatalogEntry(lsn, relations.get(oid)) for oid in wanted}
+        entry = self._catalog[announced.relation_id]
+        if not _has_types(announced, entry.relation):
+            types = resolve_types(conn, (c.type_oid for c in announced.columns))
+            entry = replace(entry, types=types)
+        return entry
+
+    def _ask(self, question: Callable[[Connection], _Answer]) -> _Answer:
+        """Ask over the open connection; once more over a new one where the server ended it."""
+        if self._connection is not None:
+            try:
+                with sorted_failures(self._settings, _PURPOSE):
+                    return question(self._connection)
+            except ConnectionLost:
+                self.close()
+        self._connection = connect(self._settings, _PURPOSE)
+        with sorted_failures(self._settings, _PURPOSE):
+            return question(self._connection)
+
+
+@dataclass(frozen=True)
+class _CatalogEntry:
+    """What the catalog said of a relation.
+
+    Attributes:
+        lsn: of the server before it was asked.
+        relation: None when it does not exist.
+        types: of announced columns that the relation does not have.
+    """
+
+    lsn: Lsn
+    relation: Relation | None
+    types: Mapping[int, ResolvedType] = field(default_factory=dict)
+
+
+def _has_types(announced: Relation, current: Relation | None) -> bool:
+    """Say whether a relation tells the types of all announced columns."""
+    known = () if current is None else current.columns
+    typed = {(c.name, c.type_oid, c.typmod) for c in known if c.type is not None}
+    return all((c.name, c.type_oid, c.typmod) in typed for c in announced.columns)
+
+
+def _as_announced(relation: Relation) -> Relation:
+    """Reduce a relation to what its message says."""
+    columns = tuple(Column(c.name, c.type_oid, c.typmod, c.is_key) for c in relation.columns)
+    return replace(relation, columns=columns, primary_key=())
+
+
+def _attnums(relation: Relation) -> list[int | None]:
+    return [column.attnum for column in relation.columns]
+
+
+def _read_changers(conn: Connection, relation_id: int) -> dict[int, int]:
+    """Read by attnum, dropped columns included, which transaction last changed each column."""
+    with conn.cursor() as cursor:
+        cursor.execute(
+            "select attnum, xmin::text::bigint from pg_attribute where attrelid = %s::oid "
+            "and attnum > 0",
+            (relation_id,),
+        )
+        return dict(cursor.fetchall())
+
+
+def _precedes(xid: int, other: int) -> bool:
+    """Compare transaction ids, which go round."""
+    return (xid - other) % 2**32 >= 2**31
 
 
 def _complete_type(column: Column, types: Mapping[int, ResolvedType]) -> Column:

@@ -158,6 +158,22 @@ def query_connection(
         ConfigurationError: the settings do not lead to a usable connection.
         ConnectionLost: the server is down, or went away.
     """
+    with contextlib.closing(
+        connect(settings, purpose, statement_timeout_ms=statement_timeout_ms)
+    ) as connection:
+        with sorted_failures(settings, purpose):
+            yield connection
+
+
+def connect(
+    settings: ConnectionSettings, purpose: str, *, statement_timeout_ms: int | None = None
+) -> Connection:
+    """Open an SQL connection in autocommit mode, with time limits; the caller closes it.
+
+    Raises:
+        ConfigurationError: the settings do not lead to a usable connection.
+        ConnectionLost: the server is down, or went away.
+    """
     limit = settings.statement_timeout_ms if statement_timeout_ms is None else statement_timeout_ms
     conninfo = settings.conninfo_for(
         purpose, statement_timeout_ms=limit, lock_timeout_ms=settings.lock_timeout_ms
@@ -166,13 +182,18 @@ def query_connection(
         connection = psycopg2.connect(conninfo)
     except psycopg2.Error as error:
         raise connection_failure(settings.describe(), str(error)) from error
-    with contextlib.closing(connection):
-        connection.autocommit = True
-        try:
-            yield connection
-        except psycopg2.Error as error:
-            doing = f"in session '{settings.application_name(purpose)}'"
-            failure = statement_failure(settings.describe(), doing, error)
-            if failure is None:
-                raise
-            raise failure from error
+    connection.autocommit = True
+    return connection
+
+
+@contextlib.contextmanager
+def sorted_failures(settings: ConnectionSettings, purpose: str) -> Iterator[None]:
+    """Raise errors of the server sorted, as `query_connection` does."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        doing = f"in session '{settings.application_name(purpose)}'"
+        failure = statement_failure(settings.describe(), doing, error)
+        if failure is None:
+            raise
+        raise failure from error

@@ -33,7 +33,7 @@ from pgcdc_assets.protocol.frames import MessageBatch, Positions
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.tuples import WireBuffer
 
-Resolve = Callable[[Relation, Lsn], tuple[Relation, int]]
+Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
 
 _XLOG_DATA, _KEEPALIVE = b"wk"
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE = b"BCIUD"
@@ -115,7 +115,7 @@ class Decoder:
 
     Args:
         resolve: completes an announced relation, and numbers its version; called with the commit
-            LSN of the transaction in which it was announced.
+            LSN and the id of the transaction in which it was announced.
         window_end: transactions that commit at or above it belong to a later window.
         window_start: transactions that commit below it were landed before and are dropped.
 
@@ -239,8 +239,9 @@ class Decoder:
             is_inside = bool(heads.is_inside[index])
             if action == _RELATION:
                 commit_lsn = Lsn(int(transactions.commit_lsns[transaction]))
+                xid = int(transactions.xids[transaction])
                 announced = rows.Announced(
-                    *self._resolve(messages.parse_relation(data), commit_lsn)
+                    *self._resolve(messages.parse_relation(data), commit_lsn, xid)
                 )
                 self._slots[announced.relation.relation_id] = len(self._announced)
                 events.append(_Event(index, announced.relation.relation_id, len(self._announced)))

@@ -36,7 +36,7 @@ class RelationRegistry:
 
     table: RawTable
     capture: str
-    _known: dict[tuple[int, int, int], RelationVersion] | None = field(default=None, repr=False)
+    _known: dict[tuple[int, int], list[RelationVersion]] | None = field(default=None, repr=False)
     _new: list[RelationVersion] = field(default_factory=list, repr=False)
 
     def versions(self, epoch: int) -> list[RelationVersion]:
@@ -45,22 +45,23 @@ class RelationRegistry:
         found = [version for version in stored if version.epoch == epoch]
         return sorted(found, key=lambda v: (v.relation.relation_id, v.version))
 
+    def registered(self, epoch: int, relation_id: int) -> list[Relation]:
+        """List the versions of a relation, oldest first, those not flushed yet included."""
+        return [version.relation for version in self._versions_of(epoch, relation_id)]
+
     def register(self, epoch: int, relation: Relation, lsn: Lsn) -> int:
         """Give the version number of this shape of the relation, a new one if it was never seen.
 
         Args:
             lsn: where the shape was first seen: a commit LSN, or a copy's snapshot LSN.
         """
-        if self._known is None:
-            self._known = self._read()
-        number = 0
-        for (known_epoch, relation_id, version), known in self._known.items():
-            if known_epoch == epoch and relation_id == relation.relation_id:
-                if known.relation == relation:
-                    return version
-                number = max(number, version)
+        known = self._versions_of(epoch, relation.relation_id)
+        for version in known:
+            if version.relation == relation:
+                return version.version
+        number = known[-1].version if known else 0
         new = RelationVersion(epoch, number + 1, lsn, relation)
-        self._known[_key(new)] = new
+        known.append(new)
         self._new.append(new)
         return new.version
 
@@ -103,6 +104,14 @@ class RelationRegistry:
         """Forget versions that were registered and not flushed, as when a landing failed."""
         self._known = None
         self._new = []
+
+    def _versions_of(self, epoch: int, relation_id: int) -> list[RelationVersion]:
+        """Give the known versions of a relation by number; the table is read once for all."""
+        if self._known is None:
+            self._known = {}
+            for key, version in sorted(self._read().items()):
+                self._known.setdefault(key[:2], []).append(version)
+        return self._known.setdefault((epoch, relation_id), [])
 
     def _clash(self, version: RelationVersion) -> TransientError:
         self.discard()

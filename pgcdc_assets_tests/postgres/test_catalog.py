@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import (
     CatalogResolver,
     complete_relation,
@@ -18,6 +19,9 @@ from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.postgres.wire import Captured, peek
+
+# A commit beyond every catalog: each announcement asks anew.
+NEVER = Lsn(2**62)
 
 
 def _published(database: Database, publication: str = "pub") -> dict[str, Relation]:
@@ -129,7 +133,7 @@ def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Data
     assert captured.relations.keys() <= published.keys()
     resolver = CatalogResolver(database.settings(), "pub")
     for name, announced in captured.relations.items():
-        assert resolver.complete(announced) == published[name], name
+        assert resolver.complete(announced, NEVER, 3) == published[name], name
         assert (
             complete_relation(announced, {announced.relation_id: published[name]})
             == published[name]
@@ -159,7 +163,7 @@ def test_a_publication_of_a_schema_and_column_lists_are_honoured(database: Datab
         database, "insert into b.two values (1, 'x', 'y')", publication="with_columns"
     )
     resolver = CatalogResolver(database.settings(), "with_columns")
-    assert resolver.complete(captured.relations["b.two"]) == relation
+    assert resolver.complete(captured.relations["b.two"], NEVER, 3) == relation
 
 
 @pytest.mark.postgres
@@ -206,7 +210,7 @@ def test_an_old_announcement_is_completed_from_a_newer_catalog(database: Databas
         before,
         columns=tuple(Column(c.name, c.type_oid, c.typmod, c.is_key) for c in before.columns),
     )
-    completed = resolver.complete(announced)
+    completed = resolver.complete(announced, NEVER, 3)
     assert [(c.name, c.attnum, c.base_type) for c in completed.columns] == [
         ("id", 1, "int4"),
         ("a", 2, "int4"),
@@ -214,7 +218,7 @@ def test_an_old_announcement_is_completed_from_a_newer_catalog(database: Databas
         ("c", None, "text"),
     ]
     database.execute("drop table t; drop type mood")
-    gone = CatalogResolver(database.settings(), "pub").complete(announced)
+    gone = CatalogResolver(database.settings(), "pub").complete(announced, NEVER, 3)
     assert [(c.name, c.attnum, c.type) for c in gone.columns] == [
         ("id", None, "integer"),
         ("a", None, "integer"),

@@ -29,7 +29,7 @@ def numbering() -> Any:
     """A resolver that numbers announcements."""
     count = 0
 
-    def resolve(relation: Relation, commit_lsn: Lsn) -> tuple[Relation, int]:
+    def resolve(relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
         nonlocal count
         count += 1
         return relation, count
