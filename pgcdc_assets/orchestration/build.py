@@ -19,6 +19,7 @@ from pgcdc_assets.orchestration.lag_sensor import LagSensorTargets, build_lag_se
 from pgcdc_assets.orchestration.merge_assets import build_scd_assets
 from pgcdc_assets.orchestration.merge_sensor import build_merge_sensor
 from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partitions import SpecificPartitionsPartitionMapping
 from pgcdc_assets.orchestration.rebuild import build_rebuild_job
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
@@ -165,10 +166,8 @@ class _Builder:
     def _scd_spec(
         self, table: CdcTable, scd: int, raw: dg.AssetKey, snapshot: dg.AssetKey
     ) -> dg.AssetSpec:
-        # Each window depends on the same window of raw. On the copies too, whose partitions are
-        # tables: one step has one mapping for all its assets, so it cannot name the asset's own
-        # table.
-        copies = dg.AllPartitionMapping()
+        # Each window depends on the same window of raw, and on the snapshot of its own table.
+        copies = SpecificPartitionsPartitionMapping([table.qualified_name])
         return self._spec(Layer(f"scd{scd}"), table).replace_attributes(
             deps=[
                 dg.AssetDep(raw, partition_mapping=dg.IdentityPartitionMapping()),
