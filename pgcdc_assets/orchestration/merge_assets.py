@@ -24,7 +24,7 @@ from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.following import Following
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS, MergedChecks, invariant_spec
 from pgcdc_assets.orchestration.keys import shown_windows
-from pgcdc_assets.orchestration.metadata import column_lineage, merge_metadata
+from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs import claim_run
@@ -32,6 +32,7 @@ from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.state import copied_tables
 from pgcdc_assets.orchestration.tables import read_columns
 from pgcdc_assets.orchestration.targets import target_of
+from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
@@ -88,13 +89,13 @@ def build_scd_assets(
                 # A run of checks alone has no windows.
                 yield from rounds.check_only()
                 return
-            yield from rounds.merge(max(LsnWindow.parse(key) for key in context.partition_keys))
+            asked = sorted(LsnWindow.parse(key) for key in context.partition_keys)
+            yield from rounds.merge(asked)
             while not rounds.failures and (
                 windows := following.find(lambda: rounds.landed_since(following))
             ):
                 shown = shown_windows(windows, len(context.selected_asset_keys))
-                for result in rounds.merge(windows[-1]):
-                    yield from _events(result, shown)
+                yield from rounds.merge(shown, is_first=False)
             rounds.raise_failures()
 
     return merge
@@ -127,11 +128,18 @@ class _Rounds:
         self._selected = [places[key] for key in context.selected_asset_keys]
         self._copied = self._copied_tables()
 
-    def merge(self, through: LsnWindow) -> Iterator[Result]:
-        """Merge the selected tables through a window, and check what was merged."""
+    def merge(self, windows: Sequence[LsnWindow], *, is_first: bool = True) -> Iterator[Any]:
+        """Merge the selected tables through the newest of some windows, and check what was merged.
+
+        Args:
+            windows: those to be shown as materialised, in order.
+            is_first: they are the partitions of the run.
+        """
         from pgcdc_assets.merge import merge_tables
 
+        through = windows[-1]
         checked = self._checks()
+        recorded = self._recorded(windows)
         copied = self._being_copied()
         self.failures += map(_held_back, sorted(copied, key=lambda table: table.qualified_name))
         reports = merge_tables(
@@ -149,10 +157,42 @@ class _Rounds:
                 self.failures.append(report)
                 continue
             place = self._by_name[report.schema, report.table, report.scd]
-            metadata = _metadata(self.zone, report, through, self.sources[place[0]])
-            yield dg.MaterializeResult(asset_key=self.specs[place].key, metadata=metadata)
-            yield from checked.after(report, through.epoch)
-        yield from checked.rest()
+            metadata = MergeMetadata.of(report, through, recorded)
+            state = {**metadata.state, **_table_metadata(self.zone, report, self.sources[place[0]])}
+            shown = self._materialized(self.specs[place].key, state, metadata, windows, is_first)
+            yield from shown
+            yield from _results(checked.after(report, through.epoch), is_first)
+        yield from _results(checked.rest(), is_first)
+
+    def _materialized(
+        self,
+        key: dg.AssetKey,
+        state: Mapping[str, Any],
+        metadata: MergeMetadata,
+        windows: Sequence[LsnWindow],
+        is_first: bool,
+    ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetMaterialization]:
+        """Show windows as materialised: Dagster takes one result of an asset from each step."""
+        if not is_first:
+            for window in windows:
+                own = metadata.for_window(window.key)
+                yield dg.AssetMaterialization(key, partition=window.key, metadata={**state, **own})
+            return
+        for window in windows:
+            # For each of these Dagster lists all partitions of the run.
+            if window.key in metadata.shown_apart:
+                own = metadata.for_window(window.key)
+                self.context.add_asset_metadata(own, asset_key=key, partition_key=window.key)
+        yield dg.MaterializeResult(asset_key=key, metadata=state)
+
+    def _recorded(self, windows: Sequence[LsnWindow]) -> list[WindowSummary]:
+        """Read what the raw zone records of some windows."""
+        wanted = set(windows)
+        found: list[WindowSummary] = []
+        for epoch in sorted({window.epoch for window in windows}):
+            first = min(window.start for window in windows if window.epoch == epoch)
+            found += self.zone.changes.windows(epoch, first)
+        return [summary for summary in found if summary.window in wanted]
 
     def check_only(self) -> Iterator[Result]:
         """Evaluate the selected checks of tables that nothing is merged into."""
@@ -220,18 +260,13 @@ class _Rounds:
         return self.held.enter_context(own_sessions(self.session, count))
 
 
-def _events(
-    result: Result, windows: Sequence[LsnWindow]
-) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
-    """Tell of a later round: Dagster takes one result of an asset and a check from each step."""
-    if isinstance(result, dg.AssetCheckResult):
-        yield evaluation_of(result)
-        return
-    assert result.asset_key is not None
-    for window in windows:
-        yield dg.AssetMaterialization(
-            result.asset_key, partition=window.key, metadata=result.metadata
-        )
+def _results(
+    results: Iterable[Result], is_first: bool
+) -> Iterator[dg.AssetCheckResult | dg.AssetCheckEvaluation]:
+    """Give results of checks: Dagster takes one of a check from each step."""
+    for result in results:
+        assert isinstance(result, dg.AssetCheckResult)
+        yield result if is_first else evaluation_of(result)
 
 
 def _held_back(table: CdcTable) -> MergeFailure:
@@ -249,16 +284,16 @@ def _targets(places: Iterable[Place]) -> list[TableTarget]:
     ]
 
 
-def _metadata(
-    zone: RawZone, report: MergeReport, through: LsnWindow, source: dg.AssetKey
-) -> dict[str, Any]:
-    metadata = merge_metadata(report, through)
+def _table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> dict[str, Any]:
+    """Describe the table itself."""
     columns = read_columns(zone.lake, report.path)
-    metadata["dagster/column_schema"] = dg.TableSchema(columns=columns)
     names = [column.name for column in columns]
-    metadata["dagster/column_lineage"] = column_lineage(
-        names, [name for name in names if not name.startswith("_")], source
-    )
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": dg.TableSchema(columns=columns),
+        "dagster/column_lineage": column_lineage(
+            names, [name for name in names if not name.startswith("_")], source
+        ),
+    }
     if report.row_count is None:
         state = read_target(zone.lake, zone.name, report.path)
         if state is not None and state.row_count is not None:

@@ -8,6 +8,7 @@ entries are 32 bits wide, and a plot needs one type for the whole series.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -84,11 +85,63 @@ def lag_metadata(status: SlotStatus, captured_through: Lsn, lag_seconds: float) 
     return metadata
 
 
-def merge_metadata(report: MergeReport, through: LsnWindow) -> dict[str, Any]:
-    """Describe what merging did to one table."""
-    metadata: dict[str, Any] = {
-        THROUGH_METADATA: through.key,
-        "watermark": _text(report.watermark_after),
+@dataclass(frozen=True)
+class MergeMetadata:
+    """What merging did to one table, for the windows that it shows as materialised.
+
+    Attributes:
+        state: of the table after the merge; on every window.
+        figures: of the merge as a whole; on its newest window alone, so that sums and plots over
+            windows count each merge once.
+        windows: per window with changes of the table what is the window's own.
+    """
+
+    state: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    windows: Mapping[str, Mapping[str, float]]
+    newest: str
+
+    @classmethod
+    def of(
+        cls, report: MergeReport, through: LsnWindow, windows: Sequence[WindowSummary]
+    ) -> MergeMetadata:
+        """Describe a merge.
+
+        Args:
+            windows: what is recorded of the windows to be shown.
+        """
+        state: dict[str, Any] = {
+            THROUGH_METADATA: through.key,
+            "watermark": _text(report.watermark_after),
+            "path": dg.MetadataValue.path(report.path),
+            **_window_figures({}),
+        }
+        if report.row_count is not None:
+            state["dagster/row_count"] = report.row_count
+        name = f"{report.schema}.{report.table}"
+        changed = {
+            summary.window.key: _window_figures(summary.counts[name])
+            for summary in windows
+            if summary.counts.get(name)
+        }
+        return cls(state, _merge_figures(report), changed, through.key)
+
+    def for_window(self, key: str) -> dict[str, Any]:
+        """Give what a window shows beside the state."""
+        return {**self.windows.get(key, {}), **(self.figures if key == self.newest else {})}
+
+    @property
+    def shown_apart(self) -> set[str]:
+        """The windows that show more than the state."""
+        return {*self.windows, self.newest}
+
+
+def _window_figures(counts: Mapping[str, int]) -> dict[str, float]:
+    return {"window_changes": float(sum(counts.values())), **_operation_totals({"": counts})}
+
+
+def _merge_figures(report: MergeReport) -> dict[str, Any]:
+    figures: dict[str, Any] = {
         "watermark_before": _text(report.watermark_before),
         "windows_folded": report.windows_folded,
         "changes_read": float(report.changes_read),
@@ -97,15 +150,12 @@ def merge_metadata(report: MergeReport, through: LsnWindow) -> dict[str, Any]:
         "rows_deleted": float(report.rows_deleted),
         "rows_rescued": float(report.rows_rescued),
         "seconds": round(report.seconds, 3),
-        "path": dg.MetadataValue.path(report.path),
     }
     if report.seconds > 0 and report.changes_read:
-        metadata["changes_per_second"] = round(report.changes_read / report.seconds, 1)
+        figures["changes_per_second"] = round(report.changes_read / report.seconds, 1)
     if report.snapshot_lsn is not None:
-        metadata["snapshot_lsn"] = str(report.snapshot_lsn)
-    if report.row_count is not None:
-        metadata["dagster/row_count"] = report.row_count
-    return metadata
+        figures["snapshot_lsn"] = str(report.snapshot_lsn)
+    return figures
 
 
 def changes_table(counts: Mapping[str, Mapping[str, int]]) -> dg.TableMetadataValue:
