@@ -70,7 +70,9 @@ def plan_merge(
     name = target.qualified_name
     # History before a copy is folded first, and may not be captured yet.
     waits = is_bounded or (in_order and watermark is not None)
-    usable = _usable_copies(target, watermark, copies, through if waits else None)
+    usable = _usable_copies(
+        target, watermark, copies, through if waits else None, begins_epoch=not is_bounded
+    )
     if not usable and watermark is None:
         raise MergeConflict(
             table=name,
@@ -100,18 +102,33 @@ def _usable_copies(
     watermark: tuple[int, Lsn] | None,
     copies: Sequence[Copy],
     through: LsnWindow | None,
+    *,
+    begins_epoch: bool,
 ) -> list[Copy]:
-    """List the table's copies above its watermark, oldest first."""
-    return sorted(
+    """List the table's copies above its watermark, oldest first.
+
+    Args:
+        through: leave out copies above its end; None: leave out none.
+        begins_epoch: keep the first copy of `through`'s epoch all the same, if the table is not in
+            that epoch yet: nothing that it has to fold before that copy lies in the epoch.
+    """
+    own = sorted(
         (
             copy
             for copy in copies
             if (copy.schema, copy.table) == (target.schema, target.table)
             and (watermark is None or (copy.epoch, copy.snapshot_lsn) > watermark)
-            and (through is None or (copy.epoch, copy.snapshot_lsn) <= (through.epoch, through.end))
         ),
         key=lambda copy: (copy.epoch, copy.snapshot_lsn),
     )
+    if through is None:
+        return own
+    usable = [c for c in own if (c.epoch, c.snapshot_lsn) <= (through.epoch, through.end)]
+    if begins_epoch and (watermark is None or watermark[0] < through.epoch):
+        first = next((copy for copy in own if copy.epoch == through.epoch), None)
+        if first is not None and first not in usable:
+            usable.append(first)
+    return usable
 
 
 def _plan_step(

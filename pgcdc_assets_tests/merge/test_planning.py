@@ -151,3 +151,28 @@ def test_history_takes_the_rest_of_an_epoch_before_the_copy_of_the_next() -> Non
     assert (rest.epoch, rest.copy, rest.start, rest.end) == (1, None, 300, 400)
     after = plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True)
     assert (after.epoch, after.copy, after.end, after.is_last) == (2, copies[1], 60, True)
+
+
+def test_history_begins_an_epoch_with_its_first_copy_and_waits_for_the_second() -> None:
+    """No change of the epoch lies before its first copy, even if the copy is ahead."""
+    copies = [_copy(100), _copy(90, epoch=2), _copy(95, epoch=2)]
+    landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
+    through = LsnWindow.of(2, 50, 60)
+    rest = plan_merge(TARGET, (1, Lsn(300)), copies, landed, through, in_order=True)
+    assert (rest.epoch, rest.copy, rest.start, rest.end) == (1, None, 300, 400)
+    assert not rest.is_last
+    first = plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True)
+    assert (first.copy, first.start, first.end, first.is_last) == (copies[1], 90, 90, True)
+    then = plan_merge(TARGET, (2, Lsn(90)), copies, landed, through, in_order=True)
+    assert (then.epoch, then.copy, then.start, then.end) == (2, None, 90, 90)
+    # A window of the epoch before is folded without the copy: later ones may follow.
+    older = plan_merge(TARGET, (1, Lsn(200)), copies, landed, NEWEST, in_order=True)
+    assert (older.copy, older.end, older.is_last) == (None, 400, True)
+
+
+def test_a_rebuild_does_not_begin_an_epoch_with_a_copy_above_its_end() -> None:
+    through = LsnWindow.of(2, 50, 60)
+    landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
+    copies = [_copy(100), _copy(90, epoch=2)]
+    with pytest.raises(MergeConflict, match="epoch 2 of the slot has no copy of it"):
+        plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True, is_bounded=True)

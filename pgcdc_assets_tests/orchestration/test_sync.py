@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import PgcdcError, SlotMissing
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
+from pgcdc_assets.orchestration.settings import CdcTable
 from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
 from pgcdc_assets.renewal import renew_epoch
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
@@ -160,7 +162,12 @@ def test_one_broken_table_fails_alone_and_is_merged_later(
 def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """A10 through Dagster: partitions, copies and merges go on in epoch 2."""
+    """A10 through Dagster: partitions, copies and merges continue in epoch 2, in the first sync."""
+    kept = (
+        CdcTable("public", "a", (1, 2)),
+        CdcTable("public", "b", soft_deletes=True),
+    )
+    orchestrated = replace(orchestrated, capture=replace(orchestrated.capture, tables=kept))
     database, zone, slot = orchestrated.database, orchestrated.zone, orchestrated.capture.slot
     sync(orchestrated)
     database.execute("insert into a values (60, 'landed')")
@@ -172,9 +179,15 @@ def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
         sync(orchestrated)
 
     assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
-    sync(orchestrated)
+    # WAL between the barrier, which the first window ends at, and the snapshots.
+    database.execute("select pg_logical_emit_message(true, 'test', 'after the new slot')")
+    first_merge = sync(orchestrated)
+    assert first_merge.merge_count >= 1
     assert orchestrated.equals_source("a")
     assert orchestrated.equals_source("b")
+    assert orchestrated.tick("merges").skip_message == (
+        "every table is merged through the newest window"
+    )
     database.execute("update a set v = 'in epoch 2'; delete from b where id = 60")
     sync(orchestrated)
     assert orchestrated.equals_source("a")
