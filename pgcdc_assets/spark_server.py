@@ -26,6 +26,7 @@ from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.locking import locked
+from pgcdc_assets.merge.java import check_java
 from pgcdc_assets.merge.spark_jars import looking_up_alone
 from pgcdc_assets.merge.spark_settings import server_conf
 from pgcdc_assets.ports import free_port
@@ -94,6 +95,7 @@ class SparkServer:
             running = self.usable()
             if running is not None:
                 return running, False
+            check_java()
             # What is left by a start that was killed, or by a server that was.
             self._tidy_up(self.find())
             say(f"Starting the Spark server; its log is {self.log_file}")

@@ -36,7 +36,7 @@ def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "pgcdc_assets.cli", *arguments],
+        [sys.executable, "-m", "pgcdc_assets.cli", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -73,15 +73,51 @@ def test_help_does_not_wait_for_dagster() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("command", ["check", "sync", "status"])
-def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(command: str) -> None:
-    done = pgcdc(command)
+@pytest.mark.parametrize(
+    "command", ["check", "sync", "status", "init --name x --publication p", "renew --name shop"]
+)
+def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(
+    command: str, tmp_path: Path
+) -> None:
+    more = ["--defs", str(tmp_path / "defs")] if command.startswith("init") else []
+    done = pgcdc(*command.split(), *more)
     assert done.returncode == 3
-    lines = done.stderr.strip().splitlines()
-    assert lines[-1].startswith("pgcdc: ")
-    assert "127.0.0.1:1" in lines[-1]
-    assert "Traceback" not in done.stderr
-    assert "sesame" not in done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pgcdc: ")
+    assert "127.0.0.1:1" in line
+    assert done.stdout == ""
+    assert "sesame" not in line
+
+
+@pytest.mark.parametrize("command", ["verify --name nope", "rebuild nope"])
+def test_a_name_that_is_wrong_is_one_sentence(command: str) -> None:
+    done = pgcdc(*command.split())
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pgcdc: There is no capture named nope")
+
+
+def test_what_libraries_print_goes_to_a_file_that_the_sentence_names(tmp_path: Path) -> None:
+    (tmp_path / "noisy_location.py").write_text(
+        "import os, subprocess, warnings\n"
+        "warnings.warn('a warning')\n"
+        "os.write(1, b'out of C\\n')\n"
+        "subprocess.run('echo a child >&2', shell=True)\n"
+        "from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions\n"
+        'defs = build_cdc_definitions(CdcCapture("mine", "pub", (CdcTable("s", "t"),)))\n'
+    )
+    noise = ("a warning", "out of C", "a child")
+    arguments = ("status", "-m", "noisy_location")
+    here = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = pgcdc(*arguments, **here)
+    (line,) = done.stderr.splitlines()
+    assert done.stdout == ""
+    log = Path(line.rpartition(" is in ")[2])
+    assert all(each in log.read_text() for each in noise)
+    assert log.stat().st_mode & 0o077 == 0
+    log.unlink()
+    shown = pgcdc(*arguments, "--verbose", **here)
+    assert all(each in shown.stdout + shown.stderr for each in noise)
 
 
 def test_debug_adds_the_stack_trace(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 Each command ends with one clear sentence when something is wrong, and with a status that says what
 to do: 2 fix the settings, 3 try again, 4 a person has to decide, 1 anything else, a found
-difference included. A stack trace is shown with `--debug` only.
+difference included. A stack trace is shown with `--debug` only. What libraries print goes to a log
+file, or to the terminal with `--verbose`.
 """
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 import traceback
@@ -14,7 +16,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from pgcdc_assets.cli.arguments import build_parser
+from pgcdc_assets.cli.output import complain, open_log
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.orchestration.output import LibraryLog
 
 INTERRUPTED = 130
 
@@ -24,25 +28,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
+    log = None if options.debug or options.verbose else open_log(options.name_of_command)
+    try:
+        return _run(options, log)
+    finally:
+        if log is not None and arguments is None:
+            # Libraries write while the process ends, too: their descriptors stay with the log.
+            log.settle()
+        elif log is not None:
+            log.close()
+
+
+def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
     try:
         # Commands import what they need when they run: --help and usage errors come at once.
         status: int = options.command(options)
+        sys.stdout.flush()
         return status
     except PgcdcError as error:
-        return _fail(str(error), error.exit_status, debug=options.debug)
+        return _fail(str(error), error.exit_status, log, debug=options.debug)
     except KeyboardInterrupt:
-        return _fail("Interrupted.", INTERRUPTED, debug=False)
+        return _fail("Interrupted.", INTERRUPTED, None, debug=False)
     except BrokenPipeError:
         return INTERRUPTED
     except Exception as error:
         sentence = f"Unexpected {type(error).__name__}: run again with --debug to see where."
-        return _fail(sentence, 1, debug=options.debug)
+        return _fail(sentence, 1, log, debug=options.debug)
 
 
-def _fail(sentence: str, status: int, *, debug: bool) -> int:
+def _fail(sentence: str, status: int, log: LibraryLog | None, *, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"pgcdc: {sentence}", file=sys.stderr)
+    if log is not None and log.has_content():
+        sentence = f"{sentence.rstrip('.')}. Output of libraries is in {log.path}"
+    complain(sentence)
     return status
 
 

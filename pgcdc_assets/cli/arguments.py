@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+from pgcdc_assets.cli.output import quiet_dagster
+
 _EPILOG = """\
 environment:
   PGCDC_DSN           libpq URI of the source; unset: the embedded server of `make dev`
@@ -119,7 +121,12 @@ def _command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show stack traces and Dagster's log")
-    parser.set_defaults(command=_deferred(name))
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="show what libraries such as Spark print, which goes to .pgcdc/logs otherwise",
+    )
+    parser.set_defaults(command=_deferred(name), name_of_command=name)
     return parser
 
 
@@ -150,6 +157,8 @@ def _wait_option(parser: argparse.ArgumentParser) -> None:
 
 def _deferred(name: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
+        if name != "spark":
+            quiet_dagster(debug=options.debug)
         module = importlib.import_module(f"pgcdc_assets.cli.{name}")
         status: int = module.run(options)
         return status

@@ -1,25 +1,44 @@
-"""What commands say besides their result, and where to."""
+"""What commands print besides their result, and where to."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 import time
+import warnings
+from contextlib import suppress
 from pathlib import Path
+
+from pgcdc_assets.orchestration.defaults import state_folder
+from pgcdc_assets.orchestration.output import LibraryLog, open_library_log, terminal
 
 
 def say(line: str) -> None:
     """Show progress, with the time, where it does not mix with the result."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=terminal(), flush=True)
 
 
-def quiet_dagster(debug: bool) -> None:
-    """Keep Dagster's own log off the terminal."""
+def complain(sentence: str) -> None:
+    """Show what is wrong."""
+    print(f"pgcdc: {sentence}", file=terminal(), flush=True)
+
+
+def quiet_dagster(*, debug: bool) -> None:
+    """Keep Dagster's log, and its warnings of beta and preview features, off the terminal."""
+    import dagster as dg
+
     logging.getLogger("dagster").setLevel(logging.DEBUG if debug else logging.CRITICAL)
+    if not debug:
+        for category in (dg.BetaWarning, dg.PreviewWarning):
+            warnings.simplefilter("ignore", category)
 
 
-def spark_log(debug: bool) -> Path | None:
-    """Say where an embedded Spark session writes what it has to say; None: to the terminal."""
-    from pgcdc_assets.orchestration.defaults import state_folder
-
-    return None if debug else state_folder() / "spark.log"
+def open_log(command: str) -> LibraryLog | None:
+    """Send the output of libraries to a log file; None where no folder can be written."""
+    if sys.stderr is None:
+        return None
+    for folder in (state_folder() / "logs", Path(tempfile.gettempdir()) / "pgcdc-logs"):
+        with suppress(OSError):
+            return open_library_log(folder, command)
+    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from pgcdc_assets.cli.output import quiet_dagster, spark_log
 from pgcdc_assets.cli.tables import print_table
 
 _HEADER = ("table", "rebuilt through", "was at", "changes", "rows", "seconds")
@@ -23,11 +22,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error that the run ended with; tables that it does not name are rebuilt.
     """
-    quiet_dagster(options.debug)
     from pgcdc_assets.orchestration.instance import open_instance
     from pgcdc_assets.orchestration.loading import load_location
     from pgcdc_assets.orchestration.names import Names
-    from pgcdc_assets.orchestration.output import stderr_to
     from pgcdc_assets.orchestration.rebuild import parse_lsn, rebuild_op_name
     from pgcdc_assets.orchestration.runs import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.sync import error_of_run
@@ -41,8 +38,7 @@ def run(options: argparse.Namespace) -> int:
     parse_lsn(options.through)
     config = {"tables": options.tables, "through": options.through}
     with open_instance() as instance:
-        with stderr_to(spark_log(options.debug)):
-            loaded.spark.session()
+        loaded.spark.session()
         result = location.repository.get_job(Names.of(capture).rebuild_job).execute_in_process(
             run_config={
                 "ops": {rebuild_op_name(capture): {"config": config}},

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import asdict
 
-from pgcdc_assets.cli.output import quiet_dagster, say, spark_log
+from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.errors import PgcdcError
 
 
@@ -18,7 +17,6 @@ def run(options: argparse.Namespace) -> int:
     With several captures one that fails does not hold up the next; the worst status is returned.
     """
     started = time.monotonic()
-    quiet_dagster(options.debug)
     from pgcdc_assets.orchestration.instance import open_instance
     from pgcdc_assets.orchestration.loading import load_location
     from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
@@ -37,12 +35,11 @@ def run(options: argparse.Namespace) -> int:
                     loaded,
                     say=say,
                     limits=SyncLimits(wait_seconds=options.wait_seconds),
-                    spark_log=spark_log(options.debug),
                 )
             except PgcdcError as error:
                 if len(captures) == 1:
                     raise
-                print(f"pgcdc: {loaded.capture.name}: {error}", file=sys.stderr)
+                complain(f"{loaded.capture.name}: {error}")
                 failures.append(error)
                 continue
             report.seconds = {"start_up": start_up, **report.seconds}

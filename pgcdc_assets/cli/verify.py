@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.cli.output import quiet_dagster, say, spark_log
+from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.cli.tables import print_table
 from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError
 from pgcdc_assets.verify import Comparison, compare_at, source_moment, wait_captured
@@ -29,7 +28,6 @@ def run(options: argparse.Namespace) -> int:
         ConfigurationError: a named table does not exist, or cannot be compared.
         DifferenceFound: one of them differs.
     """
-    quiet_dagster(options.debug)
     from pgcdc_assets.orchestration.instance import open_instance
     from pgcdc_assets.orchestration.loading import load_location
 
@@ -88,14 +86,12 @@ def _verify(
     options: argparse.Namespace,
 ) -> Iterator[Comparison | PgcdcError]:
     """Compare one capture's tables; give the errors of tables that could not be compared."""
-    from pgcdc_assets.orchestration.output import stderr_to
     from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
     from pgcdc_assets.orchestration.targets import target_of
 
     capture = loaded.capture
     settings = loaded.postgres.settings()
     zone = loaded.lake.zone(capture.name)
-    log = spark_log(options.debug)
     with source_moment(settings, zone, capture.slot) as moment:
         say(f"{capture.name}: comparing at {moment.lsn}")
         if options.wait_only:
@@ -103,18 +99,17 @@ def _verify(
         else:
             limits = SyncLimits(wait_seconds=options.wait_seconds)
             try:
-                sync_capture(instance, location, loaded, say=say, limits=limits, spark_log=log)
+                sync_capture(instance, location, loaded, say=say, limits=limits)
             except PgcdcError as error:
                 # A table that cannot be merged is no reason to compare nothing: what is captured
                 # and not merged counts as well.
                 through = zone.changes.captured_through(moment.epoch)
                 if through is None or through < moment.lsn:
                     raise
-                print(f"pgcdc: {capture.name}: {error}", file=sys.stderr)
+                complain(f"{capture.name}: {error}")
                 yield error
             wait_captured(zone, moment, 0.0)
-        with stderr_to(log):
-            spark = loaded.spark.session()
+        spark = loaded.spark.session()
         for table in tables:
             began = time.monotonic()
             try:
@@ -122,7 +117,7 @@ def _verify(
                     spark, settings, zone, capture.publication, target_of(table, [1]), moment
                 )
             except PgcdcError as error:
-                print(f"pgcdc: {table.qualified_name}: {error}", file=sys.stderr)
+                complain(f"{table.qualified_name}: {error}")
                 yield error
                 continue
             say(f"{table.qualified_name}: {time.monotonic() - began:.1f} s")

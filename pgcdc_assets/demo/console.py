@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 _BEGIN = time.monotonic()
 
@@ -43,23 +40,6 @@ def signs_of_life(describe: Callable[[], str], every_seconds: float = 5.0) -> It
     finally:
         done.set()
         watcher.join()
-
-
-@contextmanager
-def stderr_to(path: Path) -> Iterator[None]:
-    """Send the error output to a file, that of programs started in the block for good.
-
-    A JVM keeps the descriptors it is started with, so Spark stays quiet afterwards.
-    """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def size(byte_count: float) -> str:

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from pgcdc_assets.demo.console import say, signs_of_life, size, stderr_to, table
+from pgcdc_assets.demo.console import say, signs_of_life, size, table
 from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.defaults import state_folder
 from pgcdc_assets.orchestration.instance import open_instance
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture, load_location
+from pgcdc_assets.orchestration.output import library_log
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.orchestration.sync import SyncReport, sync_capture
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
@@ -75,6 +76,15 @@ def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fre
     Raises:
         DifferenceFound: a table of the lake differs from its source.
     """
+    with library_log(state_folder() / "logs", "demo") as log:
+        try:
+            return _run(connections, rate, scale, seconds, fresh=fresh)
+        finally:
+            if log.has_content():
+                say(f"Output of libraries is in {log.path}")
+
+
+def _run(connections: int, rate: float, scale: float, seconds: float, *, fresh: bool) -> int:
     _quiet()
     with stage(fresh=fresh, scale=scale) as set_up, open_instance() as instance:
         location = load_location()
@@ -110,11 +120,10 @@ class _Demo:
         self.totals = Totals()
 
     def start_spark(self) -> None:
-        """Start the one session of all merges; its messages go to a file."""
-        log = state_folder() / "spark.log"
-        say(f"Starting Spark; the first time it fetches 87 MB of jars (see {log})")
+        """Start the one session of all merges."""
+        say("Starting Spark; the first time it fetches 87 MB of jars")
         started = time.monotonic()
-        with stderr_to(log), signs_of_life(self._describe):
+        with signs_of_life(self._describe):
             self.loaded.spark.session()
         self.totals.seconds["session"] = time.monotonic() - started
 

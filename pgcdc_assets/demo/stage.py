@@ -119,7 +119,10 @@ class LiveWorkload:
             self._child.kill()
             raise
         if self._child.returncode != 0:
-            raise ConfigurationError(reason="the shop's workload failed: see its message above")
+            raise ConfigurationError(
+                reason="the shop's workload failed: its message is above or in "
+                f"{state_folder() / 'logs'}"
+            )
         counts: dict[str, int] = json.loads(output)
         return counts
 

@@ -27,6 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.merge.java import check_java
 from pgcdc_assets.merge.spark_jars import looking_up_alone
 from pgcdc_assets.merge.spark_settings import SESSION_CONF, embedded_conf
 
@@ -82,7 +83,8 @@ def connecting(remote: str | None) -> Iterator[None]:
         remote: the server's address; None for an embedded session.
 
     Raises:
-        ConfigurationError: an embedded session runs in this process, so it cannot use a server.
+        ConfigurationError: an embedded session runs in this process, so it cannot use a server; or
+            there is no Java to start one with.
         TransientError: the server does not answer.
     """
     if remote and runs_embedded():
@@ -98,6 +100,8 @@ def connecting(remote: str | None) -> Iterator[None]:
     else:
         _check_listens(remote)
     starts_here = remote is None and not runs_embedded()
+    if starts_here:
+        check_java()
     try:
         with looking_up_alone() if starts_here else nullcontext():
             yield

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -28,7 +27,6 @@ from pgcdc_assets.orchestration.failures import error_named
 from pgcdc_assets.orchestration.keys import PARTITION_TAG, RANGE_TAGS, covered_keys
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.output import stderr_to
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.run_errors import FailedRun, joined, naming, sentence_in
 from pgcdc_assets.orchestration.runs import PROCESS_TAG, THROUGH_TAG, process_tag
@@ -82,18 +80,17 @@ def sync_capture(
     *,
     say: Say = lambda line: None,
     limits: SyncLimits | None = None,
-    spark_log: Path | None = None,
 ) -> SyncReport:
     """Bring one capture through the WAL position at the start.
 
     Args:
-        spark_log: where an embedded Spark session writes what it has to say; None: to the terminal.
+        say: takes a line of progress.
 
     Raises:
         PgcdcError: the error that a run ended with, or that a sensor raised; of several the worst,
             with the sentences of all. After one of a copy or a merge everything else is done.
     """
-    return _Sync(instance, location, loaded, say, limits or SyncLimits(), spark_log).run()
+    return _Sync(instance, location, loaded, say, limits or SyncLimits()).run()
 
 
 class _Sync:
@@ -104,7 +101,6 @@ class _Sync:
         loaded: LoadedCapture,
         say: Say,
         limits: SyncLimits,
-        spark_log: Path | None,
     ) -> None:
         self.instance = instance
         self.repository = location.repository
@@ -113,7 +109,6 @@ class _Sync:
         self.names = Names.of(loaded.capture)
         self.say = say
         self.limits = limits
-        self.spark_log = spark_log
         self.progress = SyncProgress(self.name)
         self.report = SyncReport(self.name)
         self.failures: list[PgcdcError] = []
@@ -261,7 +256,7 @@ class _Sync:
     def _merge(self, job_name: str, request: dg.RunRequest) -> None:
         wanted = set(request.asset_selection or ())
         try:
-            with self._timed("session"), stderr_to(self.spark_log):
+            with self._timed("session"):
                 self.loaded.spark.session()
         except PgcdcError as error:
             self.failed_merges |= wanted

@@ -117,11 +117,20 @@ def _snapshot(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
 def _scd1(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
     table = _table(data)
     return (
-        f"`{table.qualified_name}` as it is now: one row for each key. Merging a window folds "
-        "every captured window from the table's own watermark through it.",
+        f"`{table.qualified_name}` as it is now: {_rows(table)}. Merging a window folds every "
+        "captured window from the table's own watermark through it.",
         {"pyspark", "delta"},
         _scd_metadata(data),
     )
+
+
+def _rows(table: CdcTable) -> str:
+    """What one row of a current image stands for; only the settings are known here."""
+    if table.key is not None:
+        return f"one row for each key ({', '.join(table.key)})"
+    if table.without_key == "log":
+        return "one row for each key or, if the table has no key, one for each change"
+    return "one row for each row of the source, equal rows of a table without a key included"
 
 
 def _scd2(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:

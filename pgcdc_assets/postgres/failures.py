@@ -16,7 +16,8 @@ from pgcdc_assets.errors import ConfigurationError, ConnectionLost, PgcdcError, 
 _CONFIGURATION = [
     (
         r"password authentication failed|no password supplied",
-        "Check user and password in the connection string (PGCDC_DSN) or in ~/.pgpass.",
+        "Check user and password in the connection string (PGCDC_DSN), in PGPASSWORD or in "
+        "~/.pgpass.",
     ),
     (
         r"(?:PAM|LDAP|RADIUS|GSSAPI|certificate|Peer|Ident) authentication failed",
@@ -35,6 +36,12 @@ _CONFIGURATION = [
         "Grant it with: grant connect on database {database} to {user}",
     ),
     (
+        r"(?:no pg_hba\.conf entry|pg_hba\.conf rejects) .*, no encryption",
+        "This connection is not encrypted: set sslmode=require in the connection string "
+        "(PGCDC_DSN). If that fails too, add a line for this user, database and address to the "
+        "server's pg_hba.conf and reload it.",
+    ),
+    (
         r"no pg_hba\.conf entry|pg_hba\.conf rejects",
         "Add a line for this user, database and address to the server's pg_hba.conf and reload it.",
     ),
@@ -47,9 +54,19 @@ _CONFIGURATION = [
         "Check the host in the connection string (PGCDC_DSN).",
     ),
     (
+        r"server does not support SSL",
+        "Set sslmode=prefer or disable in the connection string (PGCDC_DSN), or turn ssl on in the "
+        "server's settings.",
+    ),
+    (
+        r"root certificate file .* does not exist",
+        "Name the file of the server's certificate authority with sslrootcert in the connection "
+        "string (PGCDC_DSN); sslrootcert=system takes the system's.",
+    ),
+    (
         r"SSL was required|certificate verify failed|certificate .* does not exist"
         r"|server certificate for",
-        "Check sslmode and sslrootcert in the connection string (PGCDC_DSN).",
+        "Check host, sslmode and sslrootcert in the connection string (PGCDC_DSN).",
     ),
     (
         r"unrecognized configuration parameter|unsupported startup parameter",
@@ -71,21 +88,31 @@ def connection_failure(server: str, text: str) -> PgcdcError:
         server: `ConnectionSettings.describe()`: `database on host:port as user`.
         text: libpq's message, which may have several lines.
     """
-    # A host with several addresses gives several attempts; the last one says enough.
-    sentences = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    lines = [line for line in sentences if not line.startswith("Is the server running")]
-    reason = re.sub(r"^connection to server (?:at|on) .*? failed: ", "", lines[-1] if lines else "")
-    if reason.startswith("DETAIL:") and len(lines) > 1:
-        reason = re.sub(r"^connection to server (?:at|on) .*? failed: ", "", lines[-2])
-    reason = re.sub(r"^FATAL:\s+", "", reason).rstrip(".") or "no reason given"
+    said = _telling_attempt(text)
+    reason = re.sub(r"^FATAL:\s+", "", said).rstrip(".") or "no reason given"
     for pattern, remedy in _CONFIGURATION:
-        if re.search(pattern, text):
+        if re.search(pattern, said):
             user = server.rpartition(" as ")[2]
             mended = remedy.format(user=f'"{user}"', database=f'"{server.partition(" on ")[0]}"')
             return ConfigurationError(reason=f"Cannot connect to {server}: {reason}. {mended}")
-    if re.search(r"refused|No such file|timeout expired|No route|unreachable", text):
+    if re.search(r"refused|No such file|timeout expired|No route|unreachable", said):
         reason += " (is the server running there, and are host and port right?)"
     return ConnectionLost(server=server, doing="connecting", reason=reason)
+
+
+def _telling_attempt(text: str) -> str:
+    """Return the first line of the attempt to connect that says most.
+
+    A host with several addresses gives several attempts, of which the last says enough. With
+    sslmode=prefer, libpq tries without TLS what failed with it, and that attempt hides the reason.
+    """
+    attempts: list[str] = []
+    for line in (line.strip() for line in text.strip().splitlines()):
+        reason = re.sub(r"^connection to server (?:at|on) .*? failed: ", "", line)
+        if not attempts or reason != line or line.startswith("could not translate"):
+            attempts.append(reason)
+    with_tls = [attempt for attempt in attempts if not attempt.endswith(", no encryption")]
+    return (with_tls or attempts or [""])[-1]
 
 
 def statement_failure(server: str, doing: str, error: psycopg2.Error) -> PgcdcError | None:

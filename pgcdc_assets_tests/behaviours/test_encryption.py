@@ -12,7 +12,9 @@ import pytest
 
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres import stream as stream_module
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.capturing import Capturing
@@ -83,3 +85,42 @@ def test_an_encrypted_stream_lands_the_rows_of_the_source(
     )
     assert inserted == [list(row[0]) for row in expected]
     assert capturing.confirmed() == report.window.end
+
+
+def test_a_server_that_demands_tls_says_so_in_each_refusal(
+    encrypted: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The reasons are those of real refusals: libpq's first line, and what to change."""
+    encrypted.stop()
+    hba = encrypted.data_dir / "pg_hba.conf"
+    rules = hba.read_text()
+    hba.write_text(
+        f"hostssl all reader 127.0.0.1/32 scram-sha-256\n"
+        f"host all reader 127.0.0.1/32 reject\n{rules}"
+    )
+    encrypted.start()
+    database = create_database(encrypted, "source")
+    database.execute("create role reader login password 'sesame'")
+    base = f"host=127.0.0.1 port={encrypted.port} dbname={database.name} user=reader"
+
+    def refusal(options: str) -> str:
+        with (
+            pytest.raises(ConfigurationError) as caught,
+            query_connection(ConnectionSettings(f"{base} {options}"), "test"),
+        ):
+            pass
+        return str(caught.value)
+
+    plain = refusal("password=sesame sslmode=disable")
+    assert "no encryption. This connection is not encrypted: set sslmode=require" in plain
+    wrong = refusal("password=wrong")
+    assert "password authentication failed" in wrong
+    assert "PGPASSWORD" in wrong
+    missing = refusal(f"password=sesame sslmode=verify-full sslrootcert={tmp_path}/no.crt")
+    assert f'root certificate file "{tmp_path}/no.crt" does not exist. Name the file' in missing
+    certificate = tmp_path / "server.crt"
+    shutil.copy(encrypted.data_dir / "server.crt", certificate)
+    named = base.replace("127.0.0.1", "localhost")
+    base = f"{named} hostaddr=127.0.0.1"
+    other = refusal(f"password=sesame sslmode=verify-full sslrootcert={certificate}")
+    assert 'server certificate for "127.0.0.1" does not match host name "localhost"' in other

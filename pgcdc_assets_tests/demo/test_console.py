@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from pgcdc_assets.demo.__main__ import main
-from pgcdc_assets.demo.console import signs_of_life, size, stderr_to, table
+from pgcdc_assets.demo.console import signs_of_life, size, table
 from pgcdc_assets.demo.dev import run_dev
 from pgcdc_assets.demo.stage import stage
 from pgcdc_assets.errors import ConfigurationError
@@ -45,16 +42,6 @@ def test_signs_of_life_are_shown_and_a_failing_one_does_no_harm(
         for _ in range(3):
             assert asked.acquire(timeout=30)
     assert "no news (OSError)" in capsys.readouterr().out
-
-
-def test_programs_started_meanwhile_write_their_errors_to_the_file(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with stderr_to(log):
-        subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('noise')"], check=True)
-    assert log.read_text() == "noise"
-    with stderr_to(log):
-        os.write(2, b", and more")
-    assert log.read_text() == "noise, and more"
 
 
 def test_a_second_demonstration_in_one_clone_is_refused(

@@ -75,7 +75,19 @@ def test_an_application_name_fits_postgres_even_when_cut_in_a_letter() -> None:
             ConfigurationError,
             "Check user and",
         ),
-        ("fe_sendauth: no password supplied", ConfigurationError, "Check user and password"),
+        ("fe_sendauth: no password supplied", ConfigurationError, "in PGPASSWORD or in ~/.pgpass"),
+        (
+            'FATAL:  no pg_hba.conf entry for host "::1", user "u", database "d", SSL encryption\n'
+            'connection to server at "h" (::1), port 5432 failed: FATAL:  no pg_hba.conf entry for '
+            'host "::1", user "u", database "d", no encryption',
+            ConfigurationError,
+            "SSL encryption. Add a line",
+        ),
+        (
+            "server does not support SSL, but SSL was required",
+            ConfigurationError,
+            "sslmode=prefer",
+        ),
         ('FATAL:  role "u" is not permitted to log in', ConfigurationError, 'alter role "u" login'),
         (
             "FATAL:  permission denied to start WAL sender\nDETAIL:  Only roles with the "
