@@ -16,6 +16,7 @@
     │   ├── ProtocolError
     │   ├── RawZoneError
     │   ├── MergeConflict
+    │   │   └── SnapshotNeeded
     │   └── WatermarkGap
     └── DifferenceFound         a comparison found differing contents   exit status 1
 
@@ -26,7 +27,15 @@ multiprocess executor sends them between processes.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+import shlex
+from typing import Any, ClassVar, Self, cast
+
+UNKNOWN_CAPTURE = "NAME"
+
+
+def resnapshot_remedy(capture: str, *tables: str) -> str:
+    """Write the remedy of every error that new snapshots of tables end; of all if none is named."""
+    return f"Take a new snapshot with: {shlex.join(['pgcdc', 'resnapshot', capture, *tables])}"
 
 
 class PgcdcError(Exception):
@@ -41,6 +50,17 @@ class PgcdcError(Exception):
     def __init__(self, **facts: Any) -> None:
         self.facts = facts
         super().__init__(self.message.format(**facts))
+
+    def in_capture(self, capture: str) -> Self:
+        """Return the error with the capture's name in its remedy.
+
+        What is raised about a table does not know which capture the table belongs to.
+        """
+        if self.facts.get("capture") != UNKNOWN_CAPTURE:
+            return self
+        named = type(self)(**{**self.facts, "capture": capture})
+        named.__cause__ = self.__cause__
+        return named.with_traceback(self.__traceback__)
 
     def __getattr__(self, name: str) -> Any:
         facts = cast("dict[str, Any]", self.__dict__.get("facts", {}))
@@ -93,6 +113,21 @@ class DefiniteError(PgcdcError):
     exit_status = 4
 
 
+class SnapshotError(DefiniteError):
+    """An error that a new snapshot ends.
+
+    Attributes:
+        about: the fact that names the table; None for all tables of the capture.
+    """
+
+    about: ClassVar[str | None] = "table"
+
+    def __init__(self, *, capture: str = UNKNOWN_CAPTURE, **facts: Any) -> None:
+        tables = () if self.about is None else (facts[self.about],)
+        facts["remedy"] = resnapshot_remedy(capture, *tables)
+        super().__init__(capture=capture, **facts)
+
+
 class SlotLost(DefiniteError):
     """The server removed WAL that the slot still needed."""
 
@@ -124,12 +159,14 @@ class SlotAdvanced(DefiniteError):
     )
 
 
-class WindowUnavailable(DefiniteError):
+class WindowUnavailable(SnapshotError):
     """The window was confirmed to Postgres, and its rows are not in the raw zone any more."""
+
+    about = None
 
     message = (
         "Window {window} cannot be captured again: the slot stands at {confirmed_flush_lsn} and "
-        "{reason}. Take a new snapshot of its tables."
+        "{reason}. {remedy}"
     )
 
 
@@ -144,10 +181,21 @@ class RawExpired(DefiniteError):
     def __init__(
         self,
         *,
-        remedy: str = "A new snapshot of the table makes a beginning above that.",
+        remedy: str | None = None,
+        capture: str = UNKNOWN_CAPTURE,
         **facts: Any,
     ) -> None:
-        super().__init__(remedy=remedy, **facts)
+        super().__init__(
+            remedy=resnapshot_remedy(capture) if remedy is None else remedy,
+            capture=capture,
+            **facts,
+        )
+
+    def in_capture(self, capture: str) -> Self:
+        if self.facts["remedy"] != resnapshot_remedy(UNKNOWN_CAPTURE):
+            return self
+        facts = {name: fact for name, fact in self.facts.items() if name != "remedy"}
+        return type(self)(**{**facts, "capture": capture}).with_traceback(self.__traceback__)
 
 
 class ReplicaIdentityError(DefiniteError):
@@ -156,10 +204,11 @@ class ReplicaIdentityError(DefiniteError):
     message = "Table {relation} has replica identity {identity}: {reason}. Mend it with: {remedy}"
 
 
-class SchemaChangeError(DefiniteError):
+class SchemaChangeError(SnapshotError):
     """A change of a table's columns that cannot be replayed from the stream."""
 
-    message = "Table {relation}, column {column}: {reason}. Take a new snapshot of the table."
+    about = "relation"
+    message = "Table {relation}, column {column}: {reason}. {remedy}"
 
 
 class ProtocolError(DefiniteError):
@@ -184,13 +233,18 @@ class MergeConflict(DefiniteError):
     message = "Table {table} cannot be merged: {reason}"
 
 
-class WatermarkGap(DefiniteError):
+class SnapshotNeeded(SnapshotError, MergeConflict):
+    """A table cannot be merged before a new snapshot of it is taken."""
+
+    message = "Table {table} cannot be merged: {reason}. {remedy}"
+
+
+class WatermarkGap(SnapshotError):
     """Windows between a table's watermark and the asked one are missing from the raw zone."""
 
     message = (
         "Table {table} is merged through {expected}, but the raw zone goes on at {found}: the "
-        "windows between are missing, removed by retention or never captured. Take a new snapshot "
-        "of the table."
+        "windows between are missing, removed by retention or never captured. {remedy}"
     )
 
 

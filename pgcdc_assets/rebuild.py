@@ -22,7 +22,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from pgcdc_assets.errors import ConfigurationError, RawExpired, RawZoneError, TransientError
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    RawExpired,
+    RawZoneError,
+    TransientError,
+    resnapshot_remedy,
+)
 from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
@@ -44,8 +50,8 @@ _OURS = ("pgcdc.", "delta.columnMapping.")
 # Columns of the kinds of table that show what was before their newest copy.
 _SHOWS_THE_PAST = frozenset({"_valid_from", "_deleted", "_op"})
 _TO_BEGIN_ANEW = (
-    "What it shows of the time before cannot be made again; to begin anew, move {path} away and "
-    "take a new snapshot of the table."
+    "What it shows of the time before cannot be made again; to begin again, move {path} away. "
+    "{remedy}"
 )
 
 
@@ -132,7 +138,7 @@ def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
         )
     floor = zone.changes.kept_from(epoch.epoch)
     if floor is not None and through < floor:
-        raise RawExpired(what=f"A rebuild through {through}", floor=floor)
+        raise RawExpired(what=f"A rebuild through {through}", floor=floor, capture=zone.name)
     if through < epoch.start_lsn:
         raise ConfigurationError(
             reason=f"Epoch {epoch.epoch} of {zone.name} starts at {epoch.start_lsn}, so nothing "
@@ -188,7 +194,9 @@ def _check_kept(
         and (copy.epoch, copy.snapshot_lsn) <= (window.epoch, window.end)
     ]
     floors = zone.changes.floors({copy.epoch for copy in copies})
-    remedy = {}
+    again = resnapshot_remedy(zone.name, target.qualified_name)
+    begin_again = _TO_BEGIN_ANEW.format(path=live.path, remedy=again)
+    remedy = {"remedy": again}
     is_complete = True
     if not target.keeps_history(target.scd[0]):
         wanted = copies[-1:]
@@ -197,7 +205,7 @@ def _check_kept(
         wanted = [copy for copy in copies if copy.snapshot_lsn >= floors[copy.epoch]]
     else:
         # A beginning above what was removed would leave out, without a word, what was before it.
-        remedy["remedy"] = _TO_BEGIN_ANEW.format(path=live.path)
+        remedy["remedy"] = begin_again
         beginning = live.properties.get(BEGINS_WITH, "")
         wanted = [copy for copy in copies if copy.position >= beginning]
         is_complete = not wanted or beginning in ("", wanted[0].position)
@@ -208,7 +216,7 @@ def _check_kept(
         raise RawZoneError(
             raw_zone=zone.snapshots.table.uri,
             reason=f"a copy that {target.qualified_name} is made of is gone, so it cannot be "
-            f"rebuilt. {_TO_BEGIN_ANEW.format(path=live.path)}",
+            f"rebuilt. {begin_again}",
         )
     for copy in wanted:
         if copy.snapshot_lsn < floors[copy.epoch]:

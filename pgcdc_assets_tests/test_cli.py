@@ -46,7 +46,8 @@ def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize(
-    "command", ["", "check", "init", "sync", "status", "verify", "rebuild", "spark"]
+    "command",
+    ["", "check", "init", "sync", "status", "verify", "rebuild", "renew", "resnapshot", "spark"],
 )
 def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -89,7 +90,7 @@ def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(
     assert "sesame" not in line
 
 
-@pytest.mark.parametrize("command", ["verify --name nope", "rebuild nope"])
+@pytest.mark.parametrize("command", ["verify --name nope", "resnapshot nope"])
 def test_a_name_that_is_wrong_is_one_sentence(command: str) -> None:
     done = pgcdc(*command.split())
     assert done.returncode == 2

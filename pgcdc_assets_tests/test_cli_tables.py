@@ -12,6 +12,7 @@ from pgcdc_assets.cli import main
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.database import Database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -80,3 +81,21 @@ def test_a_difference_is_named_and_a_rebuild_mends_it_without_the_source(
         assert "public.nope" in capsys.readouterr().err
     assert main(["verify", "-m", module]) == 0
     assert main(["verify", "-m", module, "public.nope"]) == 2
+
+    def copies() -> int:
+        return len(RawZone(Lake(str(tmp_path / "lake")), "mine").snapshots.complete_copies(1))
+
+    before = copies()
+    database.execute("alter table t alter column id type bigint, add column kept int")
+    database.execute("alter table t drop column v; update t set kept = 1 where id = 1")
+    capsys.readouterr()
+    assert main(["sync", "-m", module]) == 4
+    remedy = "pgcdc resnapshot mine public.t"
+    assert f"Take a new snapshot with: {remedy}" in capsys.readouterr().err
+    assert main(["resnapshot", "mine", "public.nope", "-m", module]) == 2
+    assert "has no table public.nope; it has public.t" in capsys.readouterr().err
+    assert copies() == before
+    assert main([*remedy.split()[1:], "-m", module]) == 0
+    assert "new snapshots of public.t are merged" in capsys.readouterr().out
+    assert copies() == before + 1
+    assert main(["verify", "-m", module]) == 0

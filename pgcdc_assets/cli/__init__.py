@@ -1,4 +1,4 @@
-"""The command line: `pgcdc check | init | sync | status | verify | rebuild | renew | spark`.
+"""The command line: `pgcdc COMMAND`, listed by `pgcdc --help`.
 
 Each command ends with one clear sentence when something is wrong, and with a status that says what
 to do: 2 fix the settings, 3 try again, 4 a person has to decide, 1 anything else, a found

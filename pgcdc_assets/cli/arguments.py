@@ -96,6 +96,17 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _module_option(rebuild)
 
+    resnapshot = _command(
+        commands,
+        "resnapshot",
+        "take new snapshots of tables through Dagster's snapshot job, then capture and merge as "
+        "sync does",
+    )
+    resnapshot.add_argument("name", metavar="NAME", help="the capture")
+    resnapshot.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
+    _wait_option(resnapshot)
+    _module_option(resnapshot)
+
     spark = _command(
         commands, "spark", "start, stop or describe a Spark server, which spares merges their JVM"
     )

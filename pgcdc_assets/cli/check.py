@@ -38,9 +38,9 @@ def run(options: argparse.Namespace) -> int:
 
 def check_capture(settings: ConnectionSettings, capture: CdcCapture) -> list[Finding]:
     """Check what a declared capture needs."""
-    keyed = [(table.schema, table.table) for table in capture.tables if table.key is not None]
+    keys = {(table.schema, table.table): table.key for table in capture.tables if table.key}
     return run_preflight(
-        settings, capture.publication, capture.slot, capture.table_names, keyed=keyed
+        settings, capture.publication, capture.slot, capture.table_names, keys=keys
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pgcdc_assets.errors import MergeConflict, WatermarkGap
+from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.report import TableTarget
 from pgcdc_assets.raw.snapshots import Copy
@@ -74,11 +74,7 @@ def plan_merge(
         target, watermark, copies, through if waits else None, begins_epoch=not is_bounded
     )
     if not usable and watermark is None:
-        raise MergeConflict(
-            table=name,
-            reason="it has no complete copy with all changes after it. Materialise its partition "
-            "of the snapshot asset.",
-        )
+        raise SnapshotNeeded(table=name, reason="it has no complete copy with all changes after it")
     if in_order and usable:
         return _plan_step(target, watermark, usable, landed, through, skips_to_copy)
     copy = usable[-1] if usable else None
@@ -89,11 +85,11 @@ def plan_merge(
     return _plan_range(target, epoch, start, end, copy, landed(epoch) if end > start else ())
 
 
-def _no_copy_of_epoch(target: TableTarget, last: int, epoch: int) -> MergeConflict:
-    return MergeConflict(
+def _no_copy_of_epoch(target: TableTarget, last: int, epoch: int) -> SnapshotNeeded:
+    return SnapshotNeeded(
         table=target.qualified_name,
         reason=f"epoch {epoch} of the slot has no copy of it, and what happened after epoch {last} "
-        "is not in the raw zone. Materialise its partition of the snapshot asset.",
+        "is not in the raw zone",
     )
 
 

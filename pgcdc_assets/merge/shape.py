@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
-from pgcdc_assets.merge.types import DeltaType, delta_type, keeps_values
+from pgcdc_assets.merge.types import DeltaType, delta_type, full_type, keeps_values
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
 
@@ -268,9 +268,12 @@ def _check_same(newest: Relation, older: Column, newer: Column) -> None:
     if older.name != newer.name:
         reason = f'it was renamed to "{newer.name}"'
     elif delta_type(older).ddl != delta_type(newer).ddl or older.base_type != newer.base_type:
-        reason = f"its type changed from {older.type} to {newer.type}"
+        reason = f"its type changed from {full_type(older)} to {full_type(newer)}"
     elif not keeps_values(older, newer):
-        reason = f"the length or precision of its type {newer.type} changed"
+        reason = (
+            "the length or precision of its type changed from "
+            f"{full_type(older)} to {full_type(newer)}"
+        )
     else:
         return
     raise SchemaChangeError(relation=newest.qualified_name, column=older.name, reason=reason)

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
-    MergeConflict,
     PgcdcError,
+    SnapshotNeeded,
     TransientError,
 )
 from pgcdc_assets.lsn import LsnWindow
@@ -154,16 +154,16 @@ def _explained(target: TableTarget, error: Exception, session: SparkSession | No
     explained: PgcdcError
     name, text = target.qualified_name, text_of(error) or ""
     if UNKNOWN_VALUE in text:
-        explained = MergeConflict(
+        explained = SnapshotNeeded(
             table=name,
             reason="an update leaves out a TOASTed value, and neither the changes before it nor "
-            "the table have the row. Take a new snapshot of the table.",
+            "the table have the row",
         )
     elif MISSING_ROW in text:
-        explained = MergeConflict(
+        explained = SnapshotNeeded(
             table=name,
             reason="a row was changed or deleted at the source that the table without a key does "
-            "not hold. Take a new snapshot of the table.",
+            "not hold",
         )
     elif _OUT_OF_MEMORY in text or (session is not None and has_ended(session, error)):
         explained = _ended(name, is_lasting=_OUT_OF_MEMORY in text or runs_embedded())

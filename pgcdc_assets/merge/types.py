@@ -11,6 +11,7 @@ connection of ours pins.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -119,6 +120,24 @@ def keeps_values(older: Column, newer: Column) -> bool:
         (digits, scale), (more_digits, same_scale) = _precision(before), _precision(after)
         return scale == same_scale and more_digits >= digits
     return kind in _LIMITED and (after == -1 or -1 < before <= after)
+
+
+def full_type(column: Column) -> str:
+    """Write a column's type for people, with its length or precision as format_type writes it."""
+    name, typmod = column.type or "unknown", column.typmod
+    kind = column.element_type or column.base_type
+    if typmod < 0:
+        return name
+    if kind == "numeric":
+        limit = ",".join(map(str, _precision(typmod)))
+    elif kind in ("varchar", "bpchar"):
+        limit = str(typmod - 4)
+    elif kind == "bit" or kind in _LIMITED:
+        limit = str(typmod)
+    else:
+        return name
+    # The limit comes before an array's brackets and a timestamp's zone.
+    return re.sub(r"^(.*?)((?: with(?:out)? time zone)?(?:\[\])?)$", rf"\1({limit})\2", name)
 
 
 def _typmod(column: Column) -> int:

@@ -72,7 +72,7 @@ def build_raw_asset(
         lake: LakeResource = getattr(context.resources, names.lake)
         following = Following.of(context, names.slot_pool, capture.windows)
         windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
-        with dagster_failures():
+        with dagster_failures(capture.name):
             landing = _Landing(context, capture, postgres, lake.zone(capture.name))
             summaries = []
             try:

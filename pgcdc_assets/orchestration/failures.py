@@ -20,8 +20,11 @@ SECONDS_BETWEEN = 2.0
 
 
 @contextmanager
-def dagster_failures() -> Iterator[None]:
+def dagster_failures(capture: str) -> Iterator[None]:
     """Raise this package's errors as Dagster's inside the block.
+
+    Args:
+        capture: whose name remedies show.
 
     Raises:
         RetryRequested: for a transient error.
@@ -32,7 +35,8 @@ def dagster_failures() -> Iterator[None]:
     except errors.TransientError as error:
         raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from error
     except errors.PgcdcError as error:
-        raise failure_of(error) from error
+        named = error.in_capture(capture)
+        raise failure_of(named) from named
 
 
 def failure_of(error: errors.PgcdcError) -> dg.Failure:
@@ -41,13 +45,20 @@ def failure_of(error: errors.PgcdcError) -> dg.Failure:
     return dg.Failure(str(error), metadata=metadata, allow_retries=False)
 
 
-def raise_failed(what: str, failures: Sequence[tuple[str, Exception]]) -> NoReturn:
+def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: str) -> NoReturn:
     """End a step in which some tables failed and others did not, naming the ones that did.
+
+    Args:
+        capture: whose name remedies show.
 
     Raises:
         RetryRequested: all of them may succeed at another attempt.
         Failure: one of them needs a person.
     """
+    failures = [
+        (table, error.in_capture(capture) if isinstance(error, errors.PgcdcError) else error)
+        for table, error in failures
+    ]
     lasting = [error for _, error in failures if not isinstance(error, errors.TransientError)]
     if not lasting:
         raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from failures[0][1]

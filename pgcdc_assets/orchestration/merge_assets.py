@@ -74,7 +74,7 @@ def build_scd_assets(
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         following = Following.of(context, names.merge_pool, capture.windows)
-        with dagster_failures(), ExitStack() as held:
+        with dagster_failures(capture.name), ExitStack() as held:
             rounds = _Rounds(
                 context,
                 capture,
@@ -219,7 +219,7 @@ class _Rounds:
         """End the run with the tables that were not merged, if there are some."""
         if self.failures:
             named = [(f"{f.schema}.{f.table}", f.error) for f in self.failures]
-            raise_failed("Not merged", named)
+            raise_failed("Not merged", named, self.capture.name)
 
     def _being_copied(self) -> set[CdcTable]:
         """Find the selected tables that are being copied anew."""

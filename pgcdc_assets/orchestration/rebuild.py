@@ -59,7 +59,7 @@ def build_rebuild_job(
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         failures: list[tuple[str, Exception]] = []
-        with dagster_failures():
+        with dagster_failures(capture.name):
             through = parse_lsn(config.through)
             tables = select_tables(capture, config.tables)
             zone = lake.zone(capture.name)
@@ -79,7 +79,7 @@ def build_rebuild_job(
                         )
                     )
         if failures:
-            raise_failed("Not rebuilt", failures)
+            raise_failed("Not rebuilt", failures, capture.name)
 
     @dg.job(
         name=names.rebuild_job,

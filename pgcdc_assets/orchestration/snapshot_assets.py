@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import MergeConflict
+from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
@@ -49,7 +49,7 @@ def build_snapshot_asset(
         failures: list[CopyFailure] = []
         metadata = _copied_before(context)
         wanted: list[CdcTable] = [tables[k] for k in context.partition_keys if k not in metadata]
-        with dagster_failures():
+        with dagster_failures(capture.name):
             zone = lake.zone(capture.name)
             merged = [table for table in wanted if watermarks(zone, table)]
             outcomes = copy_each_table(
@@ -80,7 +80,8 @@ def build_snapshot_asset(
                 context.log_event(
                     dg.AssetMaterialization(spec.key, partition=name, metadata=entries)
                 )
-            raise_failed("Not copied", [(f"{f.schema}.{f.table}", f.error) for f in failures])
+            named = [(f"{f.schema}.{f.table}", f.error) for f in failures]
+            raise_failed("Not copied", named, capture.name)
         for name, entries in metadata.items():
             context.add_asset_metadata(entries, asset_key=spec.key, partition_key=name)
         yield dg.MaterializeResult(asset_key=spec.key)
@@ -106,7 +107,8 @@ def _passed(zone: RawZone, table: CdcTable, report: CopyReport) -> CopyFailure |
     error = MergeConflict(
         table=table.qualified_name,
         reason="it was merged past the copy's LSN while it was copied, so the copy is not applied. "
-        "Copy it again, or rebuild it with `pgcdc rebuild`, which begins with the newest copy.",
+        f"{resnapshot_remedy(zone.name, table.qualified_name)}, or rebuild it with `pgcdc "
+        "rebuild`, which begins with the newest copy.",
     )
     return CopyFailure(table.schema, table.table, error)
 

@@ -24,12 +24,25 @@ from dagster import DagsterEventType
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.failures import error_named
-from pgcdc_assets.orchestration.keys import PARTITION_TAG, RANGE_TAGS, covered_keys
+from pgcdc_assets.orchestration.keys import (
+    PARTITION_TAG,
+    RANGE_TAGS,
+    covered_keys,
+    neighbours,
+    range_tags,
+)
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.run_errors import FailedRun, joined, naming, sentence_in
-from pgcdc_assets.orchestration.runs import PROCESS_TAG, THROUGH_TAG, process_tag
+from pgcdc_assets.orchestration.runs import (
+    CAPTURE_TAG,
+    PROCESS_TAG,
+    PURPOSE_TAG,
+    THROUGH_TAG,
+    find_unfinished,
+    process_tag,
+)
 from pgcdc_assets.orchestration.state import Position, TableState, read_state
 
 Say = Callable[[str], None]
@@ -80,17 +93,20 @@ def sync_capture(
     *,
     say: Say = lambda line: None,
     limits: SyncLimits | None = None,
+    resnapshot: Sequence[str] = (),
 ) -> SyncReport:
     """Bring one capture through the WAL position at the start.
 
     Args:
         say: takes a line of progress.
+        resnapshot: tables to take new snapshots of before.
 
     Raises:
         PgcdcError: the error that a run ended with, or that a sensor raised; of several the worst,
             with the sentences of all. After one of a copy or a merge everything else is done.
     """
-    return _Sync(instance, location, loaded, say, limits or SyncLimits()).run()
+    sync = _Sync(instance, location, loaded, say, limits or SyncLimits())
+    return sync.run(resnapshot)
 
 
 class _Sync:
@@ -116,9 +132,11 @@ class _Sync:
         self.failed_merges: set[dg.AssetKey] = set()
         self.merged: dict[dg.AssetKey, LsnWindow] = {}
 
-    def run(self) -> SyncReport:
+    def run(self, resnapshot: Sequence[str]) -> SyncReport:
         token = sync_progress.set(self.progress)
         try:
+            if resnapshot:
+                self._resnapshot(resnapshot)
             self._come_through()
         except PgcdcError as error:
             self.failures.append(error)
@@ -148,6 +166,26 @@ class _Sync:
                 return
             waiting_since = waiting_since or time.monotonic()
             self._wait(waiting_since, why_no_capture)
+
+    def _resnapshot(self, tables: Sequence[str]) -> None:
+        """Take new snapshots by the job that the UI uses for the snapshot asset's partitions."""
+        if self.loaded.lake.zone(self.name).epochs.latest() is None:
+            # The first snapshots are those of all tables, and the sensor asks for them.
+            return
+        job = self.repository.get_job(self.names.snapshot_job)
+        keys = job.asset_layer.selected_asset_keys
+        began = time.monotonic()
+        while find_unfinished(self.instance, self.names.snapshot_job, keys) is not None:
+            if time.monotonic() - began > self.limits.wait_seconds:
+                raise TransientError(
+                    reason=f"Another run takes snapshots of capture {self.name}, and did not end "
+                    f"within {self.limits.wait_seconds:g} s. Run it again."
+                )
+            time.sleep(self.limits.poll_seconds)
+        order = [table.qualified_name for table in self.loaded.capture.tables]
+        for first, last in neighbours(order, tables):
+            tags = {CAPTURE_TAG: self.name, PURPOSE_TAG: "resnapshot", **range_tags(first, last)}
+            self._execute(dg.RunRequest(job_name=self.names.snapshot_job, tags=tags))
 
     def _is_through(self, merges: Sequence[dg.RunRequest]) -> bool:
         """Whether all before the barrier is captured, and merged except for what failed.

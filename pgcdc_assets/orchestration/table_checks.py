@@ -64,7 +64,7 @@ def build_table_checks(
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         failures: list[tuple[str, Exception]] = []
-        with dagster_failures(), contextlib.ExitStack() as held:
+        with dagster_failures(capture.name), contextlib.ExitStack() as held:
             zone = lake.zone(capture.name)
             checking = _Checking(capture, zone, postgres.settings, spark.session, held)
             for check in sorted(context.selected_asset_check_keys):
@@ -79,7 +79,7 @@ def build_table_checks(
                 else:
                     yield result
         if failures:
-            raise_failed("Not checked", failures)
+            raise_failed("Not checked", failures, capture.name)
 
     return table_checks
 

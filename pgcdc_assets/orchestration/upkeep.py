@@ -53,7 +53,7 @@ def build_upkeep(
             context.log.info("All windows are kept: `retention.raw_days` is not set")
             return
         lake: LakeResource = getattr(context.resources, names.lake)
-        with dagster_failures():
+        with dagster_failures(capture.name):
             zone = lake.zone(capture.name)
             lowest = lowest_watermark(zone, capture)
             if lowest is None:
@@ -82,7 +82,7 @@ def build_upkeep(
         spark: SparkResource = getattr(context.resources, names.spark)
         zone = lake.zone(capture.name)
         failures: list[tuple[str, Exception]] = []
-        with dagster_failures():
+        with dagster_failures(capture.name):
             raw_report = keep_up(zone, minimum_log_entries=1)
             context.log.info(
                 f"Raw zone: {raw_report.files_merged} files merged, {raw_report.files_removed} "
@@ -107,7 +107,7 @@ def build_upkeep(
                 )
             )
         if failures:
-            raise_failed("Not tidied up", failures)
+            raise_failed("Not tidied up", failures, capture.name)
 
     @dg.job(
         name=names.upkeep_job,

@@ -6,7 +6,7 @@ of one's own fails here, in one list, and not one error at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -28,13 +28,13 @@ def run_preflight(
     publication: str,
     slot: str,
     tables: Sequence[tuple[str, str]] | None = None,
-    keyed: Collection[tuple[str, str]] = (),
+    keys: Mapping[tuple[str, str], Sequence[str]] | None = None,
 ) -> list[Finding]:
     """Check server, role, publication, slot and tables.
 
     Args:
         tables: the tables to check; all of the publication by default.
-        keyed: tables whose key is declared in the definitions.
+        keys: the keys that the definitions declare, by table.
 
     Raises:
         ConfigurationError: the connection string, user or password is wrong.
@@ -48,6 +48,6 @@ def run_preflight(
         except ConfigurationError as error:
             findings.append(Finding("publication", "error", str(error)))
         else:
-            findings += check_tables(conn, published, tables, keyed, server.role)
+            findings += check_tables(conn, published, tables, keys or {}, server.role)
         findings += check_slot(conn, server, slot)
     return findings

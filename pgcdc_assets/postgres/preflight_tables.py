@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.findings import Finding, quoted
+from pgcdc_assets.postgres.preflight_columns import (
+    check_generated,
+    check_key,
+    check_undeclared,
+    read_generated,
+)
 from pgcdc_assets.postgres.preflight_identity import check_identity, read_identities
 from pgcdc_assets.postgres.publication import Publication, explain_unpublished
 
@@ -66,14 +72,14 @@ def check_tables(
     conn: Connection,
     publication: Publication,
     tables: Sequence[tuple[str, str]] | None,
-    keyed: Collection[tuple[str, str]],
+    keys: Mapping[tuple[str, str], Sequence[str]],
     role: str,
 ) -> Iterator[Finding]:
     """Check each published table, or the ones named.
 
     Args:
-        keyed: tables whose key is declared in the definitions, so that they need none in the
-            catalog.
+        keys: of the tables whose key is declared in the definitions, so that they need none in
+            the catalog.
     """
     published = {
         (table.relation.schema, table.relation.table): table
@@ -83,7 +89,15 @@ def check_tables(
     relation_ids = [table.relation.relation_id for table in published.values()]
     access = _read_access(conn, relation_ids)
     identities = read_identities(conn, publication, relation_ids)
-    for name in published if tables is None else dict.fromkeys(tables):
+    generated = read_generated(conn, publication.name)
+    wanted = list(published if tables is None else dict.fromkeys(tables))
+    yield from _check_schemas(
+        [published[name].relation for name in wanted if name in published], access, quoted(role)
+    )
+    if tables is not None:
+        names = [".".join(name) for name in published]
+        yield from check_undeclared(names, [".".join(name) for name in wanted], publication.name)
+    for name in wanted:
         found = published.get(name)
         if found is None:
             reason = explain_unpublished(conn, publication.name, *name)
@@ -93,12 +107,36 @@ def check_tables(
             continue
         relation_id = found.relation.relation_id
         findings = [
-            *check_identity(publication, found, identities[relation_id], name in keyed),
+            *check_identity(publication, found, identities[relation_id], name in keys),
+            *check_key(found.relation, keys.get(name, ())),
             *_check_access(publication, found.relation, access[relation_id], quoted(role)),
         ]
+        if not any(finding.code == "generated_column" for finding in findings):
+            columns = generated.get(relation_id, {})
+            findings += check_generated(conn, publication.name, found.relation, columns)
+        if not findings and not access[relation_id].schema_usage:
+            continue
         yield from findings or [
             Finding("table", "ok", f"Table {'.'.join(name)} is ready.", table=".".join(name))
         ]
+
+
+def _check_schemas(
+    relations: Sequence[Relation], access: Mapping[int, _Access], role: str
+) -> Iterator[Finding]:
+    """Check once for each schema whether it may be used."""
+    denied: dict[str, int] = {}
+    for relation in relations:
+        if not access[relation.relation_id].schema_usage:
+            denied[relation.schema] = denied.get(relation.schema, 0) + 1
+    for schema, count in denied.items():
+        what = "its table" if count == 1 else f"its {count} tables"
+        yield Finding(
+            "privilege",
+            "error",
+            f"This role may not use schema {schema}, so {what} cannot be copied.",
+            f"grant usage on schema {quoted(schema)} to {role}",
+        )
 
 
 def _check_access(
@@ -106,14 +144,6 @@ def _check_access(
 ) -> Iterator[Finding]:
     name, sql_name = relation.qualified_name, quoted(relation.schema, relation.table)
     sent = {column.name for column in relation.columns}
-    if not access.schema_usage:
-        yield Finding(
-            "privilege",
-            "error",
-            f"This role may not use schema {relation.schema}, so {name} cannot be copied.",
-            f"grant usage on schema {quoted(relation.schema)} to {role}",
-            name,
-        )
     if not access.table_select and not sent <= set(access.readable):
         yield Finding(
             "privilege",

@@ -91,5 +91,59 @@ def test_what_cannot_be_captured_is_refused_with_the_reason(
     database.execute(made)
     findings = findings_of(database.settings(), [("public", "t"), ("public", "x")])
     problems = problems_in(findings)
+    problems.pop(("undeclared", None), None)
     assert list(problems) == [("table", "public.x")]
     assert reason in problems["table", "public.x"]
+
+
+def test_tables_that_are_published_and_not_declared_are_named(database: Database) -> None:
+    for name in ("a", "b", "c"):
+        database.execute(f"create table {name} (id int primary key)")
+    database.execute("create publication pub for all tables")
+    problems = problems_in(findings_of(database.settings(), [("public", "a")]))
+    assert list(problems) == [("undeclared", None)]
+    assert "2 tables that are not declared: public.b, public.c." in problems["undeclared", None]
+    assert problems_in(findings_of(database.settings())) == {}
+
+
+def test_a_schema_that_may_not_be_used_is_named_once_with_one_grant(
+    database: Database, role: str
+) -> None:
+    database.execute(f"create schema s; alter role {role} replication")
+    for n in range(3):
+        database.execute(f"create table s.t{n} (id int primary key)")
+        database.execute(f"grant select on s.t{n} to {role}")
+    database.execute("create publication pub for all tables")
+    findings = findings_of(settings_as(database, role))
+    assert problems_in(findings) == {
+        ("privilege", None): "error: This role may not use schema s, so its 3 tables cannot be "
+        f'copied. grant usage on schema "s" to "{role}"'
+    }
+    assert not any("is ready" in finding.message for finding in findings)
+
+
+def test_a_declared_key_of_a_column_that_is_not_there_is_an_error(database: Database) -> None:
+    database.execute("create table t (id int primary key, v text)")
+    database.execute("create publication pub for table t")
+    findings = findings_of(database.settings(), keys={("public", "t"): ("nope", "v")})
+    assert problems_in(findings)["key", "public.t"] == (
+        "error: The declared key of table public.t names nope, and the table's published columns "
+        "are id, v. Correct `key` of this table in the capture's settings."
+    )
+
+
+@pytest.mark.every_pg
+def test_a_generated_column_that_is_not_published_is_named(database: Database) -> None:
+    database.execute(
+        "create table t (id int primary key, twice int generated always as (id * 2) stored)"
+    )
+    database.execute("create publication pub for table t")
+    problem = problems_in(findings_of(database.settings()))["generated", "public.t"]
+    assert "generated column twice is not published, so the lake does not have it" in problem
+    if database.value("select current_setting('server_version_num')::int") < 180000:
+        assert "Postgres 18" in problem
+        return
+    database.execute(problem.rpartition("does not have it. ")[2])
+    assert problems_in(findings_of(database.settings())) == {}
+    database.execute("drop publication pub; create publication pub for table t (id)")
+    assert problems_in(findings_of(database.settings())) == {}

@@ -10,7 +10,7 @@ import pytest
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.shape import build_shape
-from pgcdc_assets.merge.types import delta_type
+from pgcdc_assets.merge.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets_tests.merge.history import column, relation
@@ -172,3 +172,21 @@ def test_another_key_than_the_table_was_made_with_is_refused() -> None:
     with pytest.raises(SchemaChangeError, match="key"):
         build_shape(_versions(made), None, known_key='"v"')
     assert build_shape(_versions(made), None, known_key='"id"').key == (0,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "typmod", "shown"),
+    [
+        ("numeric", "numeric", (18 << 16 | 9) + 4, "numeric(18,9)"),
+        ("numeric", "numeric", -1, "numeric"),
+        ("varchar", "character varying", 14, "character varying(10)"),
+        ("timestamptz", "timestamp with time zone", 3, "timestamp(3) with time zone"),
+        ("bit", "bit", 8, "bit(8)"),
+        ("int4", "integer", -1, "integer"),
+    ],
+)
+def test_a_type_is_shown_with_its_limit(kind: str, name: str, typmod: int, shown: str) -> None:
+    column = Column("c", 0, typmod=typmod, type=name, base_type=kind, base_typmod=typmod)
+    assert full_type(column) == shown
+    array = Column("c", 0, typmod=typmod, type=f"{name}[]", base_type="_x", element_type=kind)
+    assert full_type(array) == f"{shown}[]"

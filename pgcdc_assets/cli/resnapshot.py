@@ -1,0 +1,35 @@
+"""`pgcdc resnapshot`."""
+
+from __future__ import annotations
+
+import argparse
+
+from pgcdc_assets.cli.output import say
+
+
+def run(options: argparse.Namespace) -> int:
+    """Take new snapshots of tables of one capture, and merge them.
+
+    The snapshot job copies the tables as it does when their partitions of the snapshot asset are
+    materialised in the UI. What `pgcdc sync` does follows, so that the tables hold the snapshots
+    and what was committed since.
+
+    Raises:
+        PgcdcError: the error that a run ended with; tables that it does not name are merged.
+    """
+    from pgcdc_assets.orchestration.instance import open_instance
+    from pgcdc_assets.orchestration.loading import load_location
+    from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
+    from pgcdc_assets.orchestration.targets import select_tables
+
+    location = load_location(options.module)
+    (loaded,) = location.select(options.name)
+    names = [table.qualified_name for table in select_tables(loaded.capture, options.tables)]
+    limits = SyncLimits(wait_seconds=options.wait_seconds)
+    with open_instance() as instance:
+        report = sync_capture(instance, location, loaded, say=say, limits=limits, resnapshot=names)
+    print(
+        f"{options.name}: new snapshots of {', '.join(names)} are merged, with what was committed "
+        f"before {report.barrier}"
+    )
+    return 0
