@@ -13,12 +13,10 @@ import datetime as dt
 import select
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import (
@@ -30,11 +28,13 @@ from pgcdc_assets.errors import (
     SlotMissing,
     TransientError,
 )
+from pgcdc_assets.landing import Landing
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.catalog import CatalogResolver
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.lease import Lease, capture_lease, wait_or_terminate_stale_walsender
+from pgcdc_assets.postgres.lease import capture_lease, wait_or_terminate_stale_walsender
 from pgcdc_assets.postgres.slots import (
+    SlotStatus,
     check_slot_usable,
     read_server_identity,
     read_slot_status,
@@ -55,7 +55,9 @@ class CaptureLimits:
 
     Attributes:
         total_seconds: a capture that has landed nothing after so long is given up; None for no
-            limit.
+            limit. A landing that hangs, in the lake or for the stream's reader, is left behind
+            `stream.end_seconds` later. What comes before the stream is not bounded by it: the look
+            at the raw zone.
         slot_wait_seconds: how long the walsender of a dead runner may keep the slot before it is
             ended.
         stream: clocks and sizes of the stream: batch bytes, status interval, silence.
@@ -144,7 +146,8 @@ def capture_window(
                 if summary is None:
                     with closing(_catalog(settings, zone, publication, window)) as catalog:
                         decoder = _decoder(zone, catalog, window)
-                        summary = _land(zone, window, stream, decoder, lease)
+                        landing = Landing(zone, window, stream, decoder, lease)
+                        summary = landing.run_within(_seconds_left(limits, began))
                     warnings += decoder.warnings + catalog.warnings
                     failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
                 _confirm(stream, window, captured_through)
@@ -208,14 +211,12 @@ def _check_slot(
         backend_pid: our walsender, once it holds the slot. Only then can nobody move it any more.
     """
     status = read_slot_status(conn, slot)
-    uri = zone.changes.table.uri
     if status is None:
-        raise SlotMissing(slot=slot, raw_zone=uri, captured_through=captured_through)
+        raise SlotMissing(slot=slot, raw_zone=zone.uri, captured_through=captured_through)
     check_slot_usable(status, conn.info.dbname)
     if status.is_lost:
         raise SlotLost(slot=slot, wal_status=status.wal_status, restart_lsn=status.restart_lsn)
-    if status.current_lsn < captured_through:
-        raise went_back(uri, captured_through, status.current_lsn)
+    check_has_wal(zone, status, captured_through)
     confirmed = status.confirmed_flush_lsn
     if confirmed is not None and confirmed > captured_through:
         raise SlotAdvanced(
@@ -233,13 +234,26 @@ def _check_slot(
         )
 
 
-def went_back(raw_zone: str, captured_through: Lsn, current_lsn: Lsn) -> RawZoneError:
-    """Say that the server's WAL ends before what was captured from it."""
-    return RawZoneError(
-        raw_zone=raw_zone,
+def check_has_wal(zone: RawZone, status: SlotStatus, captured_through: Lsn) -> None:
+    """Check that the server's WAL reaches as far as what was captured from it.
+
+    Raises:
+        TransientError: it is a standby, which replays the rest after a restart.
+        RawZoneError: it is a primary, whose WAL will say something else there.
+    """
+    if status.current_lsn >= captured_through:
+        return
+    if status.in_recovery:
+        raise TransientError(
+            reason=f"The standby has replayed its WAL through {status.current_lsn} so far, and "
+            f"{zone.uri} is captured through {captured_through} already. Run it again when the "
+            "standby has caught up."
+        )
+    raise RawZoneError(
+        raw_zone=zone.changes.table.uri,
         reason=f"it is captured through {captured_through}, but the server's WAL ends at "
-        f"{current_lsn}: the server was restored from a backup, or replaced by a standby that had "
-        "not received all. Begin a new epoch with pgcdc renew.",
+        f"{status.current_lsn}: the server was restored from a backup, or replaced by a standby "
+        "that had not received all. Begin a new epoch with pgcdc renew.",
     )
 
 
@@ -260,35 +274,6 @@ def _decoder(zone: RawZone, catalog: CatalogResolver, window: LsnWindow) -> Deco
         return relation, zone.relations.register(window.epoch, relation, commit_lsn)
 
     return Decoder(resolve, window.end, window.start)
-
-
-def _land(
-    zone: RawZone, window: LsnWindow, stream: ReplicationStream, decoder: Decoder, lease: Lease
-) -> WindowSummary:
-    """Make the window's rows visible in one commit."""
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        for batch in stream.batches():
-            decoded = decoder.decode(batch)
-            if decoder.is_finished:
-                stream.pause()
-            if decoded is not None:
-                yield decoded
-            failpoints.reach(failpoints.MID_STREAM)
-            if decoder.is_finished:
-                return
-
-    def before_commit() -> None:
-        failpoints.reach(failpoints.BEFORE_DELTA_COMMIT)
-        zone.relations.flush()
-        failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)
-        lease.verify()
-
-    try:
-        return zone.changes.land(window, rows(), before_commit).summary
-    except BaseException:
-        zone.relations.discard()
-        raise
 
 
 def _confirm(stream: ReplicationStream, window: LsnWindow, captured_through: Lsn) -> None:
@@ -332,6 +317,16 @@ def _watch(
             )
 
     return watch
+
+
+def _seconds_left(limits: CaptureLimits, began: float) -> float | None:
+    """Say how long a landing may take; None for no limit.
+
+    At the limit itself the stream ends, and by that a landing which does not hang.
+    """
+    if limits.total_seconds is None:
+        return None
+    return max(0.0, began + limits.total_seconds - time.monotonic()) + limits.stream.end_seconds
 
 
 def _report(

@@ -4,7 +4,8 @@
     ├── ConfigurationError      fix the settings: no retry              exit status 2
     ├── TransientError          try again                               exit status 3
     │   ├── ConnectionLost
-    │   └── SlotBusy
+    │   ├── SlotBusy
+    │   └── TableChanged
     ├── DefiniteError           a person must act: no retry             exit status 4
     │   ├── SlotLost
     │   ├── SlotMissing
@@ -29,6 +30,8 @@ from __future__ import annotations
 
 import shlex
 from typing import Any, ClassVar, Self, cast
+
+from pgcdc_assets.lsn import Lsn
 
 UNKNOWN_CAPTURE = "NAME"
 
@@ -107,6 +110,15 @@ class SlotBusy(TransientError):
     )
 
 
+class TableChanged(TransientError):
+    """A table was altered between the snapshot and its copy; a new snapshot sees it whole."""
+
+    message = (
+        "Table {relation} was altered after the snapshot of its copy was taken; nothing of this "
+        "copy is kept. Copy it again."
+    )
+
+
 class DefiniteError(PgcdcError):
     """Going on would lose or falsify data; a person has to decide."""
 
@@ -129,17 +141,32 @@ class SnapshotError(DefiniteError):
 
 
 class SlotLost(DefiniteError):
-    """The server removed WAL that the slot still needed."""
+    """The server removed WAL that the slot still needed.
+
+    `restart_lsn` is None where the server does not tell it; `reason` is the server's own sentence,
+    where it gave one.
+    """
 
     message = (
-        "Replication slot {slot} is lost (wal_status {wal_status}, restart_lsn {restart_lsn}): "
-        "the server removed WAL that it needed. Begin a new epoch with pgcdc renew, and raise "
-        "max_slot_wal_keep_size to prevent it."
+        "Replication slot {slot} is lost (wal_status {wal_status}): {reason}. Begin a new epoch "
+        "with pgcdc renew, and raise max_slot_wal_keep_size to prevent it."
     )
+
+    def __init__(
+        self,
+        *,
+        restart_lsn: Lsn | None = None,
+        reason: str = "the server removed WAL that it needed",
+        **facts: Any,
+    ) -> None:
+        super().__init__(restart_lsn=restart_lsn, reason=reason, **facts)
 
 
 class SlotMissing(DefiniteError):
-    """The slot that the raw zone was filled from does not exist any more."""
+    """The slot that the raw zone was filled from does not exist any more.
+
+    `raw_zone` is the folder of all its tables.
+    """
 
     message = (
         "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from it "
@@ -160,13 +187,16 @@ class SlotAdvanced(DefiniteError):
 
 
 class WindowUnavailable(SnapshotError):
-    """The window was confirmed to Postgres, and its rows are not in the raw zone any more."""
+    """The window was confirmed to Postgres, and its rows are not in the raw zone any more.
+
+    `confirmed_flush_lsn` is the least that the slot was told.
+    """
 
     about = None
 
     message = (
-        "Window {window} cannot be captured again: the slot stands at {confirmed_flush_lsn} and "
-        "{reason}. {remedy}"
+        "Window {window} cannot be captured again: the slot stands at {confirmed_flush_lsn} or "
+        "beyond and {reason}. {remedy}"
     )
 
 
@@ -252,3 +282,13 @@ class DifferenceFound(PgcdcError):
     """Source and target hold different contents."""
 
     exit_status = 1
+
+
+def error_named(name: str) -> type[PgcdcError] | None:
+    """Find one of these classes, or one derived from them, by its name."""
+    found = [PgcdcError]
+    for kind in found:
+        if kind.__name__ == name:
+            return kind
+        found += kind.__subclasses__()
+    return None

@@ -30,13 +30,14 @@ from pgcdc_assets.errors import (
     SlotBusy,
     SlotLost,
     SlotMissing,
+    TableChanged,
     TransientError,
 )
 from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import TableChanged, copy_published, hold_snapshot
+from pgcdc_assets.postgres.copy import copy_published, hold_snapshot
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
 from pgcdc_assets.postgres.slots import (
@@ -214,7 +215,7 @@ def _check_slot(
         assert known is not None
         raise SlotMissing(
             slot=slot,
-            raw_zone=zone.name,
+            raw_zone=zone.uri,
             captured_through=zone.changes.captured_through(known.epoch) or known.start_lsn,
         )
     check_slot_usable(status, identity.database)

@@ -79,10 +79,3 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: 
 def sentence_of(error: Exception) -> str:
     """An error's sentence; errors that are not ours may quote a row, so only their kind is told."""
     return str(error) if isinstance(error, errors.PgcdcError) else f"{type(error).__name__}"
-
-
-def error_named(name: str) -> type[errors.PgcdcError] | None:
-    """Find the error class that a run's event names; None when it is none of ours."""
-    kind = getattr(errors, name, None)
-    is_ours = isinstance(kind, type) and issubclass(kind, errors.PgcdcError)
-    return kind if is_ours else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.capture import went_back
+from pgcdc_assets.capture import check_has_wal
 from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks import slot_evaluation
@@ -196,7 +196,7 @@ class _Tick:
         if status is None:
             raise SlotMissing(
                 slot=self.capture.slot,
-                raw_zone=self.zone.lake.path(self.capture.name, "raw"),
+                raw_zone=self.zone.uri,
                 captured_through=through,
             )
         if status.is_lost:
@@ -212,8 +212,8 @@ class _Tick:
                 gap_bytes=confirmed - through,
             )
         # A capture under way may land more than there was a moment ago; a standby catches up.
-        if status.current_lsn < through and not (self.is_capturing or status.in_recovery):
-            raise went_back(self.zone.changes.table.uri, through, status.current_lsn)
+        if not (self.is_capturing or status.in_recovery):
+            check_has_wal(self.zone, status, through)
         if status.wal_status == "unreserved":
             self.context.log.warning(
                 f"Slot {self.capture.slot} is unreserved: the server may remove WAL that it needs "

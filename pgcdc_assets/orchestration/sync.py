@@ -21,9 +21,8 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterEventType
 
-from pgcdc_assets.errors import PgcdcError, TransientError
+from pgcdc_assets.errors import PgcdcError, TransientError, error_named
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.orchestration.failures import error_named
 from pgcdc_assets.orchestration.keys import (
     PARTITION_TAG,
     RANGE_TAGS,

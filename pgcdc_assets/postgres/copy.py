@@ -19,7 +19,13 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
 
-from pgcdc_assets.errors import ConfigurationError, DefiniteError, PgcdcError, TransientError
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    DefiniteError,
+    PgcdcError,
+    TableChanged,
+    TransientError,
+)
 from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
@@ -45,16 +51,6 @@ select count(*)
    and c.relfilenode is distinct from pg_relation_filenode(c.oid)
    and (c.oid = %s::bigint::oid or c.oid in (select relid from pg_partition_tree(%s::bigint::oid)))
 """
-
-
-class TableChanged(TransientError):
-    """A table was altered between the snapshot and its copy; a new snapshot sees it whole."""
-
-    message = (
-        "Table {relation} was altered after the snapshot of its copy was taken; nothing of this "
-        "copy is "
-        "kept. Copy it again."
-    )
 
 
 @contextlib.contextmanager

@@ -20,11 +20,10 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.errors import UndefinedColumn, UndefinedTable
 
-from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.errors import ConfigurationError, TableChanged, TransientError
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import (
-    TableChanged,
     begin_at,
     lock_unchanged,
     reading_failure,

@@ -12,6 +12,7 @@ transactions, which is why it is not used here: docs/decisions/0001-stream-over-
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -132,10 +133,22 @@ class ReplicationStream:
             PgcdcError: the server refused to go on, or `watch` raised.
         """
         while True:
-            item = self._queue.get()
+            item = self._next()
             if isinstance(item, BaseException):
                 raise item
             yield item
+
+    def _next(self) -> MessageBatch | BaseException:
+        """Wait for the reader, as long as there is one."""
+        while True:
+            # In this order: a reader that ends puts its last item first.
+            is_reading = self._reader.is_alive()
+            try:
+                return self._queue.get(timeout=self._settings.watch_seconds if is_reading else 0)
+            except queue.Empty:
+                if not is_reading:
+                    gone = "the thread that reads it has ended"
+                    return self._failure or self._lost("reading the stream", gone)
 
     def pause(self) -> None:
         """Read no more; the connection is kept alive."""
@@ -167,7 +180,9 @@ class ReplicationStream:
             ConnectionLost: the connection broke.
         """
         self._is_stopping.set()
-        self._reader.join()
+        self._reader.join(self._settings.end_seconds)
+        if self._reader.is_alive():
+            raise self._lost("ending the stream", "the thread that reads it does not end")
         wire = self._started()
         deadline = time.monotonic() + self._settings.end_seconds
         try:
@@ -187,7 +202,7 @@ class ReplicationStream:
         """Close the connection at once."""
         self._is_stopping.set()
         if self._reader.ident is not None:
-            self._reader.join()
+            self._reader.join(self._settings.end_seconds)
         if self._wire is not None:
             self._wire.close()
 
@@ -253,7 +268,8 @@ class ReplicationStream:
     def _fail(self, error: BaseException) -> None:
         """Close the wire, so that a server that shuts down need not wait, and tell the consumer."""
         self._failure = error
-        self._started().close()
+        with contextlib.suppress(OSError):
+            self._started().close()
         while not self._is_stopping.is_set():
             try:
                 self._queue.put(error, timeout=0.05)

@@ -43,7 +43,7 @@ def stream_failure(
     if sqlstate == _UNDEFINED_FILE or (
         sqlstate == _NOT_IN_PREREQUISITE_STATE and re.search(r"invalidated|can no longer", message)
     ):
-        return SlotLost(slot=slot, wal_status="lost", restart_lsn=reason)
+        return SlotLost(slot=slot, wal_status="lost", reason=reason)
     if sqlstate == _INSUFFICIENT_PRIVILEGE:
         return ConfigurationError(
             reason=f"{server}: {reason}. `pgcdc check` prints the SQL that grants what is missing."

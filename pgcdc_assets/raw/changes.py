@@ -211,7 +211,7 @@ class ChangeLog:
     ) -> WindowUnavailable:
         return WindowUnavailable(
             window=window.key,
-            confirmed_flush_lsn=f"{captured_through or window.start} or beyond",
+            confirmed_flush_lsn=captured_through or window.start,
             reason=reason,
         )
 

@@ -28,6 +28,11 @@ class RawZone:
     lake: Lake
     name: str
 
+    @property
+    def uri(self) -> str:
+        """The folder of the tables."""
+        return self.lake.path(self.name, "raw")
+
     def app_id(self, epoch: int) -> str:
         """Name the application of all Delta transactions of a capture's epoch."""
         return self.changes.app_id(epoch)

@@ -6,10 +6,10 @@ import resource
 
 import pytest
 
-from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.errors import ConfigurationError, TableChanged, TransientError
 from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.copy import TableChanged, copy_published, copy_relation
+from pgcdc_assets.postgres.copy import copy_published, copy_relation
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.postgres.wire import peek
