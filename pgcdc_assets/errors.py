@@ -245,10 +245,31 @@ class ProtocolError(DefiniteError):
     """The bytes do not follow the replication protocol or pgoutput's message formats."""
 
     message = (
-        "Malformed replication message of type {message_type} at byte {offset}: {reason}. Nothing "
-        "of this window was landed. Check that the slot's plugin is pgoutput and that nothing "
-        "alters the connection's bytes."
+        "Malformed replication message of type {message_type} at byte {offset}{place}: {reason}. "
+        "Nothing of this window was landed. Check that the slot's plugin is pgoutput and that "
+        "nothing alters the connection's bytes."
     )
+
+    def __init__(
+        self,
+        *,
+        relation: str | int | None = None,
+        commit_lsn: Lsn | None = None,
+        start: int | None = None,
+        **facts: Any,
+    ) -> None:
+        named = [f"table {relation}"] if relation is not None else []
+        named += [f"transaction committed at {commit_lsn}"] if commit_lsn is not None else []
+        facts["place"] = f" ({', '.join(named)})" if named else ""
+        super().__init__(relation=relation, commit_lsn=commit_lsn, start=start, **facts)
+
+    def at(self, start: int) -> ProtocolError:
+        """Return the same error, with where in the batch its message begins."""
+        return ProtocolError(**{**self.facts, "start": start})
+
+    def of(self, relation: str | int | None, commit_lsn: Lsn | None) -> ProtocolError:
+        """Return the same error, with the table and the transaction that it is about."""
+        return ProtocolError(**{**self.facts, "relation": relation, "commit_lsn": commit_lsn})
 
 
 class RawZoneError(DefiniteError):

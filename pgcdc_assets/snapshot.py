@@ -49,6 +49,7 @@ from pgcdc_assets.postgres.slots import (
     read_server_identity,
     read_slot_status,
 )
+from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.raw.epochs import Epoch
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class CopyReport:
     Attributes:
         snapshot_lsn: what committed before it is in the copy.
         bytes: size of the rows' texts in memory.
+        rescued_count: values that are not UTF-8 and stand as hex.
     """
 
     schema: str
@@ -79,6 +81,7 @@ class CopyReport:
     row_count: int
     seconds: float
     bytes: int
+    rescued_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,12 +318,13 @@ def _copy_once(
     snapshot: ExportedSnapshot,
 ) -> CopyReport:
     began = time.monotonic()
-    byte_count = 0
+    byte_count = rescued_count = 0
 
     def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal byte_count
+        nonlocal byte_count, rescued_count
         for batch in copy_published(settings, table, snapshot.snapshot_name):
             byte_count += batch.nbytes
+            rescued_count += count_hex(batch.column("new"))
             yield batch
             reach("mid_copy")
         reach("before_copy_commit")
@@ -345,6 +349,7 @@ def _copy_once(
         row_count=row_count,
         seconds=time.monotonic() - began,
         bytes=byte_count,
+        rescued_count=rescued_count,
     )
 
 

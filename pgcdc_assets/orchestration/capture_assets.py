@@ -127,6 +127,8 @@ class _Landing:
             f"{report.transaction_count} transactions"
             + (", captured before" if report.already_captured else "")
         )
+        for warning, count in sorted(report.warnings.items()):
+            self.context.log.warning(f"Window {window.key}: {warning} ({count})")
         return capture_metadata(report, summary), summary
 
     def next_windows(self, following: Following) -> Iterator[LsnWindow]:

@@ -145,4 +145,5 @@ def copy_metadata(report: CopyReport) -> dict[str, Any]:
         "bytes": float(report.bytes),
         "seconds": round(report.seconds, 3),
         "rows_per_second": round(report.row_count / max(report.seconds, 1e-6), 1),
+        "values_not_utf8": report.rescued_count,
     }

@@ -54,6 +54,10 @@ _PINNED = {
 }
 
 
+# The encoding of a database that stores any bytes and converts none.
+SQL_ASCII = "SQL_ASCII"
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
     """How to reach a source database.

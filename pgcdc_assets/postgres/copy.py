@@ -27,7 +27,7 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
-from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.failures import statement_failure
 from pgcdc_assets.postgres.findings import quoted
@@ -94,6 +94,9 @@ def copy_relation(
         ConnectionLost: the server went away.
     """
     with query_connection(settings, "copy", statement_timeout_ms=0) as conn:
+        if conn.get_parameter_status("server_encoding") == SQL_ASCII:
+            # Under UTF8 the server refuses to send bytes that are not.
+            conn.set_client_encoding(SQL_ASCII)
         query = rows_of(relation, is_partitioned, row_filter)
         try:
             begin_at(conn, snapshot_name)

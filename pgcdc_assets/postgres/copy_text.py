@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol import utf8
 
 _TAB, _NEWLINE, _BACKSLASH, _NULL_MARK = 0x09, 0x0A, 0x5C, 0x4E
 
@@ -29,8 +30,10 @@ TEXTS = pa.list_(pa.field("element", pa.large_string(), nullable=True))
 def decode_copy_text(data: bytes, column_count: int) -> pa.ListArray:
     """Turn whole rows of COPY text into one list of texts a row; SQL NULL is NULL.
 
+    A value that is not UTF-8 stands as hex (`protocol/utf8.py`).
+
     Raises:
-        ProtocolError: the bytes are not rows of that many columns, or not UTF-8.
+        ProtocolError: the bytes are not rows of that many columns.
     """
     source = np.frombuffer(data, dtype=np.uint8)
     if column_count == 0:
@@ -68,8 +71,8 @@ def decode_copy_text(data: bytes, column_count: int) -> pa.ListArray:
     values = pa.LargeStringArray.from_buffers(len(ends), buffers[1], buffers[2], buffers[0])
     try:
         values.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise _malformed("a value is not UTF-8, or cut short") from error
+    except pa.ArrowInvalid:
+        values = utf8.with_hex(values, utf8.find_invalid(values))
     rows = np.arange(row_count + 1, dtype=np.int32) * np.int32(column_count)
     return pa.ListArray.from_arrays(rows, values, type=TEXTS)
 

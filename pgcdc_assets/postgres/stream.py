@@ -24,7 +24,7 @@ from psycopg import pq
 
 from pgcdc_assets.errors import ConnectionLost, PgcdcError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings
 from pgcdc_assets.postgres.failures import connection_failure
 from pgcdc_assets.postgres.libpq import connect, execute
 from pgcdc_assets.postgres.libpq_wire import LibpqWire
@@ -42,6 +42,8 @@ select (select setting from pg_catalog.pg_settings where name = 'wal_sender_time
        exists (select from pg_catalog.pg_stat_gssapi
                 where pid = pg_catalog.pg_backend_pid() and encrypted)
 """
+
+_AS_IS = f"set client_encoding = '{SQL_ASCII}'".encode()
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,11 @@ class ReplicationStream:
             if timeout_ms not in (None, b"0"):
                 # A third: one packet may be lost in a busy second and the server still hears us.
                 self._status_seconds = min(self._status_seconds, int(timeout_ms) / 3000)
+            if conn.parameter_status(b"server_encoding") == SQL_ASCII.encode():
+                # Under UTF8 the server refuses to send bytes that are not, and the stream ends.
+                said = execute(conn, _AS_IS, self._settings.wire.start_seconds)
+                if said.status != pq.ExecStatus.COMMAND_OK:
+                    raise self._lost("starting the stream", said.get_error_message())
             is_encrypted = conn.ssl_in_use or is_gss_encrypted == b"t"
             wire = LibpqWire if is_encrypted else SocketWire
             return wire(conn, self._command().encode(), self._settings.wire)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol import tuples
+from pgcdc_assets.protocol import tuples, utf8
 from pgcdc_assets.protocol.frames import Positions
 from pgcdc_assets.protocol.messages import LogicalMessage
 from pgcdc_assets.protocol.tuples import TEXTS_TYPE, Values, WireBuffer
@@ -51,7 +51,7 @@ class ChangeMessages(NamedTuple):
 
 
 class LogicalTexts(NamedTuple):
-    """Where prefix and content of a logical message lie; both written out if it is no text."""
+    """Where prefix and content of a logical message lie; both written out if one is no text."""
 
     prefix: tuple[int, int]
     content: tuple[int, int]
@@ -60,12 +60,10 @@ class LogicalTexts(NamedTuple):
     @classmethod
     def of(cls, message: LogicalMessage, data: bytes, start: int) -> LogicalTexts:
         """Place a message whose action byte stands at `start`."""
-        content = data[slice(*message.content)]
-        try:
-            content.decode()
-            written = None
-        except UnicodeDecodeError:
-            written = data[slice(*message.prefix)].decode(), f"\\x{content.hex()}"
+        parts = data[slice(*message.prefix)], data[slice(*message.content)]
+        prefix, content = map(utf8.text_of_bytes, parts)
+        is_text = (prefix.encode(), content.encode()) == parts
+        written = None if is_text else (prefix, content)
         first, second = message.prefix, message.content
         return cls(
             (start + first[0], start + first[1]), (start + second[0], start + second[1]), written
@@ -78,6 +76,7 @@ class FoundTuples(NamedTuple):
     Attributes:
         old_kinds: K, O, or 0 without an old tuple.
         old_unchanged: how many values of old tuples were not sent; Postgres never does that.
+        rescued: once per value that is not UTF-8, the number of its row.
     """
 
     old_kinds: npt.NDArray[np.uint8]
@@ -85,6 +84,7 @@ class FoundTuples(NamedTuple):
     new: pa.Array
     unchanged: pa.Array
     old_unchanged: int
+    rescued: Positions
 
 
 def read_tuples(
@@ -139,16 +139,17 @@ def read_tuples(
     has_new = counts > 0
     has_new[changes.rows[news]] = True
     has_old_row = old_kinds != 0
-    old = pa.nulls(row_count, TEXTS_TYPE)
+    old, old_rescued = pa.nulls(row_count, TEXTS_TYPE), np.empty(0, np.int64)
     if len(olds):
-        old = tuples.texts(wire, old_values, has_old_row)
-    new = tuples.texts(wire, new_values, has_new)
+        old, old_rescued = tuples.texts(wire, old_values, has_old_row)
+    new, new_rescued = tuples.texts(wire, new_values, has_new)
     return FoundTuples(
         old_kinds,
         old,
         _with_hex(new, logical),
         tuples.unchanged_columns(new_values),
         int((old_values.kinds == tuples.UNCHANGED).sum()),
+        np.concatenate((old_rescued, new_rescued)),
     )
 
 
@@ -191,11 +192,12 @@ def _check(
 
 
 def _malformed(changes: ChangeMessages, index: int, position: int, reason: str) -> ProtocolError:
+    body = int(changes.bodies[index])
     return ProtocolError(
         message_type=chr(changes.actions[index]),
-        offset=position - int(changes.bodies[index]) + _BODY_AT,
+        offset=position - body + _BODY_AT,
         reason=reason,
-    )
+    ).at(body - _BODY_AT)
 
 
 def _place(values: Values, first: int, texts: LogicalTexts) -> None:

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pgcdc_assets.errors import ProtocolError
@@ -30,6 +29,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol import messages, rows
 from pgcdc_assets.protocol.changes import ChangeMessages, LogicalTexts, read_tuples
 from pgcdc_assets.protocol.frames import MessageBatch, Positions
+from pgcdc_assets.protocol.heads import ACTION_AT, BODY_AT, Heads, find_context
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.tuples import WireBuffer
 
@@ -39,12 +39,9 @@ _XLOG_DATA, _KEEPALIVE = b"wk"
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE = b"BCIUD"
 _RELATION, _TYPE, _ORIGIN, _TRUNCATE, _MESSAGE = b"RYOTM"
 
-# XLogData: w, start, end, time; then the plugin's message, whose first byte is its action.
-_ACTION_AT = 25
-_BODY_AT = 26
 _KEEPALIVE_BYTES = 18
-_BEGIN_BYTES = _BODY_AT + 20
-_COMMIT_BYTES = _BODY_AT + 25
+_BEGIN_BYTES = BODY_AT + 20
+_COMMIT_BYTES = BODY_AT + 25
 
 _IS_CHANGE = np.zeros(256, np.bool_)
 _IS_CHANGE[list(b"IUD")] = True
@@ -54,44 +51,6 @@ _IS_KNOWN = _IS_CHANGE | _IS_RARE
 _IS_KNOWN[list(b"BC")] = True
 
 _MAX_LSN = 2**63 - 1
-
-
-class _Heads(NamedTuple):
-    """The messages of one batch, up to the window's end.
-
-    Attributes:
-        actions: the plugin's action byte; 0 for a keepalive.
-        begun: per message, Begins up to and including it: the index of its transaction.
-        is_inside: per message, whether a transaction is open after it.
-    """
-
-    wire: WireBuffer
-    starts: Positions
-    ends: Positions
-    actions: npt.NDArray[np.uint8]
-    begun: Positions
-    is_inside: npt.NDArray[np.bool_]
-
-    def before(self, index: int) -> _Heads:
-        return _Heads(
-            self.wire,
-            self.starts[:index],
-            self.ends[:index],
-            self.actions[:index],
-            self.begun[:index],
-            self.is_inside[:index],
-        )
-
-    def check(self, is_good: npt.NDArray[np.bool_], of: Positions | slice, reason: str) -> None:
-        """Raise ProtocolError for the first message of `of` that is not good."""
-        if not is_good.all():
-            self.refuse(int(np.arange(len(self.starts))[of][~is_good][0]), reason)
-
-    def refuse(self, index: int, reason: str) -> None:
-        action = int(self.actions[index])
-        raise ProtocolError(
-            message_type=chr(action) if action else "k", offset=_ACTION_AT, reason=reason
-        )
 
 
 class _Event(NamedTuple):
@@ -145,6 +104,12 @@ class Decoder:
         """
         if self.is_finished or len(batch.starts) == 0:
             return None
+        try:
+            return self._decode(batch)
+        except ProtocolError as error:
+            raise self._named(error, batch) from None
+
+    def _decode(self, batch: MessageBatch) -> pa.RecordBatch | None:
         heads = self._read_heads(batch)
         heads, transactions = self._read_transactions(heads)
         if len(heads.starts) == 0:
@@ -159,7 +124,18 @@ class Decoder:
         slots = self._find_relations(heads, changes, before, events)
         return self._build(heads, transactions, changes, slots, extras)
 
-    def _read_heads(self, batch: MessageBatch) -> _Heads:
+    def _named(self, error: ProtocolError, batch: MessageBatch) -> ProtocolError:
+        """Add the table and the transaction of the message that an error is about."""
+        if error.start is None:
+            return error
+        relation_id, commit_lsn = find_context(batch, error.start)
+        if commit_lsn is None and self._is_open:
+            commit_lsn = Lsn(int(self._open.commit_lsns[-1]))
+        slot = self._slots.get(relation_id or 0)
+        relation = None if slot is None else self._announced[slot].relation.qualified_name
+        return error.of(relation or relation_id, commit_lsn)
+
+    def _read_heads(self, batch: MessageBatch) -> Heads:
         wire = WireBuffer(batch.buffer)
         starts, ends = batch.starts, batch.ends
         kinds, lengths = wire.bytes[starts], ends - starts
@@ -167,7 +143,7 @@ class Decoder:
         is_good = np.where(
             is_keepalive,
             lengths == _KEEPALIVE_BYTES,
-            (kinds == _XLOG_DATA) & (lengths > _ACTION_AT),
+            (kinds == _XLOG_DATA) & (lengths > ACTION_AT),
         )
         if not is_good.all():
             first = np.flatnonzero(~is_good)[0]
@@ -177,12 +153,12 @@ class Decoder:
                 offset=0,
                 reason=f"{lengths[first]} bytes are neither a keepalive nor WAL data",
             )
-        actions = np.where(is_keepalive, np.uint8(0), wire.bytes[starts + _ACTION_AT])
+        actions = np.where(is_keepalive, np.uint8(0), wire.bytes[starts + ACTION_AT])
         begun = np.cumsum(actions == _BEGIN)
         ended = np.cumsum(actions == _COMMIT)
-        return _Heads(wire, starts, ends, actions, begun, begun - ended + int(self._is_open) == 1)
+        return Heads(wire, starts, ends, actions, begun, begun - ended + int(self._is_open) == 1)
 
-    def _read_transactions(self, heads: _Heads) -> tuple[_Heads, rows.Transactions]:
+    def _read_transactions(self, heads: Heads) -> tuple[Heads, rows.Transactions]:
         """Read Begins and Commits, and leave out what lies behind the window's end."""
         marks = np.flatnonzero((heads.actions == _BEGIN) | (heads.actions == _COMMIT))
         is_begin = heads.actions[marks] == _BEGIN
@@ -193,7 +169,7 @@ class Decoder:
             lengths == np.where(is_begin, _BEGIN_BYTES, _COMMIT_BYTES), marks, "its length is wrong"
         )
         begins, commits = marks[is_begin], marks[~is_begin]
-        body = heads.starts[begins] + _BODY_AT
+        body = heads.starts[begins] + BODY_AT
         lsns = heads.wire.uint64[body].astype(np.int64)
         previous = np.concatenate((self._open.commit_lsns, lsns))[:-1]
         heads.check(lsns > previous, begins, "commit LSNs do not rise")
@@ -206,7 +182,7 @@ class Decoder:
             np.concatenate((self._open.xids, heads.wire.uint32[body + 16].astype(np.int64))),
             self._open.origins + [None] * len(begins),
         )
-        committed = heads.wire.uint64[heads.starts[commits] + _BODY_AT + 1].astype(np.int64)
+        committed = heads.wire.uint64[heads.starts[commits] + BODY_AT + 1].astype(np.int64)
         heads.check(
             committed == transactions.commit_lsns[heads.begun[commits]],
             commits,
@@ -218,7 +194,7 @@ class Decoder:
         self.is_finished = True
         return heads.before(end), transactions
 
-    def _find_end(self, heads: _Heads, begins: Positions, lsns: Positions) -> int | None:
+    def _find_end(self, heads: Heads, begins: Positions, lsns: Positions) -> int | None:
         """Find the message at which the window ends."""
         keepalives = np.flatnonzero((heads.actions == 0) & ~heads.is_inside)
         positions = heads.wire.uint64[heads.starts[keepalives] + 1]
@@ -228,51 +204,64 @@ class Decoder:
         return int(ends.min()) if len(ends) else None
 
     def _read_rare(
-        self, heads: _Heads, transactions: rows.Transactions
+        self, heads: Heads, transactions: rows.Transactions
     ) -> tuple[list[_Event], list[_Extra]]:
         events: list[_Event] = []
         extras: list[_Extra] = []
         for index in np.flatnonzero(_IS_RARE[heads.actions]).tolist():
-            start = int(heads.starts[index]) + _ACTION_AT
-            data = heads.wire.bytes[start : heads.ends[index]].tobytes()
-            action, transaction = data[0], int(heads.begun[index])
-            is_inside = bool(heads.is_inside[index])
-            if action == _RELATION:
-                commit_lsn = Lsn(int(transactions.commit_lsns[transaction]))
-                xid = int(transactions.xids[transaction])
-                announced = rows.Announced(
-                    *self._resolve(messages.parse_relation(data), commit_lsn, xid)
-                )
-                self._slots[announced.relation.relation_id] = len(self._announced)
-                events.append(_Event(index, announced.relation.relation_id, len(self._announced)))
-                self._announced.append(announced)
-            elif action == _TYPE:
-                # The catalog says more about a type than this message: nothing to keep.
-                messages.parse_type(data)
-            elif action == _ORIGIN:
-                if not is_inside:
-                    heads.refuse(index, "an origin outside a transaction")
-                transactions.origins[transaction] = messages.parse_origin(data)
-            elif action == _TRUNCATE:
-                if not is_inside:
-                    heads.refuse(index, "a change outside a transaction")
-                for relation_id in messages.parse_truncate(data).relation_ids:
-                    if relation_id not in self._slots:
-                        heads.refuse(index, f"relation {relation_id} was never announced")
-                    extras.append(_Extra(index, self._slots[relation_id], None))
-            else:
-                message = messages.parse_logical_message(data)
-                if not message.is_transactional:
-                    self.warnings["non-transactional logical message, not landed"] += 1
-                elif not is_inside:
-                    heads.refuse(index, "a transactional message outside a transaction")
-                else:
-                    texts = LogicalTexts.of(message, data, start)
-                    extras.append(_Extra(index, rows.NO_RELATION, texts))
+            try:
+                self._read_one(heads, transactions, index, events, extras)
+            except ProtocolError as error:
+                raise error.at(int(heads.starts[index])) from None
         return events, extras
 
+    def _read_one(
+        self,
+        heads: Heads,
+        transactions: rows.Transactions,
+        index: int,
+        events: list[_Event],
+        extras: list[_Extra],
+    ) -> None:
+        start = int(heads.starts[index]) + ACTION_AT
+        data = heads.wire.bytes[start : heads.ends[index]].tobytes()
+        action, transaction = data[0], int(heads.begun[index])
+        is_inside = bool(heads.is_inside[index])
+        if action == _RELATION:
+            commit_lsn = Lsn(int(transactions.commit_lsns[transaction]))
+            xid = int(transactions.xids[transaction])
+            announced = rows.Announced(
+                *self._resolve(messages.parse_relation(data), commit_lsn, xid)
+            )
+            self._slots[announced.relation.relation_id] = len(self._announced)
+            events.append(_Event(index, announced.relation.relation_id, len(self._announced)))
+            self._announced.append(announced)
+        elif action == _TYPE:
+            # The catalog says more about a type than this message: nothing to keep.
+            messages.parse_type(data)
+        elif action == _ORIGIN:
+            if not is_inside:
+                heads.refuse(index, "an origin outside a transaction")
+            transactions.origins[transaction] = messages.parse_origin(data)
+        elif action == _TRUNCATE:
+            if not is_inside:
+                heads.refuse(index, "a change outside a transaction")
+            for relation_id in messages.parse_truncate(data).relation_ids:
+                if relation_id not in self._slots:
+                    heads.refuse(index, f"relation {relation_id} was never announced")
+                extras.append(_Extra(index, self._slots[relation_id], None))
+        else:
+            message = messages.parse_logical_message(data)
+            if not message.is_transactional:
+                self.warnings["non-transactional logical message, not landed"] += 1
+            elif not is_inside:
+                heads.refuse(index, "a transactional message outside a transaction")
+            else:
+                texts = LogicalTexts.of(message, data, start)
+                extras.append(_Extra(index, rows.NO_RELATION, texts))
+
     def _find_relations(
-        self, heads: _Heads, changes: Positions, before: dict[int, int], events: list[_Event]
+        self, heads: Heads, changes: Positions, before: dict[int, int], events: list[_Event]
     ) -> Positions:
         """Find which announced relation each change's tuple has.
 
@@ -280,7 +269,7 @@ class Decoder:
             before: slots of the relations known when the batch began.
             events: announcements within the batch; each holds for the messages after it.
         """
-        body = heads.starts[changes] + _BODY_AT
+        body = heads.starts[changes] + BODY_AT
         # Relation, marker and column count: the least that a change has.
         heads.check(body + 7 <= heads.ends[changes], changes, "it ends before its tuple")
         wanted = heads.wire.uint32[body].astype(np.int64)
@@ -301,7 +290,7 @@ class Decoder:
 
     def _build(
         self,
-        heads: _Heads,
+        heads: Heads,
         transactions: rows.Transactions,
         changes: Positions,
         slots: Positions,
@@ -326,7 +315,7 @@ class Decoder:
         found = read_tuples(
             heads.wire,
             ChangeMessages(
-                heads.starts[changes] + _BODY_AT,
+                heads.starts[changes] + BODY_AT,
                 heads.ends[changes],
                 heads.actions[changes],
                 row_numbers,
@@ -341,6 +330,7 @@ class Decoder:
         )
         if found.old_unchanged:
             self.warnings["unchanged TOAST in an old tuple, landed as NULL"] += found.old_unchanged
+        self._count_rescued(relations[found.rescued])
         decoded = rows.build(
             rows.Rows(
                 transaction,
@@ -361,15 +351,19 @@ class Decoder:
             decoded = decoded.slice(int(np.searchsorted(commit_lsns, self._window_start)))
         return decoded if decoded.num_rows else None
 
+    def _count_rescued(self, relations: Positions) -> None:
+        """Count values that are not UTF-8 by their tables."""
+        for relation, count in zip(*np.unique(relations, return_counts=True), strict=True):
+            name = self._announced[relation].relation.qualified_name
+            self.warnings[f"{name}: values that are not UTF-8, landed as hex"] += int(count)
+
     def _ordinals(self, transaction: Positions) -> Positions:
         """Number the rows of each transaction, going on where the last batch stopped."""
         ordinals = np.arange(len(transaction)) - np.searchsorted(transaction, transaction)
         ordinals[transaction == 0] += self._next_ordinal
         return ordinals
 
-    def _carry(
-        self, heads: _Heads, transactions: rows.Transactions, transaction: Positions
-    ) -> None:
+    def _carry(self, heads: Heads, transactions: rows.Transactions, transaction: Positions) -> None:
         """Keep what the next batch needs of this one."""
         last = int(heads.begun[-1])
         row_count = len(transaction) - int(np.searchsorted(transaction, last))

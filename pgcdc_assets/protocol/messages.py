@@ -117,7 +117,7 @@ def parse_logical_message(data: bytes) -> LogicalMessage:
     """Read a Message; the texts themselves stay where they are."""
     reader = _Reader(data)
     flags, _lsn = reader.unpack(_logical_head)
-    prefix = (reader.position, reader.position + len(reader.text().encode()))
+    prefix = (reader.position, reader.position + len(reader.name()))
     (length,) = reader.unpack(_count)
     if length != reader.left:
         raise reader.error(f"a content of {length} bytes is announced, {reader.left} follow")
@@ -142,16 +142,19 @@ class _Reader:
         self.position += fields.size
         return values
 
-    def text(self) -> str:
+    def name(self) -> bytes:
         end = self._data.find(b"\0", self.position)
         if end < 0:
             raise self.error("a name has no end")
+        name = self._data[self.position : end]
+        self.position = end + 1
+        return name
+
+    def text(self) -> str:
         try:
-            text = self._data[self.position : end].decode()
+            return self.name().decode()
         except UnicodeDecodeError:
             raise self.error("a name is not UTF-8") from None
-        self.position = end + 1
-        return text
 
     def end(self) -> None:
         if self.left:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol import utf8
 from pgcdc_assets.protocol.frames import Bytes, Positions
 
 TEXT = ord("t")
@@ -166,11 +166,12 @@ def _check(is_good: npt.NDArray[np.bool_], positions: Positions, reason: str) ->
         raise MalformedTuple(first, int(positions[first]), reason)
 
 
-def texts(wire: WireBuffer, values: Values, has_tuple: npt.NDArray[np.bool_]) -> pa.ListArray:
+def texts(
+    wire: WireBuffer, values: Values, has_tuple: npt.NDArray[np.bool_]
+) -> tuple[pa.ListArray, Positions]:
     """Build the list of texts per row, NULL for values without a text and for rows without a tuple.
 
-    Raises:
-        ProtocolError: a text is not UTF-8.
+    Returns also, once per value that is not UTF-8 and stands as hex, the number of its row.
     """
     count = len(values.starts)
     # One offset more, that of the end.
@@ -185,21 +186,21 @@ def texts(wire: WireBuffer, values: Values, has_tuple: npt.NDArray[np.bool_]) ->
     _, offsets, data = cut_out.buffers()
     is_text = values.kinds == TEXT
     elements = pa.LargeStringArray.from_buffers(count, offsets, data, _bitmap(is_text))
+    rescued = np.empty(0, np.int64)
     try:
         elements.validate(full=True)
     except pa.ArrowInvalid:
-        raise ProtocolError(
-            message_type="tuple",
-            offset=0,
-            reason="a value is not UTF-8 (the database's encoding may be SQL_ASCII, which stores "
-            "any bytes: such values have to be mended first)",
-        ) from None
-    return pa.ListArray.from_arrays(
+        is_invalid = utf8.find_invalid(elements)
+        elements = utf8.with_hex(elements, is_invalid)
+        places = np.flatnonzero(is_invalid)
+        rescued = np.searchsorted(values.offsets, places, side="right") - 1
+    lists = pa.ListArray.from_arrays(
         pa.array(values.offsets.astype(np.int32)),
         elements,
         type=TEXTS_TYPE,
         mask=None if has_tuple.all() else pa.array(~has_tuple),
     )
+    return lists, rescued
 
 
 def unchanged_columns(values: Values) -> pa.ListArray:

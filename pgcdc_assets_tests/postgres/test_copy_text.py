@@ -53,7 +53,6 @@ def test_rows_without_columns_are_counted() -> None:
         (b"a\tb", 2),
         (b"a\tb\nrest", 2),
         (b"a\\", 1),
-        (b"\xff\n", 1),
     ],
 )
 def test_bytes_that_are_no_rows_are_a_protocol_error(data: bytes, columns: int) -> None:
@@ -68,3 +67,8 @@ def test_random_bytes_give_rows_or_a_protocol_error(data: bytes, columns: int) -
     except ProtocolError:
         return
     assert all(len(row) == columns for row in rows.to_pylist())
+
+
+def test_a_value_that_is_not_utf8_stands_as_hex() -> None:
+    rows = decode_copy_text(b"\xff\\t\t\\\\xff\n\\N\t\xc3\xa9\n", 2).to_pylist()
+    assert rows == [["\0\\xff09", "\\xff"], [None, "\xe9"]]

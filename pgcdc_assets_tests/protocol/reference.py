@@ -29,13 +29,21 @@ class _Fields:
         taken, _, self.data = self.data.partition(b"\0")
         return taken.decode()
 
+    def value(self, size: int) -> str:
+        taken = self.take(size)
+        try:
+            text = taken.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        return "\0\\x" + taken.hex() if text.startswith("\0") else text
+
     def tuple(self) -> tuple[list[str | None], list[int]]:
         values: list[str | None] = []
         unchanged = []
         for column in range(self.number(2)):
             kind = self.take(1)
             if kind == b"t":
-                values.append(self.take(self.number(4)).decode())
+                values.append(self.value(self.number(4)))
             else:
                 values.append(None)
                 if kind == b"u":
@@ -89,11 +97,7 @@ def decode(payloads: Iterable[bytes], start: int, end: int) -> list[dict[str, An
             if fields.number(1):
                 fields.take(8)
                 prefix = fields.text()
-                content = fields.take(fields.number(4))
-                try:
-                    row["new"] = [prefix, content.decode()]
-                except UnicodeDecodeError:
-                    row["new"] = [prefix, "\\x" + content.hex()]
+                row["new"] = [prefix, fields.value(fields.number(4))]
                 affected = [None]
         elif action in "IUD":
             affected = [fields.number(4)]

@@ -10,9 +10,11 @@ from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets_tests.protocol import encoding
 from pgcdc_assets_tests.protocol.encoding import UNCHANGED, Value
 
-_texts = st.text(max_size=12).map(str.encode)
-_values: st.SearchStrategy[Value] = st.one_of(_texts, st.none())
-_new_values: st.SearchStrategy[Value] = st.one_of(_texts, st.none(), st.just(UNCHANGED))
+# Postgres has no text with U+0000; a database of encoding SQL_ASCII has any other bytes.
+_texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(str.encode)
+_bytes = st.binary(max_size=3).map(lambda value: value.replace(b"\0", b"\xe9"))
+_values: st.SearchStrategy[Value] = st.one_of(_texts, _bytes, st.none())
+_new_values: st.SearchStrategy[Value] = st.one_of(_texts, _bytes, st.none(), st.just(UNCHANGED))
 
 
 def _relation(number: int, column_count: int) -> Relation:

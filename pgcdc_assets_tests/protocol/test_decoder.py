@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from typing import Any
 
 import pytest
@@ -192,8 +193,6 @@ def test_a_non_transactional_message_is_counted_and_not_landed() -> None:
         (transaction(encoding.delete(16400, [None] * 3, b"N")), "marker"),
         (transaction(encoding.insert(16400, [None] * 3) + b"x"), "bytes follow its last tuple"),
         (transaction(encoding.insert(16400, [None] * 3)[:-1]), "in the middle of a tuple"),
-        (transaction(encoding.insert(16400, [None, None, b"\xff"])), "not UTF-8"),
-        (transaction(encoding.insert(16400, [b"\xc3", b"\xa9", None])), "not UTF-8"),
         (
             transaction(b"I" + (16400).to_bytes(4, "big") + b"N\0\3nnb\0\0\0\1x"),
             "none of t, n and u",
@@ -211,6 +210,52 @@ def test_a_message_that_breaks_the_protocol_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(ProtocolError, match=reason):
         decode(payloads)
+
+
+def test_values_that_are_not_utf8_stand_as_hex_and_are_counted_by_table() -> None:
+    payloads = transaction(
+        encoding.insert(16400, [b"\xc3", b"\xa9", None]),
+        encoding.insert(16400, [b"1", b"\\xa9", None]),
+        encoding.update(16400, [b"1", b"\xc3\xa9", b"\xff\x01"], [b"1", b"\xa9", None], b"O"),
+    )
+    rows, decoder = decode(payloads)
+    assert [row["new"] for row in rows] == [
+        ["\0\\xc3", "\0\\xa9", None],
+        ["1", "\\xa9", None],
+        ["1", "\xe9", "\0\\xff01"],
+    ]
+    assert rows[2]["old"] == ["1", "\0\\xa9", None]
+    assert decoder.warnings == {"shop.orders: values that are not UTF-8, landed as hex": 4}
+
+
+def test_a_binary_message_and_a_text_that_looks_like_it_land_differently() -> None:
+    contents = [b"\xff", b"\\xff", b"\0\\xff", b"\0", b"", b"text"]
+    rows, _ = decode(transaction(*(encoding.logical_message("m", c) for c in contents)))
+    landed = [row["new"][1] for row in rows]
+    assert landed == ["\0\\xff", "\\xff", "\0\\x005c786666", "\0\\x00", "", "text"]
+    assert len(set(landed)) == len(contents)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        encoding.insert(16400, [b"1"]),
+        encoding.insert(16400, [None] * 3)[:-1],
+        encoding.delete(16400, [None] * 3, b"N"),
+    ],
+)
+def test_an_error_names_the_table_and_the_transaction_of_its_message(damaged: bytes) -> None:
+    first = [encoding.begin(500, 3), encoding.relation(ORDERS), encoding.commit(500)]
+    for cuts in ([], [1], [4]):
+        payloads = encoding.stream([*first, encoding.begin(0x16B3748, 7), damaged])
+        with pytest.raises(ProtocolError, match=r"table shop\.orders, .* 0/16B3748\)") as raised:
+            decode(payloads, list(cuts))
+        assert pickle.loads(pickle.dumps(raised.value)).commit_lsn == Lsn(0x16B3748)
+
+
+def test_an_error_of_a_rare_message_names_its_transaction() -> None:
+    with pytest.raises(ProtocolError, match=r"transaction committed at 0/3E8\)"):
+        decode(transaction(encoding.truncate([9])))
 
 
 @settings(max_examples=300, deadline=None)

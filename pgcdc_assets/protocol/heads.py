@@ -1,0 +1,85 @@
+"""The heads of a batch's messages: what each is, and which transaction and table it belongs to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.frames import MessageBatch, Positions
+from pgcdc_assets.protocol.tuples import WireBuffer
+
+# XLogData: w, start, end, time; then the plugin's message, whose first byte is its action.
+ACTION_AT = 25
+BODY_AT = 26
+
+_XLOG_DATA = ord("w")
+_BEGIN = ord("B")
+_CHANGES = frozenset(b"IUD")
+
+
+class Heads(NamedTuple):
+    """The messages of one batch, up to the window's end.
+
+    Attributes:
+        actions: the plugin's action byte; 0 for a keepalive.
+        begun: per message, Begins up to and including it: the index of its transaction.
+        is_inside: per message, whether a transaction is open after it.
+    """
+
+    wire: WireBuffer
+    starts: Positions
+    ends: Positions
+    actions: npt.NDArray[np.uint8]
+    begun: Positions
+    is_inside: npt.NDArray[np.bool_]
+
+    def before(self, index: int) -> Heads:
+        return Heads(
+            self.wire,
+            self.starts[:index],
+            self.ends[:index],
+            self.actions[:index],
+            self.begun[:index],
+            self.is_inside[:index],
+        )
+
+    def check(self, is_good: npt.NDArray[np.bool_], of: Positions | slice, reason: str) -> None:
+        """Raise ProtocolError for the first message of `of` that is not good."""
+        if not is_good.all():
+            self.refuse(int(np.arange(len(self.starts))[of][~is_good][0]), reason)
+
+    def refuse(self, index: int, reason: str) -> None:
+        action = int(self.actions[index])
+        raise ProtocolError(
+            message_type=chr(action) if action else "k", offset=ACTION_AT, reason=reason
+        ).at(int(self.starts[index]))
+
+
+def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | None]:
+    """Find the relation and the commit LSN that the message at `start` names or belongs to.
+
+    Only for an error: it walks back to the message's Begin.
+    """
+    data = batch.buffer.data
+    index = int(np.searchsorted(batch.starts, start, side="right")) - 1
+
+    def action(number: int) -> int | None:
+        first = int(batch.starts[number])
+        if data[first] != _XLOG_DATA or batch.ends[number] - first <= BODY_AT + 8:
+            return None
+        return data[first + ACTION_AT]
+
+    def body(number: int, size: int) -> int:
+        first = int(batch.starts[number]) + BODY_AT
+        return int.from_bytes(data[first : first + size], "big")
+
+    relation_id = body(index, 4) if action(index) in _CHANGES else None
+    for number in range(index, -1, -1):
+        if action(number) == _BEGIN:
+            lsn = body(number, 8)
+            return relation_id, Lsn(lsn) if lsn < 2**63 else None
+    return relation_id, None

@@ -1,0 +1,69 @@
+"""Values that are not UTF-8 are found, and written so that their bytes can be read back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgcdc_assets.protocol import utf8
+
+# Leads, followers and borders of the ranges of table 3-7: random values are often near UTF-8.
+_bytes = st.lists(
+    st.sampled_from(
+        b"\x41\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xc1\xc2\xdf\xe0\xe1\xed\xef\xf0\xf1\xf4\xf5\xff"
+    ),
+    max_size=5,
+).map(bytes)
+# Postgres has no text with U+0000.
+_texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=4)
+_values = st.lists(st.one_of(_bytes, _texts.map(str.encode), st.none()), max_size=8)
+
+
+def _array(values: list[bytes | None]) -> pa.LargeStringArray:
+    binary = pa.array(values, pa.large_binary())
+    return pa.LargeStringArray.from_buffers(len(values), *binary.buffers()[1:], binary.buffers()[0])
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@settings(deadline=None)
+@given(_values)
+def test_invalid_values_are_those_that_python_cannot_decode(values: list[bytes | None]) -> None:
+    found = utf8.find_invalid(_array(values))
+    assert found.tolist() == [not _is_text(value) for value in values]
+
+
+@settings(deadline=None)
+@given(_values)
+def test_every_value_can_be_read_back(values: list[bytes | None]) -> None:
+    array = _array(values)
+    invalid = utf8.find_invalid(array)
+    if not invalid.any():
+        return
+    written = utf8.with_hex(array, invalid)
+    written.validate(full=True)
+    assert [_read_back(text) for text in written.to_pylist()] == values
+
+
+def _read_back(text: str | None) -> bytes | None:
+    if text is None or not text.startswith(utf8.MARK):
+        return None if text is None else text.encode()
+    return bytes.fromhex(text.removeprefix(utf8.MARK))
+
+
+def test_values_of_a_slice_are_found_at_their_places() -> None:
+    array = _array([b"\xff", b"a", b"\xe9", "\xe9".encode()]).slice(1)
+    assert utf8.find_invalid(array).tolist() == [False, True, False]
+    assert np.array(utf8.with_hex(array, np.array([False, True, False]))).tolist() == [
+        "a",
+        utf8.bytes_as_text(b"\xe9"),
+        "\xe9",
+    ]
