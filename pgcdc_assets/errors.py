@@ -31,8 +31,6 @@ from __future__ import annotations
 import shlex
 from typing import Any, ClassVar, Self, cast
 
-from pgcdc_assets.lsn import Lsn
-
 UNKNOWN_CAPTURE = "NAME"
 
 
@@ -155,7 +153,7 @@ class SlotLost(DefiniteError):
     def __init__(
         self,
         *,
-        restart_lsn: Lsn | None = None,
+        restart_lsn: int | None = None,
         reason: str = "the server removed WAL that it needed",
         **facts: Any,
     ) -> None:
@@ -254,7 +252,7 @@ class ProtocolError(DefiniteError):
         self,
         *,
         relation: str | int | None = None,
-        commit_lsn: Lsn | None = None,
+        commit_lsn: int | None = None,
         start: int | None = None,
         **facts: Any,
     ) -> None:
@@ -267,7 +265,7 @@ class ProtocolError(DefiniteError):
         """Return the same error, with where in the batch its message begins."""
         return ProtocolError(**{**self.facts, "start": start})
 
-    def of(self, relation: str | int | None, commit_lsn: Lsn | None) -> ProtocolError:
+    def of(self, relation: str | int | None, commit_lsn: int | None) -> ProtocolError:
         """Return the same error, with the table and the transaction that it is about."""
         return ProtocolError(**{**self.facts, "relation": relation, "commit_lsn": commit_lsn})
 
