@@ -144,7 +144,7 @@ class CurrentImage(Kind):
     def _is_better_written_anew(self, state: TargetState, fold: Fold) -> bool:
         """Say whether one write of all rows is less than the jobs of a MERGE, and as good."""
         return (
-            is_tiny(fold.facts.change_count, state.size_bytes)
+            is_tiny(fold.facts.change_count, state.size_bytes, self.work.plan.change_bytes)
             and not fold.unknown
             # A MERGE matches no NULL. Columns of an identity that is an index have none; under FULL
             # the settings may name a key that has.

@@ -54,7 +54,8 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
     started = time.monotonic()
     plan, state = work.plan, work.state
     counts = Counts()
-    tune(spark, _rows_to_handle(work), state.size_bytes if state is not None else 0)
+    target_bytes = state.size_bytes if state is not None else 0
+    tune(spark, _rows_to_handle(work), target_bytes, plan.change_bytes)
     kind = choose_kind(spark, zone, work)
     if plan.copy is not None and not kind.takes_copy_with_changes:
         written = kind.apply_copy(state, plan.copy)
@@ -73,6 +74,7 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         work.path,
         watermark_before=work.watermark_before,
         watermark_after=plan.end,
+        steps=1,
         windows_folded=len(plan.windows),
         changes_read=work.facts.change_count if work.facts is not None else 0,
         rows_inserted=counts.inserted or 0,

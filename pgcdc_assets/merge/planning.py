@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.report import TableTarget
+from pgcdc_assets.merge.report import StepLimit, TableTarget
+from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.summary import WindowSummary
 
 Landed = Callable[[int], Sequence[WindowSummary]]
+Sizes = Callable[[int, Lsn, Lsn], Sequence[RowGroup]]
+
+# Below so many bytes of WAL the changes are few enough for any step.
+_SMALL_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the step of a merge.
+
+    Attributes:
+        sizes: gives the row groups of raw/changes in a range of an epoch; None: sizes are taken
+            from the WAL.
+    """
+
+    step: StepLimit = field(default_factory=StepLimit)
+    sizes: Sizes | None = None
+
+
+NO_SIZES = Limits()
 
 
 @dataclass(frozen=True)
@@ -24,6 +46,7 @@ class Plan:
         copy: the copy that replaces the contents first; None without one.
         windows: the windows that the range crosses.
         recorded_changes: changes of the table in these windows by the commits' own records.
+        change_bytes: about their size as text.
         first_change: no change of the range stands before this.
         is_last: nothing that was asked for comes after this.
     """
@@ -35,6 +58,7 @@ class Plan:
     copy: Copy | None
     windows: tuple[LsnWindow, ...]
     recorded_changes: int
+    change_bytes: int
     first_change: Lsn
     is_last: bool = True
 
@@ -49,6 +73,7 @@ def plan_merge(
     in_order: bool = False,
     is_bounded: bool = False,
     skips_to_copy: bool = False,
+    limits: Limits = NO_SIZES,
 ) -> Plan:
     """Decide what is to be folded into a table, or what first.
 
@@ -62,6 +87,7 @@ def plan_merge(
             came before.
         is_bounded: copies above `through` are none of this merge's business.
         skips_to_copy: what lies between the watermark and the next copy cannot be folded.
+        limits: of the step; what comes after it is for the next one.
 
     Raises:
         MergeConflict: the table has no copy to begin with.
@@ -76,13 +102,14 @@ def plan_merge(
     if not usable and watermark is None:
         raise SnapshotNeeded(table=name, reason="it has no complete copy with all changes after it")
     if in_order and usable:
-        return _plan_step(target, watermark, usable, landed, through, skips_to_copy)
+        return _plan_step(target, watermark, usable, landed, through, skips_to_copy, limits)
     copy = usable[-1] if usable else None
     epoch, start = (copy.epoch, copy.snapshot_lsn) if copy is not None else _known(watermark)
     if epoch < through.epoch:
         raise _no_copy_of_epoch(target, epoch, through.epoch)
     end = through.end if epoch == through.epoch else start
-    return _plan_range(target, epoch, start, end, copy, landed(epoch) if end > start else ())
+    windows = landed(epoch) if end > start else ()
+    return _plan_range(target, epoch, start, end, copy, windows, limits)
 
 
 def _no_copy_of_epoch(target: TableTarget, last: int, epoch: int) -> SnapshotNeeded:
@@ -134,6 +161,7 @@ def _plan_step(
     landed: Landed,
     through: LsnWindow,
     skips_to_copy: bool,
+    limits: Limits,
 ) -> Plan:
     """Plan the changes before the next copy, or that copy and the changes after it."""
     first = copies[0]
@@ -141,14 +169,15 @@ def _plan_step(
         epoch, start = watermark
         end = _end_of(epoch, first, landed, through)
         if end > start:
-            step = _plan_range(target, epoch, start, end, None, landed(epoch))
+            step = _plan_range(target, epoch, start, end, None, landed(epoch), limits)
             return replace(step, is_last=False)
     following = copies[1] if len(copies) > 1 else None
     if following is None and first.epoch < through.epoch:
         raise _no_copy_of_epoch(target, first.epoch, through.epoch)
     end = _end_of(first.epoch, following, landed, through)
-    step = _plan_range(target, first.epoch, first.snapshot_lsn, end, first, landed(first.epoch))
-    return replace(step, is_last=following is None)
+    windows = landed(first.epoch)
+    step = _plan_range(target, first.epoch, first.snapshot_lsn, end, first, windows, limits)
+    return replace(step, is_last=step.is_last and following is None)
 
 
 def _end_of(epoch: int, following: Copy | None, landed: Landed, through: LsnWindow) -> Lsn:
@@ -175,13 +204,22 @@ def _plan_range(
     end: Lsn,
     copy: Copy | None,
     windows: Sequence[WindowSummary],
+    limits: Limits,
 ) -> Plan:
+    """Plan the changes of a range, as far as they fit into one step."""
     if end <= start:
-        return Plan(target, epoch, start, start, copy, (), 0, start)
+        return Plan(target, epoch, start, start, copy, (), 0, 0, start)
     name = target.qualified_name
     crossed = [w for w in windows if start < w.window.end and w.window.start < end]
     _check_contiguity(name, start, crossed, end)
     changed = [w for w in crossed if w.counts.get(name)]
+    count, size = _fit(target, epoch, changed, limits)
+    is_last = count == len(changed)
+    if not is_last:
+        # A window without changes costs nothing, so the step ends where the next changes begin.
+        end = changed[count].window.start
+        crossed = [w for w in crossed if w.window.start < end]
+        changed = changed[:count]
     return Plan(
         target,
         epoch,
@@ -189,10 +227,66 @@ def _plan_range(
         end,
         copy,
         windows=tuple(w.window for w in crossed),
-        recorded_changes=sum(sum(w.counts[name].values()) for w in changed),
+        recorded_changes=sum(_change_count(name, w) for w in changed),
+        change_bytes=size,
         # After a quiet time this is far above the start, and equal for all tables of a run.
         first_change=max(start, changed[0].window.start) if changed else start,
+        is_last=is_last,
     )
+
+
+def _fit(
+    target: TableTarget, epoch: int, changed: Sequence[WindowSummary], limits: Limits
+) -> tuple[int, int]:
+    """Count the windows that fit into a step, one at least, and the bytes of their changes."""
+    name, limit = target.qualified_name, limits.step
+    count = _prefix([_change_count(name, w) for w in changed], limit.changes)
+    changed = changed[:count]
+    sizes = [_share_of_wal(name, w) for w in changed]
+    if limits.sizes is not None and sum(w.window.size_bytes for w in changed) > _SMALL_BYTES:
+        groups = limits.sizes(epoch, changed[0].window.start, changed[-1].window.end)
+        stored = _stored_bytes(target, changed, groups)
+        # A value that is often repeated is stored once, and one out of line is compressed in WAL.
+        sizes = [max(pair) for pair in zip(sizes, stored, strict=True)]
+    count = _prefix(sizes, limit.bytes)
+    return count, sum(sizes[:count])
+
+
+def _prefix(amounts: Sequence[int], limit: int) -> int:
+    """Count the first amounts that are not above the limit together; the first always counts."""
+    total = 0
+    for index, amount in enumerate(amounts):
+        total += amount
+        if total > limit and index:
+            return index
+    return len(amounts)
+
+
+def _change_count(name: str, summary: WindowSummary) -> int:
+    return sum(summary.counts[name].values())
+
+
+def _share_of_wal(name: str, summary: WindowSummary) -> int:
+    changes, rows = _change_count(name, summary), summary.row_count
+    return summary.window.size_bytes * changes // max(changes, rows)
+
+
+def _stored_bytes(
+    target: TableTarget, changed: Sequence[WindowSummary], groups: Sequence[RowGroup]
+) -> list[int]:
+    """Share the bytes of the table's row groups among windows, by their changes."""
+    name = target.qualified_name
+    starts = [w.window.start for w in changed]
+    ends = [w.window.end for w in changed]
+    sizes = [0] * len(changed)
+    for group in groups:
+        if not group.may_hold(target.schema, target.table):
+            continue
+        held = range(bisect_right(ends, group.lsns[0]), bisect_left(starts, group.lsns[1] + 1))
+        changes = sum(_change_count(name, changed[index]) for index in held)
+        for index in held:
+            sizes[index] += group.size_bytes * _change_count(name, changed[index]) // changes
+    return sizes
 
 
 def _known(watermark: tuple[int, Lsn] | None) -> tuple[int, Lsn]:

@@ -11,10 +11,11 @@ from functools import cache
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.facts import ChangeFacts, Range, read_facts, versions_in_order
-from pgcdc_assets.merge.planning import Landed, Plan, plan_merge
-from pgcdc_assets.merge.report import MergeFailure, TableTarget
+from pgcdc_assets.merge.planning import Landed, Limits, Plan, plan_merge
+from pgcdc_assets.merge.report import MergeFailure, StepLimit, TableTarget
 from pgcdc_assets.merge.watermark import TargetState, read_target, table_path
 from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Copy, CopyIdentity
 from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -80,6 +81,7 @@ def prepare(
     root: str | None = None,
     *,
     skips_to_copy: bool = False,
+    limit: StepLimit | None = None,
 ) -> Iterator[TableWork | MergeFailure]:
     """Look at each table's state, plan its merge, and count its changes in one scan for all.
 
@@ -87,7 +89,9 @@ def prepare(
         root: the address that takes the place of the capture's folder; copies above `through` are
             not used there.
         skips_to_copy: for tables with history, see `plan_merge`.
+        limit: how much a step folds at most.
     """
+    limits = Limits(limit or StepLimit(), RowGroups(zone.changes.table).between)
     places = []
     for target in targets:
         for scd in target.scd:
@@ -119,7 +123,7 @@ def prepare(
     for place in places:
         usable = kept if place.state is None else copies
         try:
-            plan = _plan(place, usable, landed, through, root is not None, skips_to_copy)
+            plan = _plan(place, usable, landed, through, root is not None, skips_to_copy, limits)
         except PgcdcError as error:
             yield MergeFailure(place.target.schema, place.target.table, error)
             continue
@@ -160,6 +164,7 @@ def _plan(
     through: LsnWindow,
     is_bounded: bool,
     skips_to_copy: bool,
+    limits: Limits,
 ) -> Plan:
     """Plan a table's merge; history that is not all there goes on with the next copy."""
     watermark = place.state.watermark if place.state is not None else None
@@ -175,6 +180,7 @@ def _plan(
             in_order=in_order,
             is_bounded=is_bounded,
             skips_to_copy=skips,
+            limits=limits,
         )
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 
 
@@ -40,6 +41,26 @@ class TableTarget:
 
 
 @dataclass(frozen=True)
+class StepLimit:
+    """How much one commit of a merge folds at most: the changes of whole windows.
+
+    A window that holds more by itself is a step of its own.
+
+    Attributes:
+        changes: of the table.
+        bytes: of these changes as text.
+    """
+
+    changes: int = 2_000_000
+    bytes: int = 1024 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in ("changes", "bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(reason=f"merge_step.{name} must be 1 or more")
+
+
+@dataclass(frozen=True)
 class MergeReport:
     """What the merge of one SCD table did.
 
@@ -48,6 +69,7 @@ class MergeReport:
             merge and in an epoch that is new to it.
         watermark_after: the same after this merge. For a table without changes it may be ahead of
             what the table itself records: an idle table is not committed to each time.
+        steps: commits that folded changes, of which each is within the limit.
         windows_folded: windows whose changes are in the table now and were not before.
         changes_read: changes of the table in these windows.
         snapshot_lsn: the copy that replaced the contents; None without one.
@@ -60,6 +82,7 @@ class MergeReport:
     path: str
     watermark_before: Lsn | None
     watermark_after: Lsn | None
+    steps: int = 0
     windows_folded: int = 0
     changes_read: int = 0
     rows_inserted: int = 0
@@ -75,6 +98,7 @@ class MergeReport:
         return replace(
             later,
             watermark_before=self.watermark_before,
+            steps=self.steps + later.steps,
             windows_folded=self.windows_folded + later.windows_folded,
             changes_read=self.changes_read + later.changes_read,
             rows_inserted=self.rows_inserted + later.rows_inserted,

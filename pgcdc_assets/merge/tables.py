@@ -26,7 +26,7 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.bags import MISSING_ROW
 from pgcdc_assets.merge.one_table import merge_table, pass_by
 from pgcdc_assets.merge.preparation import TableWork, prepare
-from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge.report import MergeFailure, MergeReport, StepLimit, TableTarget
 from pgcdc_assets.merge.session import (
     activate,
     has_ended,
@@ -49,6 +49,7 @@ def merge_tables(
     parallelism: int = 2,
     root: str | None = None,
     sessions: Sequence[SparkSession] | None = None,
+    limit: StepLimit | None = None,
 ) -> Iterator[MergeReport | MergeFailure]:
     """Fold each table from its own watermark through the window's end; yield as each one is done.
 
@@ -59,9 +60,10 @@ def merge_tables(
         sessions: one for each table side by side, opened by `own_sessions` and used by nobody else:
             for who merges again and again. On Spark Connect a new session costs the first merge in
             it about two seconds.
+        limit: how much one commit folds at most; what is above it is folded by further commits.
     """
     busy: list[TableWork] = []
-    for work in prepare(zone, targets, through, root):
+    for work in prepare(zone, targets, through, root, limit=limit):
         if isinstance(work, MergeFailure):
             yield work
         elif work.is_idle:
@@ -72,7 +74,7 @@ def merge_tables(
         count = min(parallelism, len(busy))
         given = None if sessions is None else nullcontext(list(sessions[:count]))
         with given or own_sessions(spark, count) as opened:
-            yield from _side_by_side(opened, busy, _Merge(zone, through, root))
+            yield from _side_by_side(opened, busy, _Merge(zone, through, root, limit))
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,10 @@ class _Merge:
     zone: RawZone
     through: LsnWindow
     root: str | None
+    limit: StepLimit | None
 
     def run(self, spark: SparkSession, work: TableWork) -> MergeReport:
-        """Merge one table, step by step where copies lie between its changes."""
+        """Merge one table, step by step: up to the limit of a step, or up to the next copy."""
         report = self._step(spark, work)
         while not work.plan.is_last:
             work = self._following(work)
@@ -103,7 +106,12 @@ class _Merge:
     def _following(self, work: TableWork, *, skips_to_copy: bool = False) -> TableWork:
         target = replace(work.plan.target, scd=(work.scd,))
         (found,) = prepare(
-            self.zone, [target], self.through, self.root, skips_to_copy=skips_to_copy
+            self.zone,
+            [target],
+            self.through,
+            self.root,
+            skips_to_copy=skips_to_copy,
+            limit=self.limit,
         )
         if isinstance(found, MergeFailure):
             raise found.error

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_CHANGES = 20_000
+# Few changes of long values are no small merge: one task would hold all of them.
+SMALL_CHANGE_BYTES = 32 * 1024 * 1024
+# A task of a shuffle is to get so many bytes of changes.
+PARTITION_BYTES = 32 * 1024 * 1024
 # A table up to this size is read as fast whole as in part.
 SMALL_BYTES = 32 * 1024 * 1024
 
@@ -83,16 +87,33 @@ def _key_filter(change_count: int) -> dict[str, str]:
     }
 
 
-def is_tiny(change_count: int, target_bytes: int) -> bool:
+def is_tiny(change_count: int, target_bytes: int, change_bytes: int = 0) -> bool:
     """Say whether a merge of this size is planning and hardly anything else."""
-    return target_bytes <= TINY_BYTES and change_count <= TINY_CHANGES
+    return (
+        target_bytes <= TINY_BYTES
+        and change_count <= TINY_CHANGES
+        and change_bytes <= SMALL_CHANGE_BYTES
+    )
 
 
-def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
+def _shuffle(change_bytes: int, partitions: str | None) -> dict[str, str]:
+    """Give a shuffle as many partitions as the bytes of the changes need.
+
+    Args:
+        partitions: what the session was made with.
+    """
+    needed = -(-change_bytes // PARTITION_BYTES)
+    if needed <= int(partitions or 200):
+        return {}
+    return {"spark.sql.shuffle.partitions": str(needed)}
+
+
+def tune(spark: SparkSession, change_count: int, target_bytes: int, change_bytes: int = 0) -> None:
     """Prepare a session, which nobody else uses, for a merge of this size.
 
     Args:
         target_bytes: of all files of the SCD table.
+        change_bytes: of the changes as text.
     """
     if spark not in _first:
         names = (*FOR_TINY, *for_large(1))
@@ -100,10 +121,11 @@ def tune(spark: SparkSession, change_count: int, target_bytes: int) -> None:
     wanted = dict(_first[spark])
     if target_bytes > SMALL_BYTES:
         wanted |= for_large(change_count)
-    elif is_tiny(change_count, target_bytes):
+    elif is_tiny(change_count, target_bytes, change_bytes):
         wanted |= FOR_TINY
-    elif change_count <= SMALL_CHANGES:
+    elif change_count <= SMALL_CHANGES and change_bytes <= SMALL_CHANGE_BYTES:
         wanted |= FOR_SMALL
+    wanted |= _shuffle(change_bytes, wanted["spark.sql.shuffle.partitions"])
     for name, value in wanted.items():
         if value == _told[spark].get(name):
             continue

@@ -17,6 +17,7 @@ import dagster as dg
 from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
+from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
@@ -123,6 +124,13 @@ class RetentionModel(dg.Model, Resolvable):
     )
 
 
+class StepModel(dg.Model, Resolvable):
+    """How much one commit of a merge folds at most."""
+
+    changes: int = Field(default=StepLimit.changes, description="Changes of the table.")
+    bytes: int = Field(default=StepLimit.bytes, description="Bytes of these changes as text.")
+
+
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     """Captures a Postgres publication, and keeps tables of it in the lake.
 
@@ -156,6 +164,9 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         default=RetentionModel(), description="What is kept for how long."
     )
     merge_parallelism: int = Field(default=2, description="Tables merged side by side.")
+    merge_step: StepModel = Field(
+        default=StepModel(), description="How much one commit of a merge folds at most."
+    )
     verify_wait_seconds: float = Field(
         default=CdcCapture.verify_wait_seconds,
         description="How long the check equals_source waits for the capture.",
@@ -181,6 +192,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             stream=StreamPolicy(**self.stream.model_dump()),
             retention=RetentionPolicy(**self.retention.model_dump()),
             merge_parallelism=self.merge_parallelism,
+            merge_step=StepLimit(**self.merge_step.model_dump()),
             verify_wait_seconds=self.verify_wait_seconds,
         )
 

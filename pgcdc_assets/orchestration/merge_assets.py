@@ -149,6 +149,7 @@ class _Rounds:
             through,
             parallelism=self.capture.merge_parallelism,
             sessions=self._merging_sessions,
+            limit=self.capture.merge_step,
         )
         self.through = through
         for report in reports:

@@ -143,6 +143,7 @@ def _window_figures(counts: Mapping[str, int]) -> dict[str, float]:
 def _merge_figures(report: MergeReport) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "watermark_before": _text(report.watermark_before),
+        "steps": report.steps,
         "windows_folded": report.windows_folded,
         "changes_read": float(report.changes_read),
         "rows_inserted": float(report.rows_inserted),

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.merge.report import StepLimit
 
 # The name becomes part of asset keys, job names, a lake folder and a slot: what all of them take.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -200,6 +201,7 @@ class CdcCapture:
         name: names the assets, the slot's default and the lake folder.
         slot: the replication slot; made by the first snapshot when it does not exist.
         merge_parallelism: tables merged side by side in the one Spark session.
+        merge_step: how much one commit of a merge folds at most.
         verify_wait_seconds: how long the check `equals_source` waits until the moment that it reads
             the source at is captured.
     """
@@ -212,6 +214,7 @@ class CdcCapture:
     stream: StreamPolicy = field(default_factory=StreamPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     merge_parallelism: int = 2
+    merge_step: StepLimit = field(default_factory=StepLimit)
     verify_wait_seconds: float = 120.0
 
     def __post_init__(self) -> None:

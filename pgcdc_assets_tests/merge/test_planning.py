@@ -6,8 +6,9 @@ import pytest
 
 from pgcdc_assets.errors import MergeConflict, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.planning import Landed, plan_merge
-from pgcdc_assets.merge.report import TableTarget
+from pgcdc_assets.merge.planning import Landed, Limits, Plan, Sizes, plan_merge
+from pgcdc_assets.merge.report import StepLimit, TableTarget
+from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.summary import WindowSummary
 
@@ -176,3 +177,71 @@ def test_a_rebuild_does_not_begin_an_epoch_with_a_copy_above_its_end() -> None:
     copies = [_copy(100), _copy(90, epoch=2)]
     with pytest.raises(MergeConflict, match="epoch 2 of the slot has no copy of it"):
         plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True, is_bounded=True)
+
+
+MEGABYTE = 1024 * 1024
+
+
+def _step(changes: int = 10**9, size: int = 10**18, sizes: Sizes | None = None) -> Limits:
+    return Limits(StepLimit(changes, size), sizes)
+
+
+def test_a_step_ends_where_the_next_changes_would_be_too_many() -> None:
+    """The window without changes between comes along: it costs nothing."""
+    plan = plan_merge(TARGET, None, [_copy(100)], LANDED, NEWEST, limits=_step(changes=5))
+    assert (plan.start, plan.end, plan.recorded_changes, plan.is_last) == (100, 300, 1, False)
+    assert [w.start for w in plan.windows] == [100, 200]
+    rest = plan_merge(TARGET, (1, plan.end), [], LANDED, NEWEST, limits=_step(changes=5))
+    assert (rest.start, rest.end, rest.recorded_changes, rest.is_last) == (300, 400, 5, True)
+
+
+def test_a_window_above_the_limit_is_a_step_of_its_own() -> None:
+    plan = plan_merge(TARGET, (1, Lsn(300)), [], LANDED, NEWEST, limits=_step(changes=1))
+    assert (plan.start, plan.end, plan.recorded_changes, plan.is_last) == (300, 400, 5, True)
+
+
+def test_a_step_does_not_grow_with_the_windows_that_are_landed_after_it() -> None:
+    few = [_window(n, n + 1) for n in range(100, 110)]
+    many = [_window(n, n + 1) for n in range(100, 500)]
+    steps = [
+        plan_merge(TARGET, (1, Lsn(100)), [], _landed(*w), w[-1].window, limits=_step(changes=4))
+        for w in (few, many)
+    ]
+    assert {(step.end, step.recorded_changes) for step in steps} == {(104, 4)}
+
+
+def test_a_step_is_bounded_by_the_bytes_that_files_and_wal_tell_of() -> None:
+    """A table of few large rows beside one of many small rows has a small share of the rows."""
+    size = 64 * MEGABYTE
+    windows = [
+        WindowSummary(
+            LsnWindow.of(1, n * size, (n + 1) * size),
+            1000,
+            1,
+            {"shop.items": {"I": 10}, "shop.small": {"I": 990}},
+        )
+        for n in range(1, 5)
+    ]
+
+    def sizes(epoch: int, start: Lsn, end: Lsn) -> list[RowGroup]:
+        one = RowGroup(("shop", "shop"), ("items", "items"), (start, end - 1), 4 * 60 * MEGABYTE)
+        other = RowGroup(("shop", "shop"), ("small", "small"), (start, end - 1), 10**12)
+        return [one, other]
+
+    def plan(found: Sizes | None) -> Plan:
+        limits = _step(size=130 * MEGABYTE, sizes=found)
+        return plan_merge(
+            TARGET, (1, Lsn(size)), [], _landed(*windows), windows[-1].window, limits=limits
+        )
+
+    assert (plan(None).end, plan(None).is_last) == (5 * size, True)
+    assert (plan(sizes).end, plan(sizes).is_last) == (3 * size, False)
+    assert plan(sizes).change_bytes == 120 * MEGABYTE
+
+
+def test_history_after_a_copy_is_bounded_as_well() -> None:
+    copies = [_copy(100), _copy(500)]
+    plan = plan_merge(
+        TARGET, None, copies[:1], LANDED, NEWEST, in_order=True, limits=_step(changes=1)
+    )
+    assert (plan.copy, plan.end, plan.is_last) == (copies[0], 300, False)

@@ -20,6 +20,7 @@ from pgcdc_assets.merge.tuning import (
     SMALL_CHANGES,
     TINY_BYTES,
     TINY_CHANGES,
+    is_tiny,
     tune,
 )
 from pgcdc_assets.raw.zone import RawZone
@@ -60,6 +61,20 @@ def test_after_a_small_merge_a_large_one_has_what_the_session_was_made_with(
         assert session.conf.get("spark.databricks.delta.merge.deletionVectors.persistent") != (
             "false"
         )
+
+
+def test_partitions_follow_the_bytes_of_the_changes(spark: SparkSession) -> None:
+    """20,000 rows of 1 MB are no small merge: one task would hold all of them."""
+    partitions = "spark.sql.shuffle.partitions"
+    megabyte = 1024 * 1024
+    with own_sessions(spark, 1) as (session,):
+        own = session.conf.get(partitions)
+        seen = []
+        for changes, size in ((20_000, 20_000 * megabyte), (20, 33 * megabyte), (20, megabyte)):
+            tune(session, changes, 0, size)
+            seen.append(session.conf.get(partitions))
+        assert seen == ["625", own, "1"]
+        assert not is_tiny(20, 0, 33 * megabyte)
 
 
 def test_only_a_tiny_merge_does_without_compiled_code(spark: SparkSession) -> None:

@@ -1,0 +1,122 @@
+"""Merges of tables that are far behind: several commits in one run, each within the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables, tables
+from pgcdc_assets.merge.report import StepLimit
+from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.raw.sizes import RowGroups
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.merge.one_table import log_of
+
+pytestmark = pytest.mark.spark
+
+WINDOWS = 50
+PER_STEP = 25
+BOTH = TableTarget("shop", "items", (1, 2))
+
+
+@pytest.fixture
+def far_behind(zone: RawZone) -> Landing:
+    """A table with a copy and fifty windows after it, of two changes each."""
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin([["0", "copied"]])
+    for number in range(WINDOWS):
+        landing.land([insert(str(number + 1), "new")], [update("0", f"update {number}")])
+    return landing
+
+
+def _merge(spark: SparkSession, landing: Landing) -> dict[int, MergeReport | MergeFailure]:
+    limit = StepLimit(changes=2 * PER_STEP)
+    found = merge_tables(spark, landing.zone, [BOTH], landing.windows[-1], limit=limit)
+    return {getattr(report, "scd", 0): report for report in found}
+
+
+def _rows(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
+    frame = spark.read.format("delta").load(path)
+    return sorted((tuple(row) for row in frame.drop("_rescued").collect()), key=repr)
+
+
+def _steps(path: str, app_id: str) -> list[int]:
+    """The watermarks that the table's commits carry, oldest first."""
+    import json
+    from pathlib import Path
+
+    marks = []
+    for entry in sorted(Path(path, "_delta_log").glob("*.json")):
+        for line in entry.read_text().splitlines():
+            transaction = json.loads(line).get("txn", {})
+            if transaction.get("appId") == app_id:
+                marks.append(transaction["version"])
+    return marks
+
+
+def test_a_table_fifty_windows_behind_is_merged_in_commits_within_the_limit(
+    spark: SparkSession, far_behind: Landing
+) -> None:
+    reports = _merge(spark, far_behind)
+    ends = [int(far_behind.windows[n].end) for n in range(PER_STEP - 1, WINDOWS, PER_STEP)]
+    for scd in (1, 2):
+        report = reports[scd]
+        assert isinstance(report, MergeReport), report
+        assert (report.steps, report.windows_folded) == (WINDOWS // PER_STEP, WINDOWS)
+        assert report.changes_read == 2 * WINDOWS
+        marks = _steps(report.path, far_behind.zone.app_id(1))
+        copied = int(far_behind.windows[0].start)
+        assert marks == [copied, *ends]
+        assert len(log_of(report.path)) == len(marks)
+    rows = _rows(spark, reports[1].path)  # type: ignore[union-attr]
+    assert len(rows) == WINDOWS + 1
+    assert rows[0][:2] == (0, f"update {WINDOWS - 1}")
+    assert len(_rows(spark, reports[2].path)) == 2 * WINDOWS + 1  # type: ignore[union-attr]
+
+
+def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
+    spark: SparkSession, far_behind: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, real = [], tables.merge_table
+
+    def ending(*arguments: Any) -> MergeReport:
+        if len(done) == 1:
+            raise TransientError(reason="the process is killed here")
+        done.append(1)
+        return real(*arguments)
+
+    target = TableTarget("shop", "items", (2,))
+    limit = StepLimit(changes=2 * PER_STEP)
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "merge_table", ending)
+        (failure,) = merge_tables(
+            spark, far_behind.zone, [target], far_behind.windows[-1], limit=limit
+        )
+    assert isinstance(failure, MergeFailure)
+    lake, name = far_behind.zone.lake, far_behind.zone.name
+    reached = read_watermark(lake, name, "shop", "items", 2)
+    assert reached == (1, Lsn(far_behind.windows[PER_STEP - 1].end))
+
+    (report,) = merge_tables(spark, far_behind.zone, [target], far_behind.windows[-1], limit=limit)
+    assert isinstance(report, MergeReport), report
+    assert report.steps == WINDOWS // PER_STEP - 1
+    rows = spark.read.format("delta").load(report.path)
+    assert rows.count() == 2 * WINDOWS + 1
+    assert rows.where("_is_current").count() == WINDOWS + 1
+
+
+def test_the_footers_of_the_raw_zone_tell_the_bytes_of_a_table(zone: RawZone) -> None:
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin()
+    large = [insert(str(n), f"{n}" * 100_000) for n in range(20)]
+    window = landing.land(large)
+    groups = RowGroups(zone.changes.table).between(1, window.start, window.end)
+    held = [group for group in groups if group.may_hold("shop", "items")]
+    text = sum(len(change.new[1] or "") for change in large if change.new is not None)
+    assert 0.9 * text < sum(group.size_bytes for group in held) < 1.5 * text
+    assert not any(group.may_hold("shop", "zebras") for group in groups)
