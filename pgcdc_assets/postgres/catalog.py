@@ -50,15 +50,17 @@ select c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
                   cross join unnest(i.indkey) with ordinality k(attnum, position)
                    join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
                   where i.indrelid = c.oid and i.indisprimary
-                    and k.position <= i.indnkeyatts), '{}')
+                    and k.position <= i.indnkeyatts), '{}'),
+       c.relnatts
   from pg_class c
   join pg_namespace n on n.oid = c.relnamespace
  where c.oid = any(%s::bigint[]::oid[])
 """
 
+# attmissingval is an array of one element.
 _COLUMNS = """
 select a.attrelid::bigint, a.attname, a.atttypid::bigint, a.atttypmod, a.attnum,
-       a.attgenerated::text
+       a.attgenerated::text, (a.attmissingval::text::text[])[1]
   from pg_attribute a
  where a.attrelid = any(%s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
  order by a.attrelid, a.attnum
@@ -130,15 +132,17 @@ def read_relations(
         attributes = cursor.fetchall()
     types = resolve_types(conn, (attribute[2] for attribute in attributes))
     relations: dict[int, Relation] = {}
-    for oid, schema, table, identity, identity_attnums, primary_key in heads:
+    for oid, schema, table, identity, identity_attnums, primary_key, attribute_count in heads:
         kept: list[Column] = []
-        for owner, name, type_oid, typmod, attnum, generated in attributes:
+        for owner, name, type_oid, typmod, attnum, generated, missing in attributes:
             if owner != oid or not is_kept(oid, name, generated):
                 continue
             is_key = identity == "f" or attnum in identity_attnums
-            column = Column(name, type_oid, typmod, is_key, attnum)
+            column = Column(name, type_oid, typmod, is_key, attnum, missing=missing)
             kept.append(_complete_type(column, types))
-        relations[oid] = Relation(oid, schema, table, identity, tuple(kept), tuple(primary_key))
+        relations[oid] = Relation(
+            oid, schema, table, identity, tuple(kept), tuple(primary_key), attribute_count
+        )
     return relations
 
 
@@ -164,13 +168,19 @@ def complete_relation(
     for column, attnum in zip(announced.columns, attnums, strict=True):
         same = known.get(column.name)
         if same is not None and (same.type_oid, same.typmod) == (column.type_oid, column.typmod):
-            columns.append(replace(same, is_key=column.is_key, attnum=attnum))
+            missing = same.missing if attnum == same.attnum else None
+            columns.append(replace(same, is_key=column.is_key, attnum=attnum, missing=missing))
         else:
             columns.append(_complete_type(replace(column, attnum=attnum), types or {}))
     primary_key = () if current is None else current.primary_key
     if not set(primary_key) <= {column.name for column in columns}:
         primary_key = ()
-    return replace(announced, columns=tuple(columns), primary_key=primary_key)
+    return replace(
+        announced,
+        columns=tuple(columns),
+        primary_key=primary_key,
+        attribute_count=None if current is None else current.attribute_count,
+    )
 
 
 class CatalogResolver:

@@ -7,7 +7,7 @@ the message is captured, so that merging needs no Postgres.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Column:
         element_type: for an array, the element's type below all domains, written like `base_type`;
             else None.
         element_typmod: for an array, the typmod that governs an element; else -1.
+        missing: `pg_attribute.attmissingval`, the value of the rows that are older than the column,
+            as Postgres prints it; None when there is none.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Column:
     base_typmod: int = -1
     element_type: str | None = None
     element_typmod: int = -1
+    missing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Relation:
         replica_identity: `pg_class.relreplident`: d(efault), n(othing), f(ull) or i(ndex).
         columns: in tuple order.
         primary_key: names of the primary key's columns in key order; empty when there is none.
+        attribute_count: `pg_class.relnatts`, the highest attnum that was ever given, when the
+            catalog was asked; None where it is not known.
     """
 
     relation_id: int
@@ -62,8 +67,22 @@ class Relation:
     replica_identity: str
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...] = ()
+    attribute_count: int | None = field(default=None, compare=False)
 
     @property
     def qualified_name(self) -> str:
         """`schema.table`, for messages and metadata."""
         return f"{self.schema}.{self.table}"
+
+    def describes(self, other: Relation) -> bool:
+        """Say whether another relation is of this version.
+
+        A table that is written anew forgets the values of rows that are older than a column.
+        """
+        if len(self.columns) != len(other.columns):
+            return False
+        columns = tuple(
+            replace(theirs, missing=ours.missing) if theirs.missing is None else theirs
+            for ours, theirs in zip(self.columns, other.columns, strict=True)
+        )
+        return self == replace(other, columns=columns)

@@ -57,7 +57,7 @@ class RelationRegistry:
         """
         known = self._versions_of(epoch, relation.relation_id)
         for version in known:
-            if version.relation == relation:
+            if version.relation.describes(relation):
                 return version.version
         number = known[-1].version if known else 0
         new = RelationVersion(epoch, number + 1, lsn, relation)
@@ -155,16 +155,24 @@ def _row(version: RelationVersion) -> dict[str, Any]:
         "replica_identity": relation.replica_identity,
         "columns": [asdict(column) for column in relation.columns],
         "primary_key": list(relation.primary_key),
+        "missing": [column.missing for column in relation.columns],
+        "attribute_count": relation.attribute_count,
     }
 
 
 def _version(row: dict[str, Any]) -> RelationVersion:
+    # Releases before this one wrote neither of the last two columns.
+    missing = row["missing"] or [None] * len(row["columns"])
     relation = Relation(
         relation_id=row["relation_id"],
         schema=row["schema"],
         table=row["table"],
         replica_identity=row["replica_identity"],
-        columns=tuple(Column(**column) for column in row["columns"]),
+        columns=tuple(
+            Column(**column, missing=text)
+            for column, text in zip(row["columns"], missing, strict=True)
+        ),
         primary_key=tuple(row["primary_key"]),
+        attribute_count=row["attribute_count"],
     )
     return RelationVersion(row["epoch"], row["relation_version"], Lsn(row["lsn"]), relation)

@@ -58,6 +58,8 @@ RELATIONS = pa.schema(
             pa.list_(pa.field("element", pa.string(), nullable=False)),
             nullable=False,
         ),
+        pa.field("missing", pa.list_(pa.field("element", pa.string()))),
+        pa.field("attribute_count", pa.int32()),
     ]
 )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -90,10 +90,13 @@ class RawTable:
         return table
 
     def load_or_create(self) -> DeltaTable:
-        """Load the newest version; the first caller creates the table."""
+        """Load the newest version; the first caller creates the table.
+
+        A table of an earlier release gets the columns that it lacks.
+        """
         table = self.load()
         if table is not None:
-            return table
+            return self._with_new_columns(table)
         self.lake.check_writable()
         configuration = {**_PROPERTIES, MARK: self.capture}
         if self.statistics:
@@ -123,6 +126,25 @@ class RawTable:
                 push_to_disk(folder)
                 folder = folder.parent
         return table
+
+    def _with_new_columns(self, table: DeltaTable) -> DeltaTable:
+        there = {field.name for field in table.schema().fields}
+        if there.issuperset(self.schema.names):
+            return table
+        new = [field for field in Schema.from_arrow(self.schema).fields if field.name not in there]
+        try:
+            table.alter.add_columns(new)
+        except CommitFailedError:
+            # Another process added them between our look and our commit.
+            pass
+        except (DeltaError, OSError) as error:
+            raise self._unwritable(error) from error
+        if self.lake.is_local:
+            self._push_log_to_disk(table.version())
+        loaded = self.load()
+        if loaded is None:
+            raise RawZoneError(raw_zone=self.uri, reason="the table vanished.")
+        return loaded
 
     def writer(self, partition_values: Mapping[str, str] | None = None) -> FileWriter:
         """Open a writer of data files for the next commit."""

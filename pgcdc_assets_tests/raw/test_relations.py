@@ -1,0 +1,49 @@
+"""Relation versions: what is stored of them, and tables that an earlier release made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.relations import RelationRegistry
+from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.raw.rows import relation
+
+_NEW = {"missing", "attribute_count"}
+
+
+def _with_missing(text: str | None) -> Relation:
+    one = relation("orders", 1)
+    columns = (one.columns[0], replace(one.columns[1], missing=text))
+    return replace(one, columns=columns, attribute_count=2)
+
+
+def test_a_table_of_an_earlier_release_is_read_and_gets_the_new_columns(zone: RawZone) -> None:
+    table = zone.relations.table
+    old_schema = pa.schema([field for field in schema.RELATIONS if field.name not in _NEW])
+    old = RelationRegistry(RawTable(table.lake, table.uri, old_schema, zone.name), zone.name)
+    old.register(1, relation("orders", 1), Lsn(10))
+    old.flush()
+
+    (version,) = zone.relations.versions(1)
+    assert version.relation == relation("orders", 1)
+    assert version.relation.attribute_count is None
+    assert zone.relations.register(1, relation("orders", 1), Lsn(15)) == 1
+    assert zone.relations.register(1, _with_missing("5"), Lsn(20)) == 2
+    zone.relations.flush()
+
+    later = RawZone(zone.lake, zone.name).relations
+    assert [v.relation for v in later.versions(1)] == [relation("orders", 1), _with_missing("5")]
+    assert later.versions(1)[1].relation.attribute_count == 2
+
+
+def test_a_table_that_is_written_anew_keeps_its_version(zone: RawZone) -> None:
+    """VACUUM FULL makes Postgres forget the value of rows older than a column."""
+    assert zone.relations.register(1, _with_missing("5"), Lsn(10)) == 1
+    assert zone.relations.register(1, _with_missing(None), Lsn(20)) == 1
+    assert zone.relations.register(1, _with_missing("6"), Lsn(30)) == 2
