@@ -20,6 +20,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 MEGABYTE = 1024 * 1024
 
+# Longer than any merge: VACUUM would delete the files that it has not committed yet.
+MINIMUM_OLD_VERSION_DAYS = 1.0
+
 _SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key")
 
 
@@ -178,7 +181,7 @@ class RetentionPolicy:
         raw_days: raw windows that are merged into every table go when their last change was
             committed longer ago; None: they stay.
         old_version_days: files that a merge has replaced stay so long for readers of older
-            versions.
+            versions; at least `MINIMUM_OLD_VERSION_DAYS`.
         schedule: cron expression, in UTC.
     """
 
@@ -191,6 +194,12 @@ class RetentionPolicy:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigurationError(reason=f"retention.{name} must not be negative")
+        if not self.old_version_days >= MINIMUM_OLD_VERSION_DAYS:
+            raise ConfigurationError(
+                reason=f"retention.old_version_days must be {MINIMUM_OLD_VERSION_DAYS:g} or more, "
+                f"not {self.old_version_days:g}: VACUUM deletes files of that age that no version "
+                "references, and those of a running merge are among them until it commits"
+            )
 
 
 @dataclass(frozen=True)

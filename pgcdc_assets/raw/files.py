@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,10 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.lake import Lake
 
 TARGET_FILE_BYTES = 256 * 1024 * 1024
+
+# Hidden from readers and from VACUUM, as all names that begin so are.
+WRITERS = "_writers"
+_MARK_SECONDS = 3600.0
 
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
@@ -59,8 +64,16 @@ def filesystem(lake: Lake, uri: str) -> pafs.FileSystem:
     return pafs.PyFileSystem(DeltaStorageHandler(uri, dict(lake.storage_options)))
 
 
+def writer_of(path: str) -> str:
+    """Return the id of the writer that a data file's name begins with."""
+    return path.removeprefix("part-").partition("-")[0].removesuffix(".parquet")
+
+
 class FileWriter:
     """Writes row groups into files of a limited size; as a context, removes them on an error.
+
+    A writer that is open for an hour marks itself below `_writers`, and renews the mark each hour:
+    its files are not taken for orphans, however old the first of them are (`vacuum.py`).
 
     Args:
         partition_values: the values of the table's partition columns, which the files do not hold.
@@ -83,6 +96,9 @@ class FileWriter:
         self._statistics_columns = [n for n in statistics if n in self._schema.names]
         self._partition_values = dict(partition_values or {})
         self._target_file_bytes = target_file_bytes
+        self._id = uuid.uuid4().hex
+        self._marked_at = time.monotonic()
+        self._has_mark = False
         self._files: list[WrittenFile] = []
         self._path = ""
         self._sink: Any = None
@@ -108,6 +124,8 @@ class FileWriter:
             if self._writer is None:
                 self._open()
             assert self._writer is not None
+            if time.monotonic() - self._marked_at >= _MARK_SECONDS:
+                self._mark()
             self._writer.write_table(rows, row_group_size=rows.num_rows)
             self._statistics.add(rows)
             if self._sink.tell() >= self._target_file_bytes:
@@ -142,13 +160,23 @@ class FileWriter:
             with contextlib.suppress(OSError):
                 self._sink.close()
             self._writer = None
+        if self._has_mark:
+            paths.append(f"{WRITERS}/{self._id}")
         for path in paths:
             with contextlib.suppress(OSError):
                 filesystem(self._lake, self._uri).delete_file(path)
         self._files = []
 
+    def _mark(self) -> None:
+        files = filesystem(self._lake, self._uri)
+        files.create_dir(WRITERS, recursive=True)
+        with files.open_output_stream(f"{WRITERS}/{self._id}") as mark:
+            mark.write(b"at work")
+        self._marked_at = time.monotonic()
+        self._has_mark = True
+
     def _open(self) -> None:
-        self._path = f"part-{uuid.uuid4().hex}.parquet"
+        self._path = f"part-{self._id}-{len(self._files):05d}.parquet"
         self._statistics = _Statistics(self._statistics_columns)
         self._sink = filesystem(self._lake, self._uri).open_output_stream(self._path)
         names = [

@@ -27,6 +27,7 @@ from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_
 from pgcdc_assets.raw.lake import Lake
 
 MARK = "pgcdc.capture"
+DELETED_FILE_RETENTION = "delta.deletedFileRetentionDuration"
 RECORD = "pgcdc"
 
 _LOG_READERS = 8
@@ -40,7 +41,9 @@ _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
     # An append-only table of changes is not read in old versions: a day is for readers at work.
     "delta.logRetentionDuration": "interval 1 day",
-    "delta.deletedFileRetentionDuration": "interval 1 day",
+    # VACUUM of any engine spares files of that age, and so those that a slow landing has not
+    # committed yet. Our own maintenance deletes replaced files after a day (`vacuum.py`).
+    DELETED_FILE_RETENTION: "interval 7 days",
 }
 
 
@@ -182,8 +185,9 @@ class RawTable:
         Raises:
             CommitRefused: a commit since `table` was loaded carries the same application id, or
                 removed the same files.
-            TransientError: the log could not be written.
+            TransientError: an added file is gone, or the log could not be written.
         """
+        self._check_present(added)
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
             AddAction(
@@ -218,6 +222,19 @@ class RawTable:
             raise self._unwritable(error) from error
         if self.lake.is_local:
             self._push_log_to_disk(table.version() + 1)
+
+    def set_file_retention(self, table: DeltaTable) -> None:
+        """Give a table of an earlier release the retention that new tables are created with.
+
+        Raises:
+            DeltaError, OSError: the log could not be written.
+        """
+        wanted = _PROPERTIES[DELETED_FILE_RETENTION]
+        if table.metadata().configuration.get(DELETED_FILE_RETENTION) == wanted:
+            return
+        table.alter.set_table_properties({DELETED_FILE_RETENTION: wanted})
+        if self.lake.is_local:
+            self._push_log_to_disk(table.version())
 
     def shorten_log(self, table: DeltaTable) -> None:
         """Write a checkpoint, and remove log entries that it stands for and that have expired.
@@ -254,6 +271,27 @@ class RawTable:
 
         with ThreadPoolExecutor(_LOG_READERS) as readers:
             return [record for records in readers.map(read, versions) for record in records]
+
+    def _check_present(self, added: Sequence[WrittenFile]) -> None:
+        """Refuse to name files that a VACUUM has deleted since they were written.
+
+        Raises:
+            TransientError: a file is not there, or has another size.
+        """
+        if not added:
+            return
+        sizes = {file.path: file.size_bytes for file in added}
+        try:
+            found = filesystem(self.lake, self.uri).get_file_info(list(sizes))
+        except OSError as error:
+            raise self._unwritable(error) from error
+        gone = [info.path for info in found if info.size != sizes[info.path]]
+        if gone:
+            raise TransientError(
+                reason=f"{len(gone)} of {len(sizes)} files that were written to {self.uri} are "
+                "gone before their commit; nothing was committed. See that no VACUUM with a short "
+                "retention runs on this table, then run it again."
+            )
 
     def _push_log_to_disk(self, version: int) -> None:
         """Push a local table's log from a version on to the disk; delta-rs leaves that undone."""

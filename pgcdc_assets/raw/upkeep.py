@@ -2,8 +2,8 @@
 
 Opening a table lists its log, and each landing opens it twice. So the small files are merged, the
 window records saved in `raw/windows`, the log's older entries removed after a checkpoint, and files
-that no version of the last day names are deleted. The other tables grow slowly; of them only
-orphans are deleted, such as a killed copy left. All of it may run beside landings and readers.
+that no recent version references are deleted (`vacuum.py`). Of the other tables, which grow slowly,
+only the last is done. All of it may run beside landings and readers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.compaction import MINIMUM_FILES
 from pgcdc_assets.raw.table import RawTable, first_line
+from pgcdc_assets.raw.vacuum import delete_old_files
 from pgcdc_assets.raw.zone import RawZone
 
 MINIMUM_LOG_ENTRIES = 256
-
-# The files of a copy are named by no version before its last row is there: no copy takes as long.
-_ORPHAN_HOURS = 7 * 24
 
 
 @dataclass(frozen=True)
@@ -67,20 +65,19 @@ def keep_up(
         journal = changes.journal.table.load()
         if journal is not None:
             changes.journal.table.shorten_log(journal)
-        removed = len(table.vacuum(dry_run=False, full=True))
     except (DeltaError, OSError) as error:
         raise _failed(changes.table, error) from error
-    for other in (zone.snapshots, zone.relations, zone.epochs, changes.journal):
-        removed += _remove_orphans(other.table)
-    return UpkeepReport(merged, unsaved, removed)
+    tables = (changes, zone.snapshots, zone.relations, zone.epochs, changes.journal)
+    return UpkeepReport(merged, unsaved, sum(_vacuum(part.table) for part in tables))
 
 
-def _remove_orphans(table: RawTable) -> int:
+def _vacuum(table: RawTable) -> int:
     loaded = table.load()
     if loaded is None:
         return 0
     try:
-        return len(loaded.vacuum(retention_hours=_ORPHAN_HOURS, dry_run=False, full=True))
+        table.set_file_retention(loaded)
+        return delete_old_files(table, loaded)
     except (DeltaError, OSError) as error:
         raise _failed(table, error) from error
 

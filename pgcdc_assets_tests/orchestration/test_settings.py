@@ -12,6 +12,7 @@ from pgcdc_assets.orchestration.declared import capture_metadata, capture_of
 from pgcdc_assets.orchestration.settings import (
     CdcCapture,
     CdcTable,
+    RetentionPolicy,
     StreamPolicy,
     WindowPolicy,
     component_yaml,
@@ -78,6 +79,14 @@ def test_windows_of_no_size_are_refused() -> None:
         WindowPolicy(max_bytes=0)
     with pytest.raises(ConfigurationError, match=r"stream\.batch_bytes"):
         StreamPolicy(batch_bytes=0)
+
+
+@pytest.mark.parametrize("days", [0, 0.5, -1, float("nan")])
+def test_old_versions_are_kept_longer_than_any_merge_runs(days: float) -> None:
+    """VACUUM deletes what a merge has written and not committed yet."""
+    with pytest.raises(ConfigurationError, match=r"retention\.old_version_days must"):
+        RetentionPolicy(old_version_days=days)
+    assert RetentionPolicy(old_version_days=1).old_version_days == 1
 
 
 def test_settings_survive_the_way_through_an_asset_s_metadata() -> None:

@@ -195,8 +195,8 @@ zone.changes.land(window(100, 200), [transaction(100, 3)],
     zone.changes.land(window(100, 200), [transaction(100, 3)])
 
     assert landed(zone) == [(100, 0), (100, 1), (100, 2)]
-    two_days_ago = Path(zone.changes.table.uri, orphan).stat().st_mtime - 2 * 86_400
-    os.utime(Path(zone.changes.table.uri, orphan), (two_days_ago, two_days_ago))
+    long_ago = Path(zone.changes.table.uri, orphan).stat().st_mtime - 8 * 86_400
+    os.utime(Path(zone.changes.table.uri, orphan), (long_ago, long_ago))
     removed = DeltaTable(zone.changes.table.uri).vacuum(dry_run=False, full=True)
     assert removed == [orphan]
     assert zone.changes.summary(window(100, 200)).row_count == 3

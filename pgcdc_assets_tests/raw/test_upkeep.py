@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.errors import RawZoneError
+from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.files import push_to_disk
 from pgcdc_assets.raw.reading import DataFile, scan
-from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, MARK, RawTable
 from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.raw.rows import batch, change, landed, relation, transaction, window
@@ -155,3 +157,91 @@ def test_compaction_stops_at_a_file_that_is_gone(zone: RawZone) -> None:
     with pytest.raises(RawZoneError, match="a file that its log names is gone"):
         keep_up(zone, minimum_files=2)
     assert DeltaTable(zone.changes.table.uri).version() == version
+
+
+@pytest.mark.parametrize(("days", "is_marked"), [(2, False), (8, True)])
+def test_upkeep_spares_the_files_of_a_slow_landing(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch, days: int, is_marked: bool
+) -> None:
+    """Younger than seven days, or of a writer that has renewed its mark."""
+    land_small_windows(zone, 3)
+    folder = Path(zone.changes.table.uri)
+    if is_marked:
+        monkeypatch.setattr("pgcdc_assets.raw.files._MARK_SECONDS", 0.0)
+
+    def wait_long() -> None:
+        make_old(folder, days)
+        for mark in folder.glob("_writers/*"):
+            os.utime(mark)
+        keep_up(RawZone(zone.lake, zone.name), minimum_log_entries=1)
+
+    rows = [transaction(1003, 3)]
+    report = zone.changes.land(window(1003, 1004), rows, before_commit=wait_long)
+    assert report.summary.row_count == 3
+    assert zone.changes.summary(window(1003, 1004)).row_count == 3
+
+
+def test_the_files_of_a_writer_that_died_long_ago_go_with_its_mark(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgcdc_assets.raw.files._MARK_SECONDS", 0.0)
+    land_small_windows(zone, 3)
+    folder = Path(zone.changes.table.uri)
+    before = set(folder.glob("*.parquet"))
+    writer = zone.changes.table.writer()
+    row = change(1003, epoch=1, window=window(1003, 1004).key)
+    writer.write(pa.Table.from_pylist([row], schema=schema.CHANGES))
+    writer.finish()
+    make_old(folder, days=8)
+    keep_up(zone, minimum_log_entries=1)
+    assert set(folder.glob("*.parquet")) == before
+    assert list(folder.glob("_writers/*")) == []
+
+
+def test_a_landing_whose_file_was_deleted_commits_nothing_and_is_repeated(zone: RawZone) -> None:
+    """A VACUUM of somebody else, without a retention."""
+    table = zone.changes.table
+    land_small_windows(zone, 2)
+
+    def vacuum() -> None:
+        DeltaTable(table.uri).vacuum(
+            retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True
+        )
+
+    version = DeltaTable(table.uri).version()
+    with pytest.raises(TransientError, match=r"1 of 1 files .* gone before their commit"):
+        zone.changes.land(window(1002, 1003), [transaction(1002, 3)], before_commit=vacuum)
+    assert zone.changes.captured_through(1) == Lsn(1002)
+    assert zone.changes.land(window(1002, 1003), [transaction(1002, 3)]).summary.row_count == 3
+    assert DeltaTable(table.uri).version() > version
+
+
+def test_replaced_files_stay_for_readers_that_began_before(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However old they are: what counts is when they were replaced."""
+    land_small_windows(zone, 6)
+    folder = Path(zone.changes.table.uri)
+    make_old(folder, days=30)
+    rows, before = landed(zone), set(folder.glob("*.parquet"))
+    report = keep_up(zone, minimum_files=2, minimum_log_entries=1)
+    assert (report.files_merged, report.files_removed) == (len(before), 0)
+    assert set(folder.glob("*.parquet")) > before
+    monkeypatch.setattr("pgcdc_assets.raw.vacuum.REPLACED_HOURS", 0)
+    zone.changes.land(window(1006, 1007), [])
+    assert keep_up(zone, minimum_log_entries=1).files_removed == len(before)
+    assert landed(zone) == rows
+
+
+def test_tables_of_an_earlier_release_get_the_longer_retention(zone: RawZone) -> None:
+    """VACUUM of Spark goes by the table's own property."""
+    land_small_windows(zone, 3)
+    table = zone.changes.table
+    old = table.load_or_create()
+    old.alter.set_table_properties({DELETED_FILE_RETENTION: "interval 1 day"})
+    keep_up(zone, minimum_log_entries=1)
+    configuration = table.load_or_create().metadata().configuration
+    assert configuration[DELETED_FILE_RETENTION] == "interval 7 days"
+    assert configuration[MARK] == "test"
+    assert len(zone.changes.windows(1)) == 3
+    zone.changes.land(window(1003, 1004), [transaction(1003, 2)])
