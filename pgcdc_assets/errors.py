@@ -112,8 +112,8 @@ class TableChanged(TransientError):
     """A table was altered between the snapshot and its copy; a new snapshot sees it whole."""
 
     message = (
-        "Table {relation} was altered after the snapshot of its copy was taken; nothing of this "
-        "copy is kept. Copy it again."
+        "Table {relation} was altered, or its place in the publication, after the snapshot of its "
+        "copy was taken; nothing of this copy is kept. Copy it again."
     )
 
 

@@ -139,7 +139,8 @@ def copy_each_table(
         if snapshot is None and any(isinstance(outcome, PublishedTable) for outcome in wanted):
             snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
             # Looked at again: making a slot may wait for long, and a column that was added
-            # meanwhile is in the snapshot.
+            # meanwhile is in the snapshot. What is read now holds for the snapshot as far as the
+            # copy finds nothing altered since; a table that joined later gets another snapshot.
             with query_connection(settings, "snapshot") as conn:
                 wanted = _wanted(conn, zone, epoch, publication, tables)
         for outcome in wanted:

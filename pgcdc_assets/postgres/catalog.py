@@ -74,11 +74,13 @@ class PublishedTable:
     Attributes:
         is_partitioned: its rows are in partitions; else only rows of the table itself are its own.
         row_filter: SQL text of the publication's WHERE clause.
+        publication: the publication's name.
     """
 
     relation: Relation
     is_partitioned: bool = False
     row_filter: str | None = None
+    publication: str = ""
 
 
 def published_tables(conn: Connection, publication: str) -> list[PublishedTable]:
@@ -99,7 +101,9 @@ def published_tables(conn: Connection, publication: str) -> list[PublishedTable]
 
     relations = read_relations(conn, columns, is_sent)
     return [
-        PublishedTable(relations[member.relation_id], member.kind == "p", member.row_filter)
+        PublishedTable(
+            relations[member.relation_id], member.kind == "p", member.row_filter, publication
+        )
         for member in members
         if member.relation_id in relations
     ]

@@ -31,6 +31,7 @@ from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, quer
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.failures import statement_failure
 from pgcdc_assets.postgres.findings import quoted
+from pgcdc_assets.postgres.publication import read_membership
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -79,6 +80,7 @@ def copy_relation(
     *,
     is_partitioned: bool = False,
     row_filter: str | None = None,
+    publication: str = "",
     chunk_bytes: int = _CHUNK_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield a table's rows as of a snapshot: one column `new`, the texts of each row's columns.
@@ -87,6 +89,7 @@ def copy_relation(
         is_partitioned: rows of the partitions belong to the table; else only its own rows, not
             those of tables that inherit from it.
         row_filter: SQL of the publication's row filter, as the catalog prints it.
+        publication: has to have published the table in the same way when the snapshot was taken.
 
     Raises:
         TableChanged: the table is not what it was when the snapshot was taken.
@@ -100,7 +103,7 @@ def copy_relation(
         query = rows_of(relation, is_partitioned, row_filter)
         try:
             begin_at(conn, snapshot_name)
-            lock_unchanged(settings, conn, relation, query)
+            lock_unchanged(settings, conn, relation, query, publication)
         except (UndefinedTable, UndefinedColumn) as error:
             raise TableChanged(relation=relation.qualified_name) from error
         except psycopg2.Error as error:
@@ -124,6 +127,7 @@ def copy_published(
         snapshot_name,
         is_partitioned=table.is_partitioned,
         row_filter=table.row_filter,
+        publication=table.publication,
     )
 
 
@@ -149,9 +153,17 @@ def begin_at(conn: Connection, snapshot_name: str) -> None:
 
 
 def lock_unchanged(
-    settings: ConnectionSettings, conn: Connection, relation: Relation, query: sql.Composable
+    settings: ConnectionSettings,
+    conn: Connection,
+    relation: Relation,
+    query: sql.Composable,
+    publication: str = "",
 ) -> None:
     """Keep the table from being altered, then check that nobody altered it since the snapshot.
+
+    The stream publishes each change as the catalog was at that change. So a table that joined the
+    publication after the snapshot has changes in neither of the two: they committed too late for
+    the snapshot and too early for the stream.
 
     Raises:
         TableChanged: somebody did.
@@ -166,11 +178,16 @@ def lock_unchanged(
     then = read_relations(conn, [relation_id]).get(relation_id)
     with query_connection(settings, "catalog") as other:
         now = read_relations(other, [relation_id]).get(relation_id)
+        is_republished = bool(publication) and (
+            read_membership(conn, publication, relation_id)
+            != read_membership(other, publication, relation_id)
+        )
     published = {_shape(column) for column in relation.columns}
     if (
         then is None
         or now is None
         or row != (0,)
+        or is_republished
         or (now.schema, now.table) != (relation.schema, relation.table)
         or [_shape(column) for column in then.columns] != [_shape(column) for column in now.columns]
         or not published <= {_shape(column) for column in now.columns}

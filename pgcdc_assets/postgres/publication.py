@@ -8,7 +8,7 @@ changes arrive.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgcdc_assets.errors import ConfigurationError
 
@@ -28,6 +28,36 @@ select c.oid::bigint, c.relkind::text, {columns}
   join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
  where t.pubname = %s
  order by t.schemaname, t.tablename
+"""
+
+# All that decides whether and how a table is published, as the transaction's snapshot sees it.
+# pg_publication_tables reads the newest catalog in any transaction. The `xmin` of a row tells the
+# row from one that was deleted and inserted again. A partition is published through its ancestors
+# as well.
+_MEMBERSHIP = """
+with recursive line(oid) as (
+    select %(relation)s::oid
+    union select i.inhparent from pg_inherits i join line l on i.inhrelid = l.oid
+), publication as (
+    select p.*, p.xmin::text as row_version from pg_publication p where p.pubname = %(publication)s
+)
+select (select jsonb_agg(to_jsonb(p)) from publication p),
+       (select jsonb_agg(to_jsonb(r) || jsonb_build_object('xmin', r.xmin::text) order by r.oid)
+          from pg_publication_rel r join publication p on p.oid = r.prpubid
+         where r.prrelid in (select oid from line)),
+       {schemas},
+       (select jsonb_agg(jsonb_build_array(c.oid, c.relnamespace, c.relkind, c.relpersistence)
+                         order by c.oid)
+          from pg_class c where c.oid in (select oid from line)),
+       (select jsonb_agg(to_jsonb(i) order by i.inhrelid, i.inhparent)
+          from pg_inherits i where i.inhrelid in (select oid from line))
+"""
+
+# FOR TABLES IN SCHEMA came with PG 15.
+_SCHEMAS = """
+(select jsonb_agg(to_jsonb(n) || jsonb_build_object('xmin', n.xmin::text) order by n.oid)
+   from pg_publication_namespace n join publication p on p.oid = n.pnpubid
+  where n.pnnspid in (select c.relnamespace from pg_class c where c.oid in (select oid from line)))
 """
 
 _REFUSAL = """
@@ -113,6 +143,22 @@ def read_members(conn: Connection, publication: str) -> list[Member]:
             Member(relation_id, kind, None if names is None else frozenset(names), row_filter)
             for relation_id, kind, names, row_filter in cursor
         ]
+
+
+def read_membership(conn: Connection, publication: str, relation_id: int) -> tuple[Any, ...]:
+    """Read all that decides whether and how a table is published.
+
+    Two readings that are equal, in transactions with snapshots of different times, prove that
+    nothing of it changed between.
+    """
+    schemas = _SCHEMAS if conn.server_version >= 150000 else "null"
+    with conn.cursor() as cursor:
+        cursor.execute(
+            _MEMBERSHIP.format(schemas=schemas),
+            {"relation": relation_id, "publication": publication},
+        )
+        row: tuple[Any, ...] = cursor.fetchone() or ()
+    return row
 
 
 def explain_unpublished(conn: Connection, publication: str, schema: str, table: str) -> str:
