@@ -24,7 +24,6 @@ from pgcdc_assets.errors import (
     RawZoneError,
     SlotAdvanced,
     SlotBusy,
-    SlotLost,
     SlotMissing,
     TransientError,
 )
@@ -36,6 +35,7 @@ from pgcdc_assets.postgres.lease import capture_lease, wait_or_terminate_stale_w
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
+    lost_slot,
     read_server_identity,
     read_slot_status,
 )
@@ -215,7 +215,7 @@ def _check_slot(
         raise SlotMissing(slot=slot, raw_zone=zone.uri, captured_through=captured_through)
     check_slot_usable(status, conn.info.dbname)
     if status.is_lost:
-        raise SlotLost(slot=slot, wal_status=status.wal_status, restart_lsn=status.restart_lsn)
+        raise lost_slot(status)
     check_has_wal(zone, status, captured_through)
     confirmed = status.confirmed_flush_lsn
     if confirmed is not None and confirmed > captured_through:

@@ -10,6 +10,7 @@
     │   ├── SlotLost
     │   ├── SlotMissing
     │   ├── SlotAdvanced
+    │   ├── SlotTaken
     │   ├── WindowUnavailable
     │   ├── RawExpired
     │   ├── ReplicaIdentityError
@@ -139,25 +140,53 @@ class SnapshotError(DefiniteError):
 
 
 class SlotLost(DefiniteError):
-    """The server removed WAL that the slot still needed.
+    """The server invalidated the slot.
 
     `restart_lsn` is None where the server does not tell it; `reason` is the server's own sentence,
     where it gave one.
+
+    Args:
+        invalidation_reason: as in pg_replication_slots; None: WAL was removed.
     """
 
     message = (
         "Replication slot {slot} is lost (wal_status {wal_status}): {reason}. Begin a new epoch "
-        "with pgcdc renew, and raise max_slot_wal_keep_size to prevent it."
+        "with pgcdc renew, and {prevention} to prevent it."
     )
+    causes: ClassVar[dict[str, tuple[str, str]]] = {
+        "wal_removed": (
+            "the server removed WAL that it needed",
+            "raise max_slot_wal_keep_size",
+        ),
+        "rows_removed": (
+            "the primary removed rows of its catalogs that decoding on this standby needed",
+            "set hot_standby_feedback = on here",
+        ),
+        "wal_level_insufficient": (
+            "wal_level of the primary was lowered",
+            "keep it at logical",
+        ),
+        "idle_timeout": (
+            "no capture read it for longer than idle_replication_slot_timeout",
+            "set that to 0",
+        ),
+    }
 
     def __init__(
         self,
         *,
         restart_lsn: int | None = None,
-        reason: str = "the server removed WAL that it needed",
+        invalidation_reason: str | None = None,
+        reason: str | None = None,
         **facts: Any,
     ) -> None:
-        super().__init__(restart_lsn=restart_lsn, reason=reason, **facts)
+        cause, prevention = self.causes.get(invalidation_reason or "", self.causes["wal_removed"])
+        super().__init__(
+            restart_lsn=restart_lsn,
+            invalidation_reason=invalidation_reason,
+            reason=reason or cause,
+            **{"prevention": prevention, **facts},
+        )
 
 
 class SlotMissing(DefiniteError):
@@ -179,8 +208,20 @@ class SlotAdvanced(DefiniteError):
     message = (
         "Replication slot {slot} stands at {confirmed_flush_lsn}, beyond {expected} where the raw "
         "zone ends: the {gap_bytes} bytes of WAL between were confirmed by somebody else and "
-        "cannot be read again. Find who else uses the slot, then begin a new epoch with "
-        "pgcdc renew."
+        "cannot be read again. If another lake or program uses the slot, give this capture a slot "
+        "of its own (`slot`), then begin a new epoch with pgcdc renew; if none does, pgcdc renew "
+        "--adopt-slot."
+    )
+
+
+class SlotTaken(DefiniteError):
+    """Something that the lake does not know has read the slot."""
+
+    message = (
+        "Replication slot {slot} was read before, through {confirmed_flush_lsn} (restart_lsn "
+        "{restart_lsn}), and not into {lake}: another lake or program may need what it holds. If "
+        "so, set PGCDC_LAKE to that lake, or give this capture a slot of its own (`slot`). If "
+        "nothing else uses the slot, take it over with {remedy}."
     )
 
 

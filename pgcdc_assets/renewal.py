@@ -25,10 +25,12 @@ from pgcdc_assets.postgres.publication import read_publication
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
+    claim_slot,
     create_slot,
     drop_slot,
     read_server_identity,
     read_slot_status,
+    slot_taken,
 )
 from pgcdc_assets.raw.epochs import Epoch
 
@@ -36,11 +38,22 @@ if TYPE_CHECKING:
     from pgcdc_assets.raw.zone import RawZone
 
 
-def renew_epoch(settings: ConnectionSettings, zone: RawZone, slot: str, publication: str) -> Epoch:
+def renew_epoch(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    slot: str,
+    publication: str,
+    *,
+    adopt_slot: bool = False,
+) -> Epoch:
     """Make a new slot and record it as the next epoch; copies of its tables are due after this.
+
+    Args:
+        adopt_slot: drop a slot even if something else has read it.
 
     Raises:
         ConfigurationError: there is no epoch yet, or the slot can go on.
+        SlotTaken: something else has read the slot, and would lose it.
         SlotBusy: another runner holds the lease, or somebody reads the slot.
         TransientError: the slot could not be made now; run it again.
     """
@@ -61,12 +74,16 @@ def renew_epoch(settings: ConnectionSettings, zone: RawZone, slot: str, publicat
         if status is not None:
             check_slot_usable(status, identity.database)
             end = zone.changes.captured_through(old.epoch) or old.start_lsn
-            is_same_server = identity.system_identifier == old.system_identifier
-            if is_same_server and old.slot == slot and _can_go_on(status, end):
+            is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
+            if is_ours and _can_go_on(status, end):
                 raise ConfigurationError(
                     reason=f"Replication slot {slot} can go on from {end}: nothing is lost, and "
                     "giving it up would lose what it holds. Run pgcdc sync instead."
                 )
+            confirmed = status.confirmed_flush_lsn
+            is_elsewhere = not is_ours or (confirmed is not None and confirmed > end)
+            if is_elsewhere and status.was_read and not status.is_lost and not adopt_slot:
+                raise slot_taken(status, zone.lake.path(zone.name), "pgcdc renew --adopt-slot")
             if status.is_active:
                 raise SlotBusy(
                     slot=slot,
@@ -91,6 +108,7 @@ def renew_epoch(settings: ConnectionSettings, zone: RawZone, slot: str, publicat
             created_at=dt.datetime.now(dt.UTC),
         )
         zone.epochs.append(renewed)
+        claim_slot(conn, slot, publication)
         return renewed
 
 

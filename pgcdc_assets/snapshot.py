@@ -7,6 +7,8 @@ read yet and whose confirmed_flush_lsn is still where it was made, or an epoch a
 copies.
 
 A slot that is there already (made by an administrator, or by us before) gives no snapshot any more.
+Where something else has read it, it is adopted with consent only: confirming its WAL to the server
+takes it from whoever else captures from it.
 A temporary slot then marks the moment: its consistent point lies behind the permanent slot's, so
 the stream holds every later change, and merging takes from it what commits at or after the copy's
 LSN.
@@ -28,7 +30,6 @@ from pgcdc_assets.errors import (
     DefiniteError,
     PgcdcError,
     SlotBusy,
-    SlotLost,
     SlotMissing,
     TableChanged,
     TransientError,
@@ -45,9 +46,12 @@ from pgcdc_assets.postgres.slots import (
     ServerIdentity,
     SlotStatus,
     check_slot_usable,
+    claim_slot,
     create_slot,
+    lost_slot,
     read_server_identity,
     read_slot_status,
+    slot_taken,
 )
 from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.raw.epochs import Epoch
@@ -99,12 +103,15 @@ def copy_tables(
     slot: str,
     publication: str,
     tables: Sequence[tuple[str, str]] | None = None,
+    *,
+    adopt_slot: bool = False,
 ) -> list[CopyReport]:
     """Copy tables one after the other, making slot and epoch where there are none yet.
 
     Args:
         tables: schema and name of each table to copy anew; None: all tables of the publication that
             have no complete copy in this epoch.
+        adopt_slot: take over a slot that something else has read before.
 
     Raises:
         ConfigurationError: a setting, a privilege or a table's name is wrong.
@@ -112,7 +119,9 @@ def copy_tables(
         DefiniteError: the slot is lost or missing, or is not the one the raw zone was filled from.
             Whatever the error, the copies of the other tables are complete.
     """
-    outcomes = list(copy_each_table(settings, zone, slot, publication, tables))
+    outcomes = list(
+        copy_each_table(settings, zone, slot, publication, tables, adopt_slot=adopt_slot)
+    )
     failures = [outcome for outcome in outcomes if isinstance(outcome, CopyFailure)]
     if failures:
         raise _joined(failures)
@@ -125,6 +134,8 @@ def copy_each_table(
     slot: str,
     publication: str,
     tables: Sequence[tuple[str, str]] | None = None,
+    *,
+    adopt_slot: bool = False,
 ) -> Iterator[CopyReport | CopyFailure]:
     """Do as `copy_tables`, yielding each table's outcome as soon as it is there.
 
@@ -133,7 +144,7 @@ def copy_each_table(
     """
     zone.lake.check_writable()
     with contextlib.ExitStack() as open_snapshot:
-        epoch, snapshot = _establish(settings, zone, slot, publication, open_snapshot)
+        epoch, snapshot = _establish(settings, zone, slot, publication, open_snapshot, adopt_slot)
         with query_connection(settings, "snapshot") as conn:
             wanted = _wanted(conn, zone, epoch, publication, tables)
         if snapshot is None and any(isinstance(outcome, PublishedTable) for outcome in wanted):
@@ -157,6 +168,7 @@ def _establish(
     slot: str,
     publication: str,
     open_snapshot: contextlib.ExitStack,
+    adopt_slot: bool,
 ) -> tuple[int, ExportedSnapshot | None]:
     """Find or found the epoch; with a new slot comes the snapshot it was made in."""
     with query_connection(settings, "snapshot") as conn:
@@ -185,10 +197,13 @@ def _establish(
                 snapshot = open_snapshot.enter_context(_kept_snapshot(settings, slot))
                 start = snapshot.consistent_point
             else:
+                if status.was_read and not adopt_slot:
+                    raise slot_taken(status, zone.lake.path(zone.name), "pgcdc sync --adopt-slot")
                 assert status.confirmed_flush_lsn is not None
                 start, snapshot = status.confirmed_flush_lsn, None
             reach("after_slot_creation")
             zone.epochs.append(_epoch(slot, publication, identity, start))
+            claim_slot(conn, slot, publication)
     reach("after_epoch_commit")
     _logger.info("Epoch 1 of slot %s starts at %s", slot, start)
     return 1, snapshot
@@ -224,7 +239,7 @@ def _check_slot(
         )
     check_slot_usable(status, identity.database)
     if status.is_lost:
-        raise SlotLost(slot=slot, wal_status=status.wal_status, restart_lsn=status.restart_lsn)
+        raise lost_slot(status)
     if known is None and status.is_active:
         raise SlotBusy(
             slot=slot,

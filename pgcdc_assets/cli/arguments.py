@@ -57,6 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _capture_options(sync)
     _wait_option(sync)
+    sync.add_argument(
+        "--adopt-slot",
+        action="store_true",
+        help="with --name: take over a slot that something else has read before; another lake that "
+        "was filled from it loses it",
+    )
     sync.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file")
 
     status = _command(commands, "status", "show slot, lag and each table's watermark")
@@ -68,6 +74,11 @@ def build_parser() -> argparse.ArgumentParser:
         "begin a new epoch with a new slot, after the old slot was lost, dropped or advanced",
     )
     _capture_options(renew, name_required=True)
+    renew.add_argument(
+        "--adopt-slot",
+        action="store_true",
+        help="drop the old slot even if something else than this lake was filled from it",
+    )
 
     verify = _command(
         commands,

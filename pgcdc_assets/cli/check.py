@@ -10,6 +10,7 @@ from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.orchestration.settings import CdcCapture
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.preflight import Finding, run_preflight
+from pgcdc_assets.raw.zone import RawZone
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -30,17 +31,25 @@ def run(options: argparse.Namespace) -> int:
 
     for loaded in load_location(options.module).select(options.name):
         settings = loaded.postgres.settings()
-        findings = check_capture(settings, loaded.capture)
+        zone = loaded.lake.zone(loaded.capture.name)
+        findings = check_capture(settings, loaded.capture, zone)
         report(settings, loaded.capture.publication, findings)
         loaded.lake.lake().check_writable()
     return 0
 
 
-def check_capture(settings: ConnectionSettings, capture: CdcCapture) -> list[Finding]:
+def check_capture(
+    settings: ConnectionSettings, capture: CdcCapture, zone: RawZone
+) -> list[Finding]:
     """Check what a declared capture needs."""
     keys = {(table.schema, table.table): table.key for table in capture.tables if table.key}
     return run_preflight(
-        settings, capture.publication, capture.slot, capture.table_names, keys=keys
+        settings,
+        capture.publication,
+        capture.slot,
+        capture.table_names,
+        keys=keys,
+        is_slot_ours=capture.adopt_slot or zone.epochs.latest() is not None,
     )
 
 

@@ -14,7 +14,13 @@ def run(options: argparse.Namespace) -> int:
         capture = loaded.capture
         zone = loaded.lake.zone(capture.name)
         old = zone.epochs.latest()
-        renewed = renew_epoch(loaded.postgres.settings(), zone, capture.slot, capture.publication)
+        renewed = renew_epoch(
+            loaded.postgres.settings(),
+            zone,
+            capture.slot,
+            capture.publication,
+            adopt_slot=options.adopt_slot,
+        )
         end = old and (zone.changes.captured_through(old.epoch) or old.start_lsn)
         print(
             f"{capture.name}: epoch {renewed.epoch} of slot {renewed.slot} starts at "

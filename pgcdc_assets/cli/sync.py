@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 
 from pgcdc_assets.cli.output import complain, say
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import ConfigurationError, PgcdcError
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,6 +23,10 @@ def run(options: argparse.Namespace) -> int:
 
     reports: list[SyncReport] = []
     failures: list[PgcdcError] = []
+    if options.adopt_slot and options.name is None:
+        raise ConfigurationError(
+            reason="--adopt-slot takes over the slot of one capture: name it with --name."
+        )
     location = load_location(options.module)
     captures = location.select(options.name)
     with open_instance() as instance:
@@ -35,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
                     loaded,
                     say=say,
                     limits=SyncLimits(wait_seconds=options.wait_seconds),
+                    adopt_slot=options.adopt_slot,
                 )
             except PgcdcError as error:
                 if len(captures) == 1:

@@ -144,6 +144,10 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     publication: str = Field(description="The publication to capture; it has to exist.")
     tables: list[TableModel] = Field(description="The publication's tables.")
     slot: str = Field(default="", description="Replication slot; default: pgcdc_<name>.")
+    adopt_slot: bool = Field(
+        default=CdcCapture.adopt_slot,
+        description="Take over a slot that something else has read before.",
+    )
     dsn_env: str = Field(
         default=defaults.DSN_VARIABLE,
         description="Environment variable that holds the source's libpq URI.",
@@ -194,6 +198,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             merge_parallelism=self.merge_parallelism,
             merge_step=StepLimit(**self.merge_step.model_dump()),
             verify_wait_seconds=self.verify_wait_seconds,
+            adopt_slot=self.adopt_slot,
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from pgcdc_assets.capture import check_has_wal
-from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
+from pgcdc_assets.errors import SlotAdvanced, SlotMissing, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks import slot_evaluation
 from pgcdc_assets.orchestration.following import may_go_on
@@ -57,6 +57,7 @@ from pgcdc_assets.postgres.heartbeat import emit_heartbeat
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
+    lost_slot,
     read_current_lsn,
     read_slot_status,
 )
@@ -200,9 +201,7 @@ class _Tick:
                 captured_through=through,
             )
         if status.is_lost:
-            raise SlotLost(
-                slot=self.capture.slot, wal_status=status.wal_status, restart_lsn=status.restart_lsn
-            )
+            raise lost_slot(status)
         confirmed = status.confirmed_flush_lsn
         if confirmed is not None and confirmed > through:
             raise SlotAdvanced(

@@ -21,6 +21,8 @@ CAPTURE_TAG = "pgcdc/capture"
 PURPOSE_TAG = "pgcdc/purpose"
 THROUGH_TAG = "pgcdc/through"
 PROCESS_TAG = "pgcdc/process"
+# A copy whose run has it takes over a slot that something else has read before.
+ADOPT_SLOT_TAG = "pgcdc/adopt_slot"
 
 UNFINISHED = [
     DagsterRunStatus.NOT_STARTED,

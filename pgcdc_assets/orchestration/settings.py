@@ -209,6 +209,7 @@ class CdcCapture:
     Attributes:
         name: names the assets, the slot's default and the lake folder.
         slot: the replication slot; made by the first snapshot when it does not exist.
+        adopt_slot: a slot that something else has read before is taken over.
         merge_parallelism: tables merged side by side in the one Spark session.
         merge_step: how much one commit of a merge folds at most.
         verify_wait_seconds: how long the check `equals_source` waits until the moment that it reads
@@ -225,6 +226,7 @@ class CdcCapture:
     merge_parallelism: int = 2
     merge_step: StepLimit = field(default_factory=StepLimit)
     verify_wait_seconds: float = 120.0
+    adopt_slot: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -13,7 +13,7 @@ from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.runs import claim_run
+from pgcdc_assets.orchestration.runs import ADOPT_SLOT_TAG, claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
@@ -58,6 +58,7 @@ def build_snapshot_asset(
                 capture.slot,
                 capture.publication,
                 [(table.schema, table.table) for table in wanted],
+                adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
             )
             for outcome in outcomes:
                 name = f"{outcome.schema}.{outcome.table}"

@@ -35,6 +35,7 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.run_errors import FailedRun, joined, naming, sentence_in
 from pgcdc_assets.orchestration.runs import (
+    ADOPT_SLOT_TAG,
     CAPTURE_TAG,
     PROCESS_TAG,
     PURPOSE_TAG,
@@ -93,19 +94,21 @@ def sync_capture(
     say: Say = lambda line: None,
     limits: SyncLimits | None = None,
     resnapshot: Sequence[str] = (),
+    adopt_slot: bool = False,
 ) -> SyncReport:
     """Bring one capture through the WAL position at the start.
 
     Args:
         say: takes a line of progress.
         resnapshot: tables to take new snapshots of before.
+        adopt_slot: take over a slot that something else has read before.
 
     Raises:
         PgcdcError: the error that a run ended with, or that a sensor raised; of several the worst,
             with the sentences of all. After one of a copy or a merge everything else is done.
     """
-    sync = _Sync(instance, location, loaded, say, limits or SyncLimits())
-    return sync.run(resnapshot)
+    tags = {ADOPT_SLOT_TAG: "true"} if adopt_slot else {}
+    return _Sync(instance, location, loaded, say, limits or SyncLimits(), tags).run(resnapshot)
 
 
 class _Sync:
@@ -116,6 +119,7 @@ class _Sync:
         loaded: LoadedCapture,
         say: Say,
         limits: SyncLimits,
+        run_tags: dict[str, str],
     ) -> None:
         self.instance = instance
         self.repository = location.repository
@@ -124,6 +128,7 @@ class _Sync:
         self.names = Names.of(loaded.capture)
         self.say = say
         self.limits = limits
+        self.run_tags = run_tags
         self.progress = SyncProgress(self.name)
         self.report = SyncReport(self.name)
         self.failures: list[PgcdcError] = []
@@ -320,7 +325,7 @@ class _Sync:
         return covered_keys(request.tags, [t.qualified_name for t in self.loaded.capture.tables])
 
     def _run(self, job_name: str, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
-        tags = {**request.tags, PROCESS_TAG: process_tag()}
+        tags = {**request.tags, **self.run_tags, PROCESS_TAG: process_tag()}
         if request.run_key is not None:
             tags["dagster/run_key"] = request.run_key
         part = job_name.removeprefix(f"{self.name}_")

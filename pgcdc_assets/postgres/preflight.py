@@ -29,12 +29,15 @@ def run_preflight(
     slot: str,
     tables: Sequence[tuple[str, str]] | None = None,
     keys: Mapping[tuple[str, str], Sequence[str]] | None = None,
+    *,
+    is_slot_ours: bool = True,
 ) -> list[Finding]:
     """Check server, role, publication, slot and tables.
 
     Args:
         tables: the tables to check; all of the publication by default.
         keys: the keys that the definitions declare, by table.
+        is_slot_ours: the lake was filled from the slot, or takes it over whoever has read it.
 
     Raises:
         ConfigurationError: the connection string, user or password is wrong.
@@ -49,5 +52,5 @@ def run_preflight(
             findings.append(Finding("publication", "error", str(error)))
         else:
             findings += check_tables(conn, published, tables, keys or {}, server.role)
-        findings += check_slot(conn, server, slot)
+        findings += check_slot(conn, server, slot, is_slot_ours)
     return findings

@@ -157,7 +157,9 @@ def check_replication(settings: ConnectionSettings, server: Server) -> Iterator[
     yield Finding("replication", "ok", f"Role {server.role} may replicate, a walsender is free.")
 
 
-def check_slot(conn: Connection, server: Server, slot: str) -> Iterator[Finding]:
+def check_slot(
+    conn: Connection, server: Server, slot: str, is_ours: bool = True
+) -> Iterator[Finding]:
     """Check a slot that exists, or whether one can be made."""
     status = read_slot_status(conn, slot)
     if status is None:
@@ -168,6 +170,15 @@ def check_slot(conn: Connection, server: Server, slot: str) -> Iterator[Finding]
     except ConfigurationError as error:
         yield Finding("slot", "error", str(error))
         return
+    if status.was_read and not is_ours and not status.is_lost:
+        yield Finding(
+            "slot",
+            "error",
+            f"Replication slot {slot} was read before, through {status.confirmed_flush_lsn}, and "
+            "not into this lake: another lake or program may need what it holds.",
+            "Set PGCDC_LAKE to the lake that was filled from it, or give this capture a slot of "
+            "its own (`slot`); if nothing else uses it: pgcdc sync --adopt-slot.",
+        )
     yield from _check_health(status)
 
 

@@ -7,13 +7,17 @@ through `to_jsonb`, which leaves out what is not there.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psycopg2
 from psycopg2.errors import ObjectInUse
 
-from pgcdc_assets.errors import ConfigurationError, SlotBusy
+from pgcdc_assets.errors import ConfigurationError, SlotBusy, SlotLost, SlotTaken
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.findings import quoted
+from pgcdc_assets.postgres.heartbeat import PREFIX
 from pgcdc_assets.postgres.slot_creation import (
     ExportedSnapshot,
     OpenTransaction,
@@ -32,13 +36,19 @@ __all__ = [
     "ServerIdentity",
     "SlotStatus",
     "check_slot_usable",
+    "claim_slot",
     "create_slot",
     "drop_slot",
+    "lost_slot",
     "oldest_open_transaction",
     "read_current_lsn",
     "read_server_identity",
     "read_slot_status",
+    "slot_taken",
 ]
+
+# A record of the running transactions, of which a few hundred have room in it.
+_NEW_BYTES = 1024
 
 _CURRENT_LSN = (
     "case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
@@ -53,9 +63,14 @@ select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid
        (to_jsonb(s) ->> 'inactive_since')::timestamptz,
        age(s.catalog_xmin),
        c.current_lsn::text, c.in_recovery, clock_timestamp(),
-       extract(epoch from r.flush_lag)::float8
+       extract(epoch from r.flush_lag)::float8,
+       coalesce((to_jsonb(s) ->> 'two_phase')::bool, false),
+       coalesce((to_jsonb(s) ->> 'synced')::bool, false),
+       d.total_txns, d.stats_reset is not null,
+       w.stats_reset > pg_postmaster_start_time()
   from (select {_CURRENT_LSN} as current_lsn, pg_is_in_recovery() as in_recovery) c,
-       pg_replication_slots s
+       pg_stat_bgwriter w, pg_replication_slots s
+  left join pg_stat_replication_slots d on d.slot_name = s.slot_name
   left join pg_stat_activity a on a.pid = s.active_pid
   left join pg_stat_replication r on r.pid = s.active_pid
  where s.slot_name = %s
@@ -84,6 +99,12 @@ class SlotStatus:
         safe_wal_size: bytes that may still be written before the slot is in danger; None without a
             limit.
         invalidation_reason: why the slot is lost, PG 17 and newer.
+        two_phase: the server sends transactions as soon as they are prepared.
+        is_synced: a standby's copy of a slot of the primary, PG 17 and newer.
+        decoded_transactions: that the server counted since it counts for the slot.
+        is_counted_since_creation: nobody reset that count; a crash does so unseen.
+        may_have_crashed: statistics began while this server ran, as they do after a crash and in a
+            new cluster.
         inactive_since: when it was last released, PG 17 and newer.
         catalog_xmin_age: transactions since the oldest row version of the catalogs that the slot
             keeps.
@@ -113,6 +134,26 @@ class SlotStatus:
     in_recovery: bool
     server_time: datetime
     lag_seconds: float | None
+    two_phase: bool = False
+    is_synced: bool = False
+    decoded_transactions: int | None = None
+    is_counted_since_creation: bool = True
+    may_have_crashed: bool = False
+
+    @property
+    def was_read(self) -> bool:
+        """Say whether anybody has decoded changes of the slot since its creation, or may have.
+
+        Postgres keeps neither a slot's creation nor its readers. The count of decoded transactions
+        says it, and is lost in a crash. Then the distance tells: a new slot begins right behind the
+        record that it was made at, unless it had to wait for open transactions.
+        """
+        if self.decoded_transactions or not self.is_counted_since_creation:
+            return True
+        if not self.may_have_crashed or self.in_recovery:
+            return False
+        restart, confirmed = self.restart_lsn, self.confirmed_flush_lsn
+        return None in (restart, confirmed) or int(confirmed or 0) - int(restart or 0) > _NEW_BYTES
 
     @property
     def lag_bytes(self) -> int | None:
@@ -178,6 +219,11 @@ def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
         in_recovery=row[15],
         server_time=row[16],
         lag_seconds=0.0 if caught_up else row[17],
+        two_phase=row[18],
+        is_synced=row[19],
+        decoded_transactions=row[20],
+        is_counted_since_creation=not row[21],
+        may_have_crashed=bool(row[22]),
     )
 
 
@@ -203,8 +249,23 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
     """Refuse a slot that was not made for us.
 
     Raises:
-        ConfigurationError: it is physical, of another plugin, of another database or temporary.
+        ConfigurationError: it is physical, of another plugin, of another database, temporary, made
+            with two_phase, or a standby's copy.
     """
+    drop = f"select pg_drop_replication_slot('{status.slot}')"
+    if status.is_synced and status.in_recovery:
+        raise ConfigurationError(
+            reason=f"Replication slot {status.slot} is this standby's copy of a slot of the "
+            "primary, and nobody can read it here. Connect to the primary, or promote the standby."
+        )
+    if status.two_phase:
+        raise ConfigurationError(
+            reason=f"Replication slot {status.slot} was made with two_phase: the server would send "
+            "prepared transactions before it is known whether they commit. Choose another slot "
+            f"name, or drop that slot once nobody needs it: {drop}; then make one without: select "
+            f"pg_create_logical_replication_slot('{status.slot}', 'pgoutput'). If tables were "
+            "captured from it, begin a new epoch with pgcdc renew in place of the second."
+        )
     if status.slot_type != "logical":
         found = "is a physical slot"
     elif status.plugin != "pgoutput":
@@ -218,8 +279,56 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
     raise ConfigurationError(
         reason=f"Replication slot {status.slot} {found}; a permanent logical slot of plugin "
         f"pgoutput in database {database} is needed. Choose another slot name, or drop that slot "
-        f"once nobody needs it: select pg_drop_replication_slot('{status.slot}')"
+        f"once nobody needs it: {drop}"
     )
+
+
+def lost_slot(status: SlotStatus) -> SlotLost:
+    """Describe a slot that can never be read again."""
+    return SlotLost(
+        slot=status.slot,
+        wal_status=status.wal_status,
+        restart_lsn=status.restart_lsn,
+        invalidation_reason=status.invalidation_reason,
+    )
+
+
+def slot_taken(status: SlotStatus, lake: str, remedy: str) -> SlotTaken:
+    """Describe a slot that something else than a lake was filled from.
+
+    Args:
+        remedy: the command that takes it over.
+    """
+    return SlotTaken(
+        slot=status.slot,
+        confirmed_flush_lsn=status.confirmed_flush_lsn,
+        restart_lsn=status.restart_lsn,
+        lake=lake,
+        remedy=remedy,
+    )
+
+
+def claim_slot(conn: Connection, slot: str, publication: str) -> None:
+    """Have the server count a transaction that was decoded from a slot, so that others see it used.
+
+    The first capture would do so too, but a second lake may come before. Nothing is confirmed, and
+    whatever fails here is made up for by that capture.
+    """
+    with contextlib.suppress(psycopg2.Error), conn.cursor() as cursor:
+        cursor.execute(
+            "begin; set local statement_timeout = '5s'; set local synchronous_commit = on;"
+            "select pg_logical_emit_message(true, %s, ''); commit",
+            (PREFIX,),
+        )
+        cursor.execute(
+            "begin; set local statement_timeout = '5s'; select count(*) from "
+            "pg_logical_slot_peek_binary_changes(%s, null, 1, 'proto_version', '1', "
+            "'publication_names', %s, 'messages', 'true'); commit",
+            (slot, quoted(publication)),
+        )
+        return
+    with contextlib.suppress(psycopg2.Error), conn.cursor() as cursor:
+        cursor.execute("rollback")
 
 
 def drop_slot(conn: Connection, slot: str) -> bool:

@@ -24,8 +24,14 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 _TABLE = "create table t (id int primary key, v text)"
 
 
-def _renew(pipeline: Pipeline) -> Epoch:
-    return renew_epoch(pipeline.database.settings(), pipeline.zone, pipeline.slot, PUBLICATION)
+def _renew(pipeline: Pipeline, *, adopt_slot: bool = False) -> Epoch:
+    return renew_epoch(
+        pipeline.database.settings(),
+        pipeline.zone,
+        pipeline.slot,
+        PUBLICATION,
+        adopt_slot=adopt_slot,
+    )
 
 
 def _drop_slot(pipeline: Pipeline) -> None:
@@ -113,7 +119,7 @@ def test_a_source_that_moved_to_another_cluster_is_gone_on_from_in_a_new_epoch(
     with pytest.raises(RawZoneError, match=r"on cluster 1, not from .* pgcdc renew"):
         pipeline.copy()
 
-    renewed = _renew(pipeline)
+    renewed = _renew(pipeline, adopt_slot=True)
     assert (renewed.epoch, renewed.system_identifier) == (3, before.system_identifier)
     pipeline.copy()
     pipeline.sync()
