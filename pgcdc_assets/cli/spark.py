@@ -6,6 +6,7 @@ import argparse
 import os
 
 from pgcdc_assets.cli.output import say
+from pgcdc_assets.cli.tables import duration
 from pgcdc_assets.orchestration.defaults import SPARK_VARIABLE, state_folder
 from pgcdc_assets.spark_process import RunningServer
 from pgcdc_assets.spark_server import SparkServer
@@ -55,11 +56,5 @@ def _described(server: RunningServer) -> str:
     megabytes = server.resident_bytes / 1e6
     return (
         f"Spark server {server.address}, process {server.pid}, up "
-        f"{_duration(server.uptime_seconds)}, {megabytes:,.0f} MB of memory"
+        f"{duration(server.uptime_seconds)}, {megabytes:,.0f} MB of memory"
     )
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

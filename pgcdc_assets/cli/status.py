@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Mapping
 
-from pgcdc_assets.cli.tables import print_table
+import dagster as dg
+
+from pgcdc_assets.cli.tables import duration, print_table, size
+from pgcdc_assets.orchestration.instance import open_instance
 from pgcdc_assets.orchestration.loading import LoadedCapture, load_location
-from pgcdc_assets.orchestration.state import CaptureState, Position, read_state
+from pgcdc_assets.orchestration.merge_failures import find_merge_failures
+from pgcdc_assets.orchestration.state import CaptureState, Position, TableState, read_state
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 
 
 def run(options: argparse.Namespace) -> int:
     """Show where slot, raw zone and tables stand."""
-    for loaded in load_location(options.module).select(options.name):
-        with loaded.postgres.query_connection("status") as conn:
-            slot = read_slot_status(conn, loaded.capture.slot)
-        zone = loaded.lake.zone(loaded.capture.name)
-        state = read_state(zone, loaded.capture)
-        _print_slot(loaded, slot, state)
-        _print_tables(state)
+    captures = load_location(options.module).select(options.name)
+    with open_instance() as instance:
+        for loaded in captures:
+            with loaded.postgres.query_connection("status") as conn:
+                slot = read_slot_status(conn, loaded.capture.slot)
+            zone = loaded.lake.zone(loaded.capture.name)
+            state = read_state(zone, loaded.capture)
+            _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
+            stopped = find_merge_failures(instance, loaded.capture.name, state.tables)
+            _print_tables(state, stopped)
     return 0
 
 
-def _print_slot(loaded: LoadedCapture, slot: SlotStatus | None, state: CaptureState) -> None:
+def _seconds_since_landing(instance: dg.DagsterInstance, loaded: LoadedCapture) -> float | None:
+    event = instance.get_latest_materialization_event(loaded.raw)
+    return None if event is None else max(0.0, time.time() - event.timestamp)
+
+
+def _print_slot(
+    loaded: LoadedCapture,
+    slot: SlotStatus | None,
+    state: CaptureState,
+    since_landing: float | None,
+) -> None:
     capture = loaded.capture
     print(f"{capture.name}: publication {capture.publication}, lake {loaded.lake.lake().uri}")
     if slot is None:
@@ -31,16 +50,28 @@ def _print_slot(loaded: LoadedCapture, slot: SlotStatus | None, state: CaptureSt
         active = "nobody" if slot.active_pid is None else f"process {slot.active_pid}"
         print(
             f"  slot {slot.slot}: {slot.wal_status}, read by {active}, confirmed through "
-            f"{slot.confirmed_flush_lsn}, WAL at {slot.current_lsn}, lag {slot.lag_bytes} bytes, "
-            f"retains {slot.retained_bytes} bytes"
+            f"{slot.confirmed_flush_lsn}, WAL at {slot.current_lsn}, lag "
+            f"{size(slot.lag_bytes or 0)}, retains {size(slot.retained_bytes or 0)} of WAL"
         )
     if state.captured_through is None:
         print("  nothing is captured yet")
     else:
         print(
             f"  captured through {state.captured_through.lsn} of epoch "
-            f"{state.captured_through.epoch}"
+            f"{state.captured_through.epoch}{_uncaptured(slot, state, since_landing)}"
         )
+
+
+def _uncaptured(slot: SlotStatus | None, state: CaptureState, since_landing: float | None) -> str:
+    """Describe what the server has written since: WAL of all its databases and tables."""
+    assert state.captured_through is not None
+    if slot is None:
+        return ""
+    behind = max(0, int(slot.current_lsn) - int(state.captured_through.lsn))
+    if not behind:
+        return ", 0 B and 0 s behind the server"
+    age = "" if since_landing is None else f" and at most {duration(since_landing)}"
+    return f", {size(behind)} of WAL{age} behind the server"
 
 
 def _why_missing(name: str, state: CaptureState) -> str:
@@ -53,19 +84,31 @@ def _why_missing(name: str, state: CaptureState) -> str:
     )
 
 
-def _print_tables(state: CaptureState) -> None:
+def _print_tables(state: CaptureState, stopped: Mapping[str, str]) -> None:
     rows = [
         (
             f"{table.table.qualified_name}",
             f"scd{table.scd}",
             _text(table.copied_at),
-            "BROKEN" if table.is_broken else _text(table.merged_through),
+            _text(table.merged_through),
             str(table.waiting_changes),
+            _word(table, stopped),
         )
         for table in state.tables
     ]
     if rows:
-        print_table(("table", "kind", "copied at", "merged through", "changes waiting"), rows)
+        header = ("table", "kind", "snapshot at", "merged through", "changes to merge", "state")
+        print_table(header, rows)
+    for name, reason in stopped.items():
+        print(f"  STOPPED {name}: {reason}")
+
+
+def _word(table: TableState, stopped: Mapping[str, str]) -> str:
+    if table.needs_merge and table.table.qualified_name in stopped:
+        return "STOPPED"
+    if table.is_broken:
+        return "BROKEN"
+    return "waits for its merge" if table.needs_merge else "ok"
 
 
 def _text(position: Position | None) -> str:

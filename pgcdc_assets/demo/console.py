@@ -42,15 +42,6 @@ def signs_of_life(describe: Callable[[], str], every_seconds: float = 5.0) -> It
         watcher.join()
 
 
-def size(byte_count: float) -> str:
-    """Write a number of bytes for people: `4.8 MB`."""
-    for unit in ("B", "kB", "MB"):
-        if byte_count < 1000:
-            return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
-        byte_count /= 1000
-    return f"{byte_count:.1f} GB"
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Lay rows out in columns, the first to the left and the others to the right."""
     cells = [list(header)] + [

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from pgcdc_assets.demo.console import say, signs_of_life, size, table
+from pgcdc_assets.cli.tables import size
+from pgcdc_assets.demo.console import say, signs_of_life, table
 from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.defaults import state_folder

@@ -18,6 +18,10 @@ from pgcdc_assets import errors
 MAX_RETRIES = 2
 SECONDS_BETWEEN = 2.0
 
+# The metadata entry of a failure that lists its tables.
+FAILED_TABLES = "tables"
+_EXPLAINED = 10
+
 
 @contextmanager
 def dagster_failures(capture: str) -> Iterator[None]:
@@ -70,10 +74,23 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: 
         for table, error in failures
     ]
     raise dg.Failure(
-        f"{what}: {', '.join(table for table, _ in failures)}. {sentence_of(first)}",
-        metadata={"error": type(first).__name__, "tables": dg.MetadataValue.table(records)},
+        f"{what}: {', '.join(dict.fromkeys(table for table, _ in failures))}. "
+        f"{_explained(lasting)}",
+        metadata={
+            "error": type(first).__name__,
+            FAILED_TABLES: dg.MetadataValue.table(records),
+        },
         allow_retries=False,
     ) from first
+
+
+def _explained(failures: Sequence[Exception]) -> str:
+    """Join the sentences of several tables' errors; of very many the first ones."""
+    sentences = list(dict.fromkeys(sentence_of(error).rstrip(".") for error in failures))
+    left_out = len(sentences) - _EXPLAINED
+    if left_out > 0:
+        sentences[_EXPLAINED:] = [f"And {left_out} more: see pgcdc status"]
+    return ". ".join(sentences)
 
 
 def sentence_of(error: Exception) -> str:

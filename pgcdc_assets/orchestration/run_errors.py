@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import dagster as dg
+from dagster import DagsterEventType
+
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
     PgcdcError,
     TransientError,
 )
+from pgcdc_assets.orchestration.failures import error_named
 
 # What asks most of its reader comes first: against the last kind another try is all it takes.
 _WORST_FIRST = [
@@ -54,3 +58,30 @@ def joined(errors: Sequence[PgcdcError]) -> PgcdcError:
 def sentence_in(message: str) -> str:
     """Take the class off an error's text as a traceback ends with it."""
     return message.partition(": ")[2].strip() or message.strip()
+
+
+def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
+    """Rebuild the error that ended a run, from its event."""
+    for event in result.all_events:
+        if event.event_type != DagsterEventType.STEP_FAILURE:
+            continue
+        data = event.step_failure_data
+        error = data.error
+        if error is not None and error.cls_name == "DagsterExecutionInterruptedError":
+            raise KeyboardInterrupt
+        while error is not None:
+            kind = error_named(error.cls_name or "")
+            if kind is not None:
+                # Our own Failure says more than its cause: which tables it was about.
+                said = data.user_failure_data.description if data.user_failure_data else None
+                return FailedRun.of(kind, said or sentence_in(error.message), result.run_id)
+            error = error.cause
+        if data.error is not None:
+            last = data.error
+            while last.cause is not None:
+                last = last.cause
+            return PgcdcError(
+                reason=f"Run {result.run_id} failed with an unexpected error: "
+                f"{last.message.strip()}"
+            )
+    return PgcdcError(reason=f"Run {result.run_id} failed without saying why")

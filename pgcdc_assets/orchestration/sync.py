@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
-from dagster import DagsterEventType
 
 from pgcdc_assets.errors import PgcdcError, TransientError, error_named
 from pgcdc_assets.lsn import LsnWindow
@@ -33,7 +32,7 @@ from pgcdc_assets.orchestration.keys import (
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
-from pgcdc_assets.orchestration.run_errors import FailedRun, joined, naming, sentence_in
+from pgcdc_assets.orchestration.run_errors import error_of_run, joined, naming
 from pgcdc_assets.orchestration.runs import (
     ADOPT_SLOT_TAG,
     CAPTURE_TAG,
@@ -405,30 +404,3 @@ def requested_job(
         asset_selection=frozenset(request.asset_selection),
         asset_check_selection=frozenset(request.asset_check_keys or ()),
     )
-
-
-def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
-    """Rebuild the error that ended a run, from its event."""
-    for event in result.all_events:
-        if event.event_type != DagsterEventType.STEP_FAILURE:
-            continue
-        data = event.step_failure_data
-        error = data.error
-        if error is not None and error.cls_name == "DagsterExecutionInterruptedError":
-            raise KeyboardInterrupt
-        while error is not None:
-            kind = error_named(error.cls_name or "")
-            if kind is not None:
-                # Our own Failure says more than its cause: which tables it was about.
-                said = data.user_failure_data.description if data.user_failure_data else None
-                return FailedRun.of(kind, said or sentence_in(error.message), result.run_id)
-            error = error.cause
-        if data.error is not None:
-            last = data.error
-            while last.cause is not None:
-                last = last.cause
-            return PgcdcError(
-                reason=f"Run {result.run_id} failed with an unexpected error: "
-                f"{last.message.strip()}"
-            )
-    return PgcdcError(reason=f"Run {result.run_id} failed without saying why")

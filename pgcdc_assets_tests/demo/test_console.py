@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pgcdc_assets.cli.tables import duration, size
 from pgcdc_assets.demo.__main__ import main
-from pgcdc_assets.demo.console import signs_of_life, size, table
+from pgcdc_assets.demo.console import signs_of_life, table
 from pgcdc_assets.demo.dev import run_dev
 from pgcdc_assets.demo.stage import stage
 from pgcdc_assets.errors import ConfigurationError
@@ -18,6 +19,14 @@ from pgcdc_assets.errors import ConfigurationError
 )
 def test_sizes_are_written_for_people(byte_count: float, text: str) -> None:
     assert size(byte_count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (273_700, "3 d 4 h")],
+)
+def test_times_are_written_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_a_table_has_its_names_to_the_left_and_its_figures_to_the_right() -> None:

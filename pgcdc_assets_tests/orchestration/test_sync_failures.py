@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,8 +19,10 @@ from pgcdc_assets.errors import MergeConflict, PgcdcError, RawZoneError, Transie
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.orchestration import capture_assets, instance, loading
+from pgcdc_assets.orchestration.merge_failures import find_merge_failures
 from pgcdc_assets.orchestration.resources import SparkResource
 from pgcdc_assets.orchestration.settings import CdcTable
+from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
 from pgcdc_assets.postgres.barrier import read_barrier
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
@@ -51,6 +54,11 @@ def failed_runs(orchestrated: Orchestrated, part: str) -> int:
     statuses = [dg.DagsterRunStatus.FAILURE]
     filters = dg.RunsFilter(job_name=f"{NAME}_{part}", statuses=statuses)
     return orchestrated.instance.get_runs_count(filters)
+
+
+def stopped_in(orchestrated: Orchestrated) -> dict[str, str]:
+    state = read_state(orchestrated.zone, orchestrated.capture)
+    return find_merge_failures(orchestrated.instance, NAME, state.tables)
 
 
 @contextmanager
@@ -104,12 +112,50 @@ def test_a_broken_table_holds_up_neither_the_capture_nor_the_others(
     with broken(small_windows, "b"):
         with pytest.raises(PgcdcError, match=r"Not merged: public\.b"):
             sync(small_windows)
+        (reason,) = stopped_in(small_windows).values()
+        assert "public.b" in reason or "scd1/public/b" in reason
         assert len(small_windows.windows()) - before >= 3
         assert captured_through(small_windows) >= barrier
         assert small_windows.equals_source("a")
         assert failed_runs(small_windows, "merge") == 1, "it is not tried at each window"
     sync(small_windows)
     assert small_windows.equals_source("b")
+    small_windows.commit("insert into b values (77, 1)")
+    land_aside(small_windows)
+    assert stopped_in(small_windows) == {}, "a failure before the newest merge is history"
+
+
+def test_each_stopped_table_is_explained(
+    orchestrated: Orchestrated,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sync(orchestrated)
+    orchestrated.commit("alter table a alter column v type int using 1; update a set v = 2")
+    orchestrated.commit("alter table b alter column n type numeric(12, 2)")
+    orchestrated.commit("alter table b rename column n to m; insert into b values (1, 1)")
+    with pytest.raises(PgcdcError) as caught:
+        sync(orchestrated)
+    sentences = [
+        "Table public.a, column v: its type changed from text to integer. Take a new snapshot "
+        "with: pgcdc resnapshot t public.a",
+        'Table public.b, column n: it was renamed to "m". Take a new snapshot with: pgcdc '
+        "resnapshot t public.b",
+    ]
+    assert all(sentence in str(caught.value) for sentence in sentences)
+
+    monkeypatch.setattr("pgcdc_assets.cli.status.load_location", lambda _: orchestrated.location)
+    monkeypatch.setattr(
+        "pgcdc_assets.cli.status.open_instance", lambda: nullcontext(orchestrated.instance)
+    )
+    orchestrated.commit("insert into b select n, 0 from generate_series(10, 20000) n")
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert all(f": {sentence}" in out for sentence in sentences)
+    assert len(re.findall(r"public\.[ab] .* STOPPED$", out, re.MULTILINE)) == 2
+    assert re.search(r"lag [\d.]+ [kM]B, retains [\d.]+ [kM]B of WAL", out)
+    assert re.search(r"[\d.]+ MB of WAL and at most \d+ s behind the server", out)
 
 
 def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_others(
