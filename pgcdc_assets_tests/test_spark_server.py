@@ -192,6 +192,7 @@ def test_it_listens_on_this_machine_only_and_refuses_who_has_no_token(clone: Clo
 
 
 @pytest.mark.postgres
+@pytest.mark.timeout(600)
 def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
     own_clone: Clone, database: Database
 ) -> None:

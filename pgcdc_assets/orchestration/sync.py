@@ -15,12 +15,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import PgcdcError, TransientError, error_named
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.keys import (
     PARTITION_TAG,
@@ -43,46 +42,11 @@ from pgcdc_assets.orchestration.runs import (
     process_tag,
 )
 from pgcdc_assets.orchestration.state import Position, TableState, read_state
+from pgcdc_assets.orchestration.sync_report import SyncLimits, SyncReport
+
+__all__ = ["SyncLimits", "SyncReport", "requested_job", "sync_capture"]
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class SyncLimits:
-    """When a one-shot run gives up.
-
-    Attributes:
-        wait_seconds: for runs of others (the daemon's, another sync's) that are in the way.
-        idle_seconds: for progress when nobody is in the way.
-        poll_seconds: between two looks while waiting.
-    """
-
-    wait_seconds: float = 600.0
-    idle_seconds: float = 30.0
-    poll_seconds: float = 1.0
-
-
-@dataclass
-class SyncReport:
-    """What a one-shot run did, and where its time went.
-
-    Attributes:
-        seconds: wall time by part: `sensors`, `snapshot`, `capture`, `session` (starting Spark),
-            `merge`.
-    """
-
-    name: str
-    barrier: str = ""
-    window_count: int = 0
-    change_count: int = 0
-    merge_count: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    run_ids: list[str] = field(default_factory=list)
-
-    @property
-    def total_seconds(self) -> float:
-        """Sum of the parts."""
-        return sum(self.seconds.values())
 
 
 def sync_capture(
