@@ -12,8 +12,8 @@ from pgcdc_assets.errors import (
     DefiniteError,
     PgcdcError,
     TransientError,
+    error_named,
 )
-from pgcdc_assets.orchestration.failures import error_named
 
 # What asks most of its reader comes first: against the last kind another try is all it takes.
 _WORST_FIRST = [
