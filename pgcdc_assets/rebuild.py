@@ -5,8 +5,8 @@ table, and one commit takes the old files out of the log, puts these in, and car
 watermark: readers see the one contents or the other. Killed before that commit, the live table is
 as it was; what lies about is an orphan that VACUUM or the next upkeep removes.
 
-That commit is delta-rs's: Spark's writers skip a commit whose application transaction is not above
-the stored one, and a table rebuilt through an earlier LSN has to get an earlier watermark.
+That commit is delta-rs's: only delta-rs puts the files of one table into the log of another, with
+schema and watermark. The commit has the next fence, so a merge that began before it writes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
@@ -32,6 +32,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
+from pgcdc_assets.merge.fence import fencing, read_fence
 from pgcdc_assets.merge.sql import delta_table, string
 from pgcdc_assets.merge.watermark import BEGINS_WITH, TargetState, read_target, table_path
 from pgcdc_assets.raw.files import filesystem
@@ -287,13 +288,14 @@ def _move_files(zone: RawZone, names: list[str], source: str, target: str) -> No
 def _commit(
     zone: RawZone, staged: DeltaTable, path: str, actions: list[AddAction], window: LsnWindow
 ) -> None:
-    properties = CommitProperties(
-        custom_metadata={"pgcdc": {"rebuilt_through": str(window.end)}},
-        app_transactions=[Transaction(zone.app_id(window.epoch), int(window.end))],
-        max_commit_retries=0,
-    )
     for _ in range(_ATTEMPTS):
         live = _open(zone, path)
+        fence = read_fence(live, zone.name) + 1
+        properties = CommitProperties(
+            custom_metadata={"pgcdc": {"rebuilt_through": str(window.end)}},
+            app_transactions=fencing(zone, window.epoch, window.end, fence),
+            max_commit_retries=0,
+        )
         try:
             live.create_write_transaction(
                 list(actions),

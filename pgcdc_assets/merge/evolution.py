@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.shape import Field, TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier, string
 from pgcdc_assets.merge.writing import table_properties
@@ -37,11 +38,14 @@ def add_columns(spark: SparkSession, path: str, existing: Sequence[str], shape: 
 
 
 def retype_columns(
-    spark: SparkSession, path: str, shape: TableShape, partitioned_by: Sequence[str]
-) -> None:
-    """Write the table anew where its columns have other types than the shape, in one commit.
+    spark: SparkSession, path: str, shape: TableShape, partitioned_by: Sequence[str], step: Step
+) -> bool:
+    """Rewrite the table where its columns have other types than the shape, in one commit.
 
     A value that the new type does not hold exactly is kept as text in `_rescued`.
+
+    Returns:
+        Whether there was anything to rewrite.
 
     Raises:
         SchemaChangeError: an array became something else, or something else an array.
@@ -55,7 +59,7 @@ def retype_columns(
         if there[field.name] != ddl
     }
     if not changed:
-        return
+        return False
     for name, field in changed.items():
         if there[name].startswith("array") != field.type.ddl.startswith("ARRAY"):
             raise SchemaChangeError(
@@ -90,8 +94,10 @@ def retype_columns(
         .mode("overwrite")
         .option("overwriteSchema", "true")
         .partitionBy(*partitioned_by)
+        .options(**step.options)
         .save(path)
     )
+    return True
 
 
 def set_properties(

@@ -10,6 +10,7 @@ from pgcdc_assets.merge import bags
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.facts import ChangeFacts
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.kind import Counts, Kind, rows_in
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import CHANGE_LOG_COLUMNS, SystemColumns
@@ -28,22 +29,19 @@ from pgcdc_assets.raw.snapshots import Copy
 class Bag(Kind):
     """Writes the rows that there are, each as often as the source has it."""
 
-    def apply_copy(self, state: TargetState | None, copy: Copy) -> Counts:
+    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Replace the contents."""
         shape = self.shape_of_copy(copy)
         rows = bags.copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
-        create_or_replace(
-            self.work.path, rows, shape, self.zone.app_id(copy.epoch), copy.snapshot_lsn
-        )
+        create_or_replace(self.work.path, rows, shape, step)
         return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
 
-    def apply_changes(self, state: TargetState | None) -> Counts:
+    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
         """Add the rows that stay, and remove as many as were taken out of the table."""
         work, facts = self.work, self.work.facts
         assert facts is not None and state is not None
-        end, app_id = work.plan.end, self.zone.app_id(work.plan.epoch)
         if not work.version_order:
-            return self.empty(state)
+            return self.empty(state, step)
         _check_whole_rows(work, facts)
         shape = shape_of_changes(work, state, self.system)
         add_columns(self.spark, work.path, state.columns, shape)
@@ -51,14 +49,14 @@ class Bag(Kind):
         changes = read_changes(self.spark, self.zone, work)
         if state.is_empty or facts.truncates:
             rows = bags.fold_bag(changes, fold, None)
-            replace_contents(work.path, rows, shape, app_id, end)
+            replace_contents(work.path, rows, shape, step)
             return Counts(None, 0, rows_in(state), shape.may_rescue)
         if not facts.old_kinds:
-            append(work.path, bags.fold_bag(changes, fold, None), shape, app_id, end)
+            append(work.path, bags.fold_bag(changes, fold, None), shape, step)
             return Counts(None, may_be_rescued=shape.may_rescue)
         rows = bags.fold_bag(changes, fold, self.read_table())
         statement = bags.merge_statement(work.path, shape)
-        return Counts(*run_merge(self.spark, rows, statement, app_id, end), shape.may_rescue)
+        return Counts(*run_merge(self.spark, rows, statement, step), shape.may_rescue)
 
 
 @dataclass(frozen=True)
@@ -67,20 +65,18 @@ class ChangeLog(Kind):
 
     system: ClassVar[SystemColumns] = CHANGE_LOG_COLUMNS
 
-    def apply_copy(self, state: TargetState | None, copy: Copy) -> Counts:
+    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Add the copied rows; what was logged before stays."""
         work, shape = self.work, self.shape_of_copy(copy)
         rows = bags.copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
-        app_id = self.zone.app_id(copy.epoch)
         if state is None:
-            lsn, begins_with = copy.snapshot_lsn, copy.position
-            create_or_replace(work.path, rows, shape, app_id, lsn, begins_with=begins_with)
+            create_or_replace(work.path, rows, shape, step, begins_with=copy.position)
         else:
-            self.follow_relation(state, shape)
-            append(work.path, rows, shape, app_id, copy.snapshot_lsn)
+            step = self.follow_relation(state, shape, step)
+            append(work.path, rows, shape, step)
         return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
 
-    def apply_changes(self, state: TargetState | None) -> Counts:
+    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
         """Add the changes."""
         work, facts = self.work, self.work.facts
         assert facts is not None and state is not None
@@ -90,7 +86,7 @@ class ChangeLog(Kind):
         add_columns(self.spark, work.path, state.columns, shape)
         changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
         rows = bags.logged_changes(changes, Fold(shape, facts))
-        append(work.path, rows, shape, self.zone.app_id(work.plan.epoch), work.plan.end)
+        append(work.path, rows, shape, step)
         return Counts(None, may_be_rescued=shape.may_rescue)
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
-from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import watermark
 from pgcdc_assets.merge.evolution import add_columns, retype_columns, set_properties
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
 from pgcdc_assets.merge.sources import version_of_copy
 from pgcdc_assets.merge.tuning import SMALL_BYTES
-from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.merge.watermark import TargetState, check_written
 from pgcdc_assets.merge.writing import overwrite
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
@@ -66,7 +63,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Kind(ABC):
-    """Writes one SCD table; each method is at most one commit, which carries the watermark.
+    """Writes one SCD table; each method is at most one commit with rows, which carries a step.
 
     Attributes:
         spark: a session that nobody else uses meanwhile.
@@ -85,11 +82,11 @@ class Kind(ABC):
         return False
 
     @abstractmethod
-    def apply_copy(self, state: TargetState | None, copy: Copy) -> Counts:
+    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Make the table hold what a copy holds."""
 
     @abstractmethod
-    def apply_changes(self, state: TargetState | None) -> Counts:
+    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
         """Fold the work's changes into the table.
 
         Args:
@@ -101,18 +98,24 @@ class Kind(ABC):
         version = version_of_copy(self.work, copy)
         return build_shape([version], self.work.plan.target.key, system=self.system)
 
-    def follow_relation(self, state: TargetState, shape: TableShape) -> None:
-        """Have the table note the relation of a new copy, and take over its columns."""
+    def follow_relation(self, state: TargetState, shape: TableShape, step: Step) -> Step:
+        """Have the table note the relation of a new copy, and take over its columns.
+
+        Returns:
+            The step for the rows: a rewrite of columns is one of its own.
+        """
         path = self.work.path
         add_columns(self.spark, path, state.columns, shape)
-        retype_columns(self.spark, path, shape, self.partitioned_by)
+        rewrite = step.keeping(state.watermark)
+        if retype_columns(self.spark, path, shape, self.partitioned_by, rewrite):
+            check_written(self.zone, path, rewrite)
+            step = replace(step, number=rewrite.number + 1)
         set_properties(self.spark, path, state.properties, shape)
+        return step
 
-    def empty(self, state: TargetState | None) -> Counts:
+    def empty(self, state: TargetState | None, step: Step) -> Counts:
         """Take out all rows, where the changes are TRUNCATEs alone; the table keeps its shape."""
-        plan = self.work.plan
-        nothing = self.read_table().where("false")
-        overwrite(nothing, self.work.path, self.zone.app_id(plan.epoch), plan.end)
+        overwrite(self.read_table().where("false"), self.work.path, step)
         return Counts(deleted=rows_in(state))
 
     def may_write_anew(self, state: TargetState, shape: TableShape) -> bool:
@@ -124,33 +127,6 @@ class Kind(ABC):
         properties = state.properties
         sees = any(properties.get(name, "").lower() == "true" for name in _SEES_EVERY_ROW)
         return known.issuperset(state.columns) and not sees
-
-    def check_unmoved(self, state: TargetState, epoch: int) -> None:
-        """See that the table is what its new rows were found from.
-
-        Right before the write: Delta sees to what happens from its start on.
-
-        Raises:
-            TransientError: another merge was faster.
-        """
-        found = state.watermark
-        before: Lsn | None = found[1] if found is not None and found[0] == epoch else None
-        watermark.check_unmoved(self.zone.lake, self.work.path, self.zone.app_id(epoch), before)
-
-    def write_marked(self, state: TargetState, write: Callable[[str], None]) -> None:
-        """Write new rows in one commit, and see that it is there.
-
-        Args:
-            state: what the rows were found from.
-            write: is given the mark that its commit has to carry.
-
-        Raises:
-            TransientError: another merge was faster; Delta leaves out what was done already.
-        """
-        mark = f"pgcdc {uuid4()}"
-        self.check_unmoved(state, self.work.plan.epoch)
-        write(mark)
-        watermark.check_committed(self.zone.lake, self.work.path, mark)
 
     def read_table(self) -> DataFrame:
         """Read the table as it is."""

@@ -10,6 +10,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import scd1
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.evolution import add_columns
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.keyless import Bag, ChangeLog
 from pgcdc_assets.merge.kind import Counts, Kind, is_large, rows_in
 from pgcdc_assets.merge.lasting import History, SoftDeletes
@@ -28,7 +29,7 @@ from pgcdc_assets.merge.sources import (
     version_of_copy,
 )
 from pgcdc_assets.merge.tuning import is_tiny
-from pgcdc_assets.merge.watermark import TargetState, read_target
+from pgcdc_assets.merge.watermark import TargetState, check_written, read_target
 from pgcdc_assets.merge.whole_table import WholeTable, read_files
 from pgcdc_assets.merge.writing import (
     KEY,
@@ -101,44 +102,39 @@ class CurrentImage(Kind):
         """Whether an empty copy needs no commit of its own."""
         return is_made_by_its_changes(self.work)
 
-    def apply_copy(self, state: TargetState | None, copy: Copy) -> Counts:
+    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Replace the contents."""
         shape = self.shape_of_copy(copy)
         copied = read_copy(self.spark, self.zone, copy)
-        scd1.write_copy(
-            self.work.path, copied, shape, self.zone.app_id(copy.epoch), copy.snapshot_lsn
-        )
+        scd1.write_copy(self.work.path, copied, shape, copy.snapshot_lsn, step)
         return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
 
-    def apply_changes(self, state: TargetState | None) -> Counts:
+    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
         """Fold the changes to one row a key and merge them."""
         work, facts = self.work, self.work.facts
         assert facts is not None
-        end, app_id = work.plan.end, self.zone.app_id(work.plan.epoch)
         before = rows_in(state)
         if not work.version_order:
-            return self.empty(state)
+            return self.empty(state, step)
         makes_table = self.takes_copy_with_changes
         shape = shape_of_changes(work, None if makes_table else state, self.system)
         fold = Fold(shape, facts)
         changes = read_changes(self.spark, self.zone, work)
         if makes_table:
             rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
-            create_or_replace(work.path, rows, shape, app_id, end)
+            create_or_replace(work.path, rows, shape, step)
             return Counts(None, 0, before, shape.may_rescue)
         assert state is not None
         add_columns(self.spark, work.path, state.columns, shape)
         if state.is_empty or facts.truncates:
             rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
-            replace_contents(work.path, rows, shape, app_id, end)
+            replace_contents(work.path, rows, shape, step)
             return Counts(None, 0, before, shape.may_rescue)
         stored = self.read_table()
         rows = scd1.fold_changes(changes, fold, stored)
         if self._is_better_written_anew(state, fold):
-            return Counts(*self._write_anew(rows, state, fold), shape.may_rescue)
-        merged = scd1.merge_rows(
-            self.spark, work.path, rows, fold, app_id, end, is_large=is_large(state)
-        )
+            return Counts(*self._write_anew(rows, step, fold), shape.may_rescue)
+        merged = scd1.merge_rows(self.spark, work.path, rows, fold, step, is_large=is_large(state))
         return Counts(*merged, shape.may_rescue)
 
     def _is_better_written_anew(self, state: TargetState, fold: Fold) -> bool:
@@ -152,12 +148,12 @@ class CurrentImage(Kind):
             and self.may_write_anew(state, fold.shape)
         )
 
-    def _write_anew(self, rows: DataFrame, state: TargetState, fold: Fold) -> tuple[int, int, int]:
-        path, plan = self.work.path, self.work.plan
-        app_id = self.zone.app_id(plan.epoch)
+    def _write_anew(self, rows: DataFrame, step: Step, fold: Fold) -> tuple[int, int, int]:
+        path = self.work.path
         # The state may be from before the tables that were merged first.
         newest = read_target(self.zone.lake, self.zone.name, path)
         assert newest is not None
         whole = WholeTable.of(rows, read_files(self.spark, newest), fold)
-        self.write_marked(state, lambda mark: whole.write(path, app_id, plan.end, mark))
+        whole.write(path, step)
+        check_written(self.zone, path, step)
         return whole.counts()

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import scd1, scd2, soft_deletes
 from pgcdc_assets.merge.bounds import Bounds
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.kind import Counts, Kind, is_large
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.rows import CopiedRows
@@ -28,7 +28,7 @@ from pgcdc_assets.merge.shape import (
 )
 from pgcdc_assets.merge.sources import read_changes, read_copy, shape_of_changes
 from pgcdc_assets.merge.versions import Touched, build_versions, find_touched, typed_events
-from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.merge.watermark import TargetState, check_written
 from pgcdc_assets.merge.writing import alter_all, append, compute_once, run_merge
 from pgcdc_assets.raw.snapshots import Copy
 
@@ -44,7 +44,7 @@ class Lasting(Kind):
     """Writes a table that a later copy adds to, as the difference to what is there."""
 
     @abstractmethod
-    def write_first_copy(self, copied: CopiedRows, app_id: str) -> None:
+    def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
         """Make the table of a copy."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Lasting(Kind):
     def truncating(self, truncate: Truncate) -> str:
         """Write the MERGE's clause for the rows that a TRUNCATE took away."""
 
-    def apply_copy(self, state: TargetState | None, copy: Copy) -> Counts:
+    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Begin with the copy, or add what it says differently."""
         at = self.work.copied_at
         assert at is not None
@@ -80,21 +80,20 @@ class Lasting(Kind):
         rows = read_copy(self.spark, self.zone, copy)
         copied = CopiedRows(rows, shape, lsn, at, copy.position)
         if state is None:
-            self.write_first_copy(copied, self.zone.app_id(copy.epoch))
+            self.write_first_copy(copied, step)
             return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
-        self.follow_relation(state, shape)
+        step = self.follow_relation(state, shape, step)
         stored = None if state.is_empty else self.read_stored()
         events = self.copied_events(copied, stored)
-        return self._write(state, events, stored, Fold(shape, ChangeFacts()), copy.epoch, lsn)
+        return self._write(state, events, stored, Fold(shape, ChangeFacts()), step)
 
-    def apply_changes(self, state: TargetState | None) -> Counts:
+    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
         """Find what the changes add, end and alter, and write that."""
         work, facts = self.work, self.work.facts
         assert facts is not None and state is not None
-        epoch, end = work.plan.epoch, work.plan.end
         if not work.version_order:
             clause = self.truncating(facts.truncates[0])
-            altered = alter_all(self.spark, work.path, clause, self.zone.app_id(epoch), end)
+            altered = alter_all(self.spark, work.path, clause, step)
             return Counts(updated=altered)
         shape = shape_of_changes(work, state, self.system)
         add_columns(self.spark, work.path, state.columns, shape)
@@ -102,15 +101,15 @@ class Lasting(Kind):
         changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
         stored = None if state.is_empty else self.read_stored()
         touched = find_touched(changes, stored, fold, is_large=is_large(state))
-        written = self.write_range(state, touched)
+        written = self.write_range(state, touched, step)
         if written is not None:
             return written
         if is_large(state):
             touched = touched.computed()
         events = self.changed_events(touched)
-        return self._write(state, events, touched.stored, fold, epoch, end, touched.bounds)
+        return self._write(state, events, touched.stored, fold, step, touched.bounds)
 
-    def write_range(self, state: TargetState, touched: Touched) -> Counts | None:
+    def write_range(self, state: TargetState, touched: Touched, step: Step) -> Counts | None:
         """Write the range that changes touch anew; None where a MERGE is better."""
         return None
 
@@ -120,23 +119,19 @@ class Lasting(Kind):
         events: DataFrame,
         stored: DataFrame | None,
         fold: Fold,
-        epoch: int,
-        through: Lsn,
+        step: Step,
         bounds: Bounds | None = None,
     ) -> Counts:
-        path, app_id = self.work.path, self.zone.app_id(epoch)
         rows = self.outcome(events, stored, fold)
         if stored is None:
-            self.check_unmoved(state, epoch)
-            append(path, rows, fold.shape, app_id, through)
+            append(self.work.path, rows, fold.shape, step)
             return Counts(None, may_be_rescued=fold.shape.may_rescue)
         computes_once = is_large(state)
         if computes_once:
             rows = compute_once(rows)
         statement = self.statement(fold, bounds)
-        self.check_unmoved(state, epoch)
         inserted, updated, _ = run_merge(
-            self.spark, rows, statement, app_id, through, is_computed=computes_once
+            self.spark, rows, statement, step, is_computed=computes_once
         )
         return Counts(inserted, updated, may_be_rescued=fold.shape.may_rescue)
 
@@ -147,10 +142,10 @@ class SoftDeletes(Lasting):
 
     system: ClassVar[SystemColumns] = SOFT_DELETE_COLUMNS
 
-    def write_first_copy(self, copied: CopiedRows, app_id: str) -> None:
+    def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
         """Make the table of a copy."""
         path, rows, shape = self.work.path, copied.frame, copied.shape
-        scd1.write_copy(path, rows, shape, app_id, copied.lsn, copied.position)
+        scd1.write_copy(path, rows, shape, copied.lsn, step, copied.position)
 
     def read_stored(self) -> DataFrame:
         """Read all rows: a deleted one may come back."""
@@ -184,9 +179,9 @@ class History(Lasting):
     system: ClassVar[SystemColumns] = SCD2_COLUMNS
     partitioned_by: ClassVar[tuple[str, ...]] = scd2.PARTITIONED_BY
 
-    def write_first_copy(self, copied: CopiedRows, app_id: str) -> None:
+    def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
         """Make the table of a copy."""
-        scd2.write_first_copy(self.work.path, copied, app_id)
+        scd2.write_first_copy(self.work.path, copied, step)
 
     def read_stored(self) -> DataFrame:
         """Read the current versions: the others have ended for good."""
@@ -207,17 +202,15 @@ class History(Lasting):
     def _versions(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
         return build_versions(events, stored, fold, _tracked(self.work, fold.shape))
 
-    def write_range(self, state: TargetState, touched: Touched) -> Counts | None:
+    def write_range(self, state: TargetState, touched: Touched, step: Step) -> Counts | None:
         """Write the current versions of the range anew, and add those that have ended."""
-        fold, plan = touched.fold, self.work.plan
+        fold = touched.fold
         if touched.bounds is None or not self._is_better_replaced(state, touched):
             return None
         versions = self._versions(self.changed_events(touched), touched.rows, fold)
         written = scd2.RangeOfVersions.of(versions, touched.bounds, fold.shape)
-        path, app_id = self.work.path, self.zone.app_id(plan.epoch)
-        self.write_marked(
-            state, lambda mark: written.write(self.spark, path, app_id, plan.end, mark)
-        )
+        written.write(self.spark, self.work.path, step)
+        check_written(self.zone, self.work.path, step)
         return Counts(None, written.count_altered(), may_be_rescued=fold.shape.may_rescue)
 
     def _is_better_replaced(self, state: TargetState, touched: Touched) -> bool:

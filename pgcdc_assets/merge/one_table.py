@@ -6,15 +6,23 @@ import time
 
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.kind import Counts
 from pgcdc_assets.merge.kinds import choose_kind
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.report import MergeReport
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.tuning import tune
-from pgcdc_assets.merge.watermark import TargetState, advance_watermark, read_target
+from pgcdc_assets.merge.watermark import (
+    TargetState,
+    advance_watermark,
+    check_unmoved,
+    finish_step,
+    next_step,
+    overtaken,
+    read_target,
+    settle,
+)
 from pgcdc_assets.raw.zone import RawZone
 
 # How far the recorded watermark of a table without changes may fall behind: its next merge looks
@@ -28,7 +36,9 @@ def pass_by(zone: RawZone, work: TableWork) -> MergeReport:
     """Report a table without changes; its watermark is recorded only now and then."""
     plan = work.plan
     if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= IDLE_WINDOWS):
-        advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.start, plan.end)
+        _advance(zone, work)
+    elif work.state is not None and not work.state.is_settled:
+        settle(zone, work.path)
     return MergeReport(
         *work.name,
         work.scd,
@@ -57,16 +67,22 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
     target_bytes = state.size_bytes if state is not None else 0
     tune(spark, _rows_to_handle(work), target_bytes, plan.change_bytes)
     kind = choose_kind(spark, zone, work)
+    if state is not None:
+        check_unmoved(zone, work.path, state)
     if plan.copy is not None and not kind.takes_copy_with_changes:
-        written = kind.apply_copy(state, plan.copy)
-        before, state = state, _state(zone, work, plan.copy.snapshot_lsn)
+        step = next_step(zone, state, plan.epoch, plan.copy.snapshot_lsn)
+        written = kind.apply_copy(state, plan.copy, step)
+        before, state = state, _finish(zone, work, step)
         counts += written.counted(before, state)
+        if state.watermark != step.position:
+            raise overtaken(work.path)
     if work.facts is not None:
-        written = kind.apply_changes(state)
-        before, state = state, _state(zone, work, plan.end)
+        step = next_step(zone, state, plan.epoch, plan.end)
+        written = kind.apply_changes(state, step)
+        before, state = state, _finish(zone, work, step)
         counts += written.counted(before, state)
     elif plan.end > plan.start:
-        advance_watermark(zone.lake, work.path, zone.app_id(plan.epoch), plan.start, plan.end)
+        _advance(zone, work)
     assert state is not None
     return MergeReport(
         *work.name,
@@ -92,15 +108,18 @@ def _rows_to_handle(work: TableWork) -> int:
     return copied + (work.facts.change_count if work.facts is not None else 0)
 
 
-def _state(zone: RawZone, work: TableWork, watermark: Lsn) -> TargetState:
-    """Read the table anew; its log must carry the watermark that was just written."""
+def _finish(zone: RawZone, work: TableWork, step: Step) -> TargetState:
+    """Check and record a write, and read the table's state after it."""
+    finish_step(zone, work.path, step)
     state = read_target(zone.lake, zone.name, work.path)
-    if state is None or state.watermark is None or state.watermark < (work.plan.epoch, watermark):
-        raise TransientError(
-            reason=f"Table {work.plan.target.qualified_name} was not merged through {watermark}: "
-            "its log does not carry that watermark. Run it again."
-        )
+    assert state is not None
     return state
+
+
+def _advance(zone: RawZone, work: TableWork) -> None:
+    """Record that a table is folded through the plan's end without a change."""
+    plan = work.plan
+    advance_watermark(zone, work.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
 
 
 def _count_rescued(spark: SparkSession, work: TableWork, state: TargetState) -> int:

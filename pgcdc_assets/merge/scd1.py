@@ -2,8 +2,8 @@
 
 A copy replaces the contents. Changes are folded to one row per key and applied by one MERGE; where
 the table is empty, or a TRUNCATE emptied it in the range, there is nothing to match and the rows
-are written as they are. Each of these is one Delta commit that carries the watermark as its
-application transaction, so a repeat is recognised by Delta itself and changes nothing.
+are written as they are. Each of these is one Delta commit that carries fence and watermark, so
+Delta recognises a repeat and leaves it out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.bounds import Bounds, key_bounds, matched
 from pgcdc_assets.merge.events import Fold, build_bag, build_events
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.rows import typed
 from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier
@@ -33,15 +34,15 @@ def write_copy(
     path: str,
     copied: DataFrame,
     shape: TableShape,
-    app_id: str,
     lsn: Lsn,
+    step: Step,
     begins_with: str | None = None,
 ) -> None:
     """Replace the table, or create it, with the rows of a copy.
 
     Args:
         copied: one column `new`, in the layout of `shape`.
-        lsn: the copy's snapshot LSN, the watermark from now on.
+        lsn: the copy's snapshot LSN.
         begins_with: see `create_or_replace`.
     """
     keep = [
@@ -52,7 +53,7 @@ def write_copy(
         "CAST(NULL AS BIGINT) AS deleted_at_lsn",
     ]
     rows = typed(copied, shape, lambda i: f"new[{i}]", keep)
-    create_or_replace(path, rows, shape, app_id, lsn, begins_with=begins_with)
+    create_or_replace(path, rows, shape, step, begins_with=begins_with)
 
 
 def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
@@ -98,8 +99,7 @@ def merge_rows(
     path: str,
     rows: DataFrame,
     fold: Fold,
-    app_id: str,
-    watermark: Lsn,
+    step: Step,
     *,
     is_large: bool,
 ) -> tuple[int, int, int]:
@@ -109,10 +109,10 @@ def merge_rows(
         is_large: the table is worth finding out which part of it the rows concern.
     """
     if not is_large:
-        return run_merge(spark, rows, merge_statement(path, fold), app_id, watermark)
+        return run_merge(spark, rows, merge_statement(path, fold), step)
     rows = compute_once(rows)
     statement = merge_statement(path, fold, key_bounds(rows, fold))
-    return run_merge(spark, rows, statement, app_id, watermark, is_computed=True)
+    return run_merge(spark, rows, statement, step, is_computed=True)
 
 
 def merge_statement(path: str, fold: Fold, bounds: Bounds | None = None) -> str:

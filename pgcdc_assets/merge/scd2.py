@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.bounds import Bounds, matched
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.rows import CopiedRows, target_columns, typed
 from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier
@@ -37,7 +37,7 @@ from pgcdc_assets.merge.writing import (
 PARTITIONED_BY = ("_is_current",)
 
 
-def write_first_copy(path: str, copied: CopiedRows, app_id: str) -> None:
+def write_first_copy(path: str, copied: CopiedRows, step: Step) -> None:
     """Make the table of a copy: each row is a version that is current since the copy."""
     keep = [
         f"{_timestamp(copied.at)} AS valid_from",
@@ -49,7 +49,7 @@ def write_first_copy(path: str, copied: CopiedRows, app_id: str) -> None:
         "'S' AS op",
     ]
     rows = typed(copied.frame, copied.shape, lambda i: f"new[{i}]", keep)
-    create_or_replace(path, rows, copied.shape, app_id, copied.lsn, PARTITIONED_BY, copied.position)
+    create_or_replace(path, rows, copied.shape, step, PARTITIONED_BY, copied.position)
 
 
 def copied_events(copied: CopiedRows, current: DataFrame | None) -> DataFrame:
@@ -128,10 +128,10 @@ class RangeOfVersions:
             versions.observe(counted, altered).select(*target_columns(shape)), bounds, counted
         )
 
-    def write(self, spark: SparkSession, path: str, app_id: str, watermark: Lsn, mark: str) -> None:
-        """Write them, in a commit that carries the mark."""
+    def write(self, spark: SparkSession, path: str, step: Step) -> None:
+        """Write them in one commit."""
         condition = f"_is_current AND {self.bounds.condition()}"
-        replace_where(spark, self.rows, path, condition, app_id, watermark, mark)
+        replace_where(spark, self.rows, path, condition, step)
 
     def count_altered(self) -> int:
         """Give the number of the table's versions that were ended or changed.

@@ -1,13 +1,12 @@
 """Where SCD tables lie and how far they are, read by delta-rs without a JVM.
 
-A table's watermark is the version of the application transaction `pgcdc:{name}:{epoch}` in its own
-log, so it is committed with the rows it speaks of, or not at all. It is one per epoch: LSNs of
-different epochs do not compare.
+A table's watermark is committed with the rows it belongs to, and then recorded as the version of
+the application transaction `pgcdc:{name}:{epoch}` in the table's own log (`fence.py`). There is one
+per epoch: LSNs of different epochs do not compare.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,15 +18,23 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.merge.fence import (
+    Step,
+    fence_app_id,
+    fencing,
+    find_step,
+    is_settled,
+    read_fence,
+    read_watermarks,
+    settling,
+)
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 
 # The property of a table that is never replaced by a copy: the position of its first one.
 BEGINS_WITH = "pgcdc.begins_with"
 
-# Commits of others, such as an OPTIMIZE, may follow one's own before it is looked for.
-_LAST_COMMITS = 100
+_ATTEMPTS = 5
 _NULL_RESCUED = "null_count._rescued"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_$-][A-Za-z0-9_.$-]*")
@@ -49,8 +56,9 @@ def read_watermark(
     lake: Lake, name: str, schema: str, table: str, scd: int
 ) -> tuple[int, Lsn] | None:
     """Say through which LSN of which epoch a table is folded; None before its first merge."""
-    state = read_target(lake, name, table_path(lake, name, schema, table, scd))
-    return None if state is None else state.watermark
+    path = table_path(lake, name, schema, table, scd)
+    found = open_table(lake, path)
+    return None if found is None else _watermark(RawZone(lake, name), found, path)
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ class TargetState:
 
     Attributes:
         watermark: epoch and LSN; None for a table that holds nothing of ours yet.
+        fence: the number of this state, see `fence.py`.
+        is_settled: the watermark is recorded as the application transaction of its epoch.
         columns: names in order.
         schema: as Delta writes it, and Spark reads it: in JSON.
         row_count: rows; None where a file has no statistics.
@@ -68,6 +78,8 @@ class TargetState:
 
     path: str
     watermark: tuple[int, Lsn] | None
+    fence: int
+    is_settled: bool
     properties: Mapping[str, str]
     columns: tuple[str, ...]
     schema: str = field(repr=False)
@@ -100,7 +112,9 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     vectors = pa.table(table.deletion_vectors())
     return TargetState(
         path=path,
-        watermark=_watermark(table, lake, name),
+        watermark=_watermark(RawZone(lake, name), table, path),
+        fence=read_fence(table, name),
+        is_settled=is_settled(table, name),
         properties=table.metadata().configuration,
         columns=tuple(field.name for field in table.schema().fields),
         schema=table.schema().to_json(),
@@ -110,66 +124,93 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     )
 
 
-def check_unmoved(lake: Lake, path: str, app_id: str, before: Lsn | None) -> None:
-    """See that a table is still folded through the LSN that a merge began with.
+def next_step(zone: RawZone, state: TargetState | None, epoch: int, watermark: Lsn) -> Step:
+    """Plan the write that follows from a table's state.
+
+    Args:
+        state: None where the write makes the table.
+    """
+    number = 0 if state is None else state.fence
+    return Step(fence_app_id(zone.name), number + 1, (epoch, watermark))
+
+
+def check_unmoved(zone: RawZone, path: str, state: TargetState) -> None:
+    """Check that no other write followed from a table's state so far.
+
+    The fence stops a late write in any case. This check spares the work, and it sees the merges of
+    earlier releases, which have no fence.
 
     Raises:
         TransientError: another merge was faster.
     """
-    table = open_table(lake, path)
-    if table is None or not _stands_at(table, app_id, before):
-        raise _overtaken(path)
+    table = open_table(zone.lake, path)
+    if table is None or not _is_at(zone, table, path, state.fence, state.watermark):
+        raise overtaken(path)
 
 
-def check_committed(lake: Lake, path: str, mark: str) -> None:
-    """See that the commit with a mark (`userMetadata`) is there.
+def finish_step(zone: RawZone, path: str, step: Step) -> None:
+    """Check that the commit of a write is there, and record its watermark.
 
-    Delta leaves a write out, and says nothing, when the table has its application transaction.
+    Delta leaves a write out without an error if the table has its application transaction.
 
     Raises:
-        TransientError: it is not among the last commits: another merge was faster.
+        TransientError: the commit is not there: another merge was faster.
     """
-    table = open_table(lake, path)
-    newest = table.version() if table is not None else -1
-    log = filesystem(lake, path)
-    # Not by `DeltaTable.history`: it refuses the statistics of a CLONE.
-    for version in range(newest, max(-1, newest - _LAST_COMMITS), -1):
-        try:
-            with log.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
-                actions = [json.loads(line) for line in entry.read().splitlines() if line.strip()]
-        except FileNotFoundError:
-            break
-        if any(action.get("commitInfo", {}).get("userMetadata") == mark for action in actions):
+    check_written(zone, path, step)
+    settle(zone, path)
+
+
+def check_written(zone: RawZone, path: str, step: Step) -> None:
+    """Check that the commit of a write is there.
+
+    Raises:
+        TransientError: it is not: another merge was faster.
+    """
+    table = open_table(zone.lake, path)
+    if table is None or find_step(zone.lake, table, path, step) is None:
+        raise overtaken(path)
+
+
+def settle(zone: RawZone, path: str) -> None:
+    """Record the watermark of a table's newest write as the application transaction of its epoch.
+
+    A failure is no harm: the write's own commit has the watermark, and the next merge tries again.
+    """
+    for _ in range(_ATTEMPTS):
+        table = open_table(zone.lake, path)
+        if table is None or is_settled(table, zone.name):
             return
-    raise _overtaken(path)
+        position = _watermark(zone, table, path)
+        if position is None:
+            return
+        try:
+            _commit(table, settling(zone, *position, read_fence(table, zone.name)))
+        except CommitFailedError:
+            continue
+        except (DeltaError, OSError):
+            return
+        return
 
 
 def advance_watermark(
-    lake: Lake, path: str, app_id: str, before: Lsn | None, watermark: Lsn
+    zone: RawZone, path: str, before: tuple[int, Lsn] | None, after: tuple[int, Lsn]
 ) -> None:
     """Record that a table without changes is folded further: one commit without rows.
 
     Args:
-        before: the watermark from which there were no changes. A table that stands elsewhere by now
+        before: the position from which there were no changes. A table that is elsewhere by now
             (another merge was faster, a rebuild took it back) is left as it is.
 
     Raises:
         TransientError: the log cannot be written.
     """
-    table = open_table(lake, path)
-    if table is None or not _stands_at(table, app_id, before):
+    table = open_table(zone.lake, path)
+    if table is None or _watermark(zone, table, path) != before:
         return
     try:
-        table.create_write_transaction(
-            [],
-            "append",
-            table.schema(),
-            commit_properties=CommitProperties(
-                app_transactions=[Transaction(app_id, int(watermark))]
-            ),
-        )
+        _commit(table, fencing(zone, *after, read_fence(table, zone.name) + 1))
     except CommitFailedError:
-        # Another merge of the table moved the watermark; it knows better.
+        # Another writer was faster. The watermark can be recorded by the next merge.
         return
     except (DeltaError, OSError) as error:
         raise TransientError(
@@ -178,16 +219,28 @@ def advance_watermark(
         ) from error
 
 
-def _overtaken(path: str) -> TransientError:
-    return TransientError(
-        reason=f"The Delta table {path} was merged by somebody else meanwhile, and nothing was "
-        "written to it. Run it again: it goes on from there."
+def _commit(table: DeltaTable, transactions: list[Transaction]) -> None:
+    """Commit application transactions as the version right after the one that was read, or fail."""
+    table.create_write_transaction(
+        [],
+        "append",
+        table.schema(),
+        commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
     )
 
 
-def _stands_at(table: DeltaTable, app_id: str, watermark: Lsn | None) -> bool:
-    version: int | None = table.transaction_version(app_id)
-    return version == (watermark and int(watermark))
+def overtaken(path: str) -> TransientError:
+    """Say that another merge of a table was faster."""
+    return TransientError(
+        reason=f"Another process merged the Delta table {path} at the same time, and this merge "
+        "wrote nothing to it. Run the merge again: it continues from there."
+    )
+
+
+def _is_at(
+    zone: RawZone, table: DeltaTable, path: str, fence: int, watermark: tuple[int, Lsn] | None
+) -> bool:
+    return read_fence(table, zone.name) == fence and _watermark(zone, table, path) == watermark
 
 
 def open_table(lake: Lake, path: str) -> DeltaTable | None:
@@ -207,14 +260,10 @@ def open_table(lake: Lake, path: str) -> DeltaTable | None:
         ) from error
 
 
-def _watermark(table: DeltaTable, lake: Lake, name: str) -> tuple[int, Lsn] | None:
-    zone = RawZone(lake, name)
+def _watermark(zone: RawZone, table: DeltaTable, path: str) -> tuple[int, Lsn] | None:
     newest = zone.epochs.latest()
-    for epoch in range(newest.epoch if newest else 1, 0, -1):
-        version = table.transaction_version(zone.app_id(epoch))
-        if version is not None:
-            return epoch, Lsn(version)
-    return None
+    epochs = range(1, (newest.epoch if newest else 1) + 1)
+    return max(read_watermarks(zone, table, path, epochs).items(), default=None)
 
 
 def _written_rows(files: pa.Table) -> int | None:

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.events import Fold
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.rows import target_columns
 from pgcdc_assets.merge.versions import stored_rows
 from pgcdc_assets.merge.watermark import TargetState
@@ -84,9 +84,9 @@ class WholeTable:
         kept = rows.observe(counted, *counts).where("is_content")
         return cls(kept.select(*target_columns(fold.shape)), counted)
 
-    def write(self, path: str, app_id: str, watermark: Lsn, mark: str) -> None:
-        """Write them, in a commit that carries the mark."""
-        overwrite(self.rows, path, app_id, watermark, mark)
+    def write(self, path: str, step: Step) -> None:
+        """Write them in one commit."""
+        overwrite(self.rows, path, step)
 
     def counts(self) -> tuple[int, int, int]:
         """Give the numbers of inserted, updated and deleted rows.

@@ -1,7 +1,7 @@
-"""Writing SCD tables: each function is one Delta commit that carries the watermark.
+"""Writing SCD tables: each function is one Delta commit that carries a step: fence and watermark.
 
-The watermark is the commit's application transaction, so a repeat is recognised by Delta itself and
-changes nothing.
+Delta leaves a write out whose fence the table has already, so a repeat and an overtaken merge
+change nothing (`fence.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.rows import target_columns
 from pgcdc_assets.merge.shape import TableShape, key_text
 from pgcdc_assets.merge.sql import delta_table, identifier
@@ -54,8 +54,7 @@ def create_or_replace(
     path: str,
     rows: DataFrame,
     shape: TableShape,
-    app_id: str,
-    watermark: Lsn,
+    step: Step,
     partitioned_by: Sequence[str] = (),
     begins_with: str | None = None,
 ) -> None:
@@ -65,13 +64,9 @@ def create_or_replace(
         begins_with: the position of the copy that a table begins with which is never replaced: from
             there on a rebuild has to fold, and no less.
     """
-    writer = (
-        rows.select(*target_columns(shape))
-        .writeTo(delta_table(path))
-        .using("delta")
-        .option("txnAppId", app_id)
-        .option("txnVersion", str(int(watermark)))
-    )
+    writer = rows.select(*target_columns(shape)).writeTo(delta_table(path)).using("delta")
+    for name, value in step.options.items():
+        writer = writer.option(name, value)
     if partitioned_by:
         writer = writer.partitionedBy(*map(F.col, partitioned_by))
     for name, value in table_properties(shape).items():
@@ -81,23 +76,14 @@ def create_or_replace(
     writer.createOrReplace()
 
 
-def replace_contents(
-    path: str, rows: DataFrame, shape: TableShape, app_id: str, watermark: Lsn
-) -> None:
+def replace_contents(path: str, rows: DataFrame, shape: TableShape, step: Step) -> None:
     """Replace the table's rows by the numbered columns, and keep its shape."""
-    overwrite(rows.select(*target_columns(shape)), path, app_id, watermark)
+    overwrite(rows.select(*target_columns(shape)), path, step)
 
 
-def overwrite(
-    rows: DataFrame, path: str, app_id: str, watermark: Lsn, mark: str | None = None
-) -> None:
-    """Replace the table's rows, and keep its shape.
-
-    Args:
-        mark: what the commit carries as `userMetadata`.
-    """
-    writer = rows.write if mark is None else rows.write.option("userMetadata", mark)
-    _save(writer, "overwrite", path, app_id, watermark)
+def overwrite(rows: DataFrame, path: str, step: Step) -> None:
+    """Replace the table's rows, and keep its shape."""
+    _save(rows.write, "overwrite", path, step)
 
 
 def replace_where(
@@ -105,25 +91,22 @@ def replace_where(
     rows: DataFrame,
     path: str,
     condition: str,
-    app_id: str,
-    watermark: Lsn,
-    mark: str,
+    step: Step,
 ) -> None:
     """Replace the table's rows for which a condition holds by others, for which it need not hold.
 
     Args:
         spark: a session that nobody else uses.
         rows: with the table's columns.
-        mark: what the commit carries as `userMetadata`.
     """
-    writer = rows.write.option("replaceWhere", condition).option("userMetadata", mark)
+    writer = rows.write.option("replaceWhere", condition)
     with _set(spark, {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}):
-        _save(writer, "overwrite", path, app_id, watermark)
+        _save(writer, "overwrite", path, step)
 
 
-def append(path: str, rows: DataFrame, shape: TableShape, app_id: str, watermark: Lsn) -> None:
+def append(path: str, rows: DataFrame, shape: TableShape, step: Step) -> None:
     """Add the numbered columns to the table's rows."""
-    _save(rows.select(*target_columns(shape)).write, "append", path, app_id, watermark)
+    _save(rows.select(*target_columns(shape)).write, "append", path, step)
 
 
 def values_by_name(shape: TableShape) -> list[tuple[str, str]]:
@@ -138,11 +121,11 @@ def insert_clause(values: Sequence[tuple[str, str]]) -> str:
     return f"INSERT ({', '.join(names)}) VALUES ({', '.join(expressions)})"
 
 
-def alter_all(spark: SparkSession, path: str, clause: str, app_id: str, watermark: Lsn) -> int:
+def alter_all(spark: SparkSession, path: str, clause: str, step: Step) -> int:
     """Update rows by a `WHEN NOT MATCHED BY SOURCE` clause alone; give their number."""
     nothing = spark.sql("SELECT 1 AS nothing WHERE false")
     statement = f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON false\n{clause}"
-    _, updated, _ = run_merge(spark, nothing, statement, app_id, watermark)
+    _, updated, _ = run_merge(spark, nothing, statement, step)
     return updated
 
 
@@ -156,8 +139,7 @@ def run_merge(
     spark: SparkSession,
     rows: DataFrame,
     statement: str,
-    app_id: str,
-    watermark: Lsn,
+    step: Step,
     *,
     is_computed: bool = False,
 ) -> tuple[int, int, int]:
@@ -171,7 +153,7 @@ def run_merge(
             MERGE.
     """
     rows.createOrReplaceTempView(SOURCE_VIEW)
-    settings = _transaction(app_id, watermark)
+    settings = step.settings
     if is_computed:
         settings["spark.databricks.delta.merge.materializeSource"] = "none"
     with _set(spark, settings):
@@ -186,22 +168,8 @@ def run_merge(
     )
 
 
-def _save(writer: DataFrameWriter, mode: str, path: str, app_id: str, watermark: Lsn) -> None:
-    (
-        writer.format("delta")
-        .mode(mode)
-        .option("txnAppId", app_id)
-        .option("txnVersion", str(int(watermark)))
-        .save(path)
-    )
-
-
-def _transaction(app_id: str, version: Lsn) -> dict[str, str]:
-    """Give the settings that make a MERGE's commit carry the application transaction."""
-    return {
-        "spark.databricks.delta.write.txnAppId": app_id,
-        "spark.databricks.delta.write.txnVersion": str(int(version)),
-    }
+def _save(writer: DataFrameWriter, mode: str, path: str, step: Step) -> None:
+    writer.format("delta").mode(mode).options(**step.options).save(path)
 
 
 @contextmanager

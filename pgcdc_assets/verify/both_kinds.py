@@ -71,7 +71,7 @@ def find_pair(
         return stand
     epoch, lsn = min(image.watermark, history.watermark)
     ahead = max(image, history, key=lambda pinned: pinned.watermark or (0, Lsn(0)))
-    found = version_through(open_merged(zone, ahead.path, name), zone.app_id(epoch), lsn)
+    found = version_through(zone, open_merged(zone, ahead.path, name), ahead.path, epoch, lsn)
     if found is None or found[1] != lsn:
         return stand
     earlier = pin_table(zone, ahead.path, name, epochs, found[0])

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.fence import read_watermarks
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify.merge_key import parse_key
@@ -93,11 +94,7 @@ def pin_table(
         raise ConfigurationError(
             reason=f"The Delta table {path} was not made by this package. Move it away."
         )
-    watermarks = {}
-    for epoch in epochs:
-        watermark = table.transaction_version(zone.app_id(epoch.epoch))
-        if watermark is not None:
-            watermarks[epoch.epoch] = Lsn(watermark)
+    watermarks = read_watermarks(zone, table, path, [epoch.epoch for epoch in epochs])
     files = pa.table(table.get_add_actions(flatten=True))
     hidden = _hidden_rows(table)
     rows = _rows_by_file(files, hidden)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.errors import DefiniteError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
+from pgcdc_assets.merge.fence import read_watermarks
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.watermark import advance_watermark, table_path
 from pgcdc_assets.raw.reading import read_changes
@@ -50,7 +51,7 @@ def target_at(
     """
     path = table_path(zone.lake, zone.name, table.schema, table.table, _SCD)
     newest = open_merged(zone, path, table.qualified_name)
-    found = version_through(newest, zone.app_id(moment.epoch), moment.lsn)
+    found = version_through(zone, newest, path, moment.epoch, moment.lsn)
     if found is not None and _is_unchanged(zone, table, moment, found[1]):
         yield TargetVersion(path, found[0])
         return
@@ -62,12 +63,18 @@ def target_at(
         yield TargetVersion(staged)
 
 
-def version_through(table: DeltaTable, app_id: str, lsn: Lsn) -> tuple[int, Lsn] | None:
+def version_through(
+    zone: RawZone, table: DeltaTable, path: str, epoch: int, lsn: Lsn
+) -> tuple[int, Lsn] | None:
     """Find the newest version with a watermark at or below the LSN; None when the log has none."""
     for _ in range(_VERSIONS):
-        watermark = table.transaction_version(app_id)
+        try:
+            watermark = read_watermarks(zone, table, path, [epoch]).get(epoch)
+        except DefiniteError:
+            # The log's older entries are cleaned away.
+            return None
         if watermark is not None and watermark <= lsn:
-            return table.version(), Lsn(watermark)
+            return table.version(), watermark
         if table.version() == 0:
             return None
         try:
@@ -109,7 +116,7 @@ def _clone(
         f"VERSION AS OF {version}"
     )
     # A clone has the files of the table, and none of its application transactions.
-    advance_watermark(zone.lake, staged, zone.app_id(epoch), None, watermark)
+    advance_watermark(zone, staged, None, (epoch, watermark))
 
 
 def _fold(

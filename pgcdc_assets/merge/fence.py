@@ -1,0 +1,192 @@
+"""The fence of an SCD table: of all writes that follow from one state of the table, one lands.
+
+Delta gives a Spark write no way to name the version that it was computed from. What a write can
+carry is one application transaction: Delta leaves the write out if the table has that transaction
+with the same or a higher version, and refuses it if a concurrent commit changes it. So each state
+of the table has a number, the fence, and a write carries the number after the one that its rows
+were found from (docs/decisions/0013-one-fence-a-table.md).
+
+The watermark of that state stands in the same commit, in `userMetadata`. A second commit, without
+rows, then records it as the application transaction of the epoch, where it costs no look at the
+log. If a process dies between the two, readers find the watermark in the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from deltalake import DeltaTable, Transaction
+
+from pgcdc_assets.errors import DefiniteError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+
+@dataclass(frozen=True)
+class Step:
+    """One write of an SCD table, as its commit records it.
+
+    Attributes:
+        app_id: the application of the fence.
+        number: the fence after the write.
+        position: epoch and watermark after the write; None for a table that has none.
+        mark: tells the write from another one of the same number.
+    """
+
+    app_id: str
+    number: int
+    position: tuple[int, Lsn] | None
+    mark: str = field(default_factory=lambda: str(uuid4()))
+
+    @property
+    def metadata(self) -> str:
+        """What the commit carries as `userMetadata`."""
+        epoch, lsn = self.position or (None, None)
+        watermark = None if lsn is None else str(lsn)
+        return json.dumps({"pgcdc": {"write": self.mark, "epoch": epoch, "watermark": watermark}})
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of a writer whose commit is this step."""
+        return {
+            "txnAppId": self.app_id,
+            "txnVersion": str(self.number),
+            "userMetadata": self.metadata,
+        }
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of a session in which the commit of a MERGE is this step."""
+        return {
+            "spark.databricks.delta.write.txnAppId": self.app_id,
+            "spark.databricks.delta.write.txnVersion": str(self.number),
+            "spark.databricks.delta.commitInfo.userMetadata": self.metadata,
+        }
+
+    def keeping(self, position: tuple[int, Lsn] | None) -> Step:
+        """Give another write of the same number, after which the table is at this position."""
+        return Step(self.app_id, self.number, position)
+
+
+def fence_app_id(name: str) -> str:
+    """Name the application of the fences of a capture's tables."""
+    return f"pgcdc:{name}:fence"
+
+
+def read_fence(table: DeltaTable, name: str) -> int:
+    """Read the number of a table's state; 0 for a table that has none yet."""
+    return table.transaction_version(fence_app_id(name)) or 0
+
+
+def is_settled(table: DeltaTable, name: str) -> bool:
+    """Say whether the watermark is recorded as the application transaction of its epoch."""
+    return (table.transaction_version(_settled_app_id(name)) or 0) == read_fence(table, name)
+
+
+def settling(zone: RawZone, epoch: int, watermark: Lsn, fence: int) -> list[Transaction]:
+    """Give the application transactions that record the watermark of a state."""
+    return [
+        Transaction(zone.app_id(epoch), int(watermark)),
+        Transaction(_settled_app_id(zone.name), fence),
+    ]
+
+
+def fencing(zone: RawZone, epoch: int, watermark: Lsn, fence: int) -> list[Transaction]:
+    """Give the application transactions of a commit that is a state of its own."""
+    fence_transaction = Transaction(fence_app_id(zone.name), fence)
+    return [fence_transaction, *settling(zone, epoch, watermark, fence)]
+
+
+def read_watermarks(
+    zone: RawZone, table: DeltaTable, path: str, epochs: Iterable[int]
+) -> dict[int, Lsn]:
+    """Read through which LSN of each epoch a version of a table is folded.
+
+    Raises:
+        DefiniteError: the log does not hold the commit that says so any more.
+    """
+    found = {}
+    for epoch in epochs:
+        version = table.transaction_version(zone.app_id(epoch))
+        if version is not None:
+            found[epoch] = Lsn(version)
+    if not is_settled(table, zone.name):
+        step = _newest_step(zone.lake, table, path, zone.name)
+        if step.position is not None:
+            epoch, watermark = step.position
+            found[epoch] = watermark
+    return found
+
+
+def find_step(lake: Lake, table: DeltaTable, path: str, step: Step) -> Step | None:
+    """Find a write's commit, whose number may be higher than the step's; None if Delta left it out.
+
+    A write after which others followed is found as well.
+    """
+    for found in _steps(lake, table, path, step.app_id):
+        if found.mark == step.mark:
+            return found
+        if found.number <= step.number:
+            return None
+    return None
+
+
+def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> Step:
+    fence = read_fence(table, name)
+    for step in _steps(lake, table, path, fence_app_id(name)):
+        if step.number == fence:
+            return step
+    raise DefiniteError(
+        reason=f"The log of the Delta table {path} does not hold the commit with its newest "
+        "watermark any more. Build the table again: `pgcdc rebuild`."
+    )
+
+
+def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[Step]:
+    """Give the writes in a table's log, the newest first."""
+    log = filesystem(lake, path)
+    # Not by `DeltaTable.history`: it refuses the statistics of a CLONE.
+    for version in range(table.version(), -1, -1):
+        try:
+            with log.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
+                lines = entry.read().splitlines()
+        except FileNotFoundError:
+            return
+        step = _parse_step(lines, app_id)
+        if step is not None:
+            yield step
+
+
+def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:
+    number: int | None = None
+    written: dict[str, Any] = {}
+    for line in lines:
+        # The other actions, of which there may be many, need no parsing.
+        if line.startswith(b'{"txn":'):
+            transaction = json.loads(line)["txn"]
+            if transaction["appId"] == app_id:
+                number = int(transaction["version"])
+        elif line.startswith(b'{"commitInfo":'):
+            written = _parse_metadata(json.loads(line)["commitInfo"].get("userMetadata"))
+    if number is None:
+        return None
+    epoch, watermark = written.get("epoch"), written.get("watermark")
+    position = None if epoch is None or watermark is None else (int(epoch), Lsn.parse(watermark))
+    return Step(app_id, number, position, str(written.get("write")))
+
+
+def _parse_metadata(text: str | None) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text or "{}").get("pgcdc", {}))
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _settled_app_id(name: str) -> str:
+    return f"pgcdc:{name}:settled"
