@@ -17,6 +17,7 @@
     │   ├── SchemaChangeError
     │   ├── ProtocolError
     │   ├── RawZoneError
+    │   ├── TableDamaged
     │   ├── MergeConflict
     │   │   └── SnapshotNeeded
     │   └── WatermarkGap
@@ -315,6 +316,18 @@ class RawZoneError(DefiniteError):
     """The raw zone disagrees with itself or with the slot."""
 
     message = "Raw zone {raw_zone}: {reason}"
+
+
+class TableDamaged(DefiniteError):
+    """An SCD table's files do not fit together any more."""
+
+    message = (
+        "The Delta table {path} cannot be read: {reason}. Build it again from the raw zone with: "
+        "pgcdc rebuild {capture}"
+    )
+
+    def __init__(self, *, capture: str = UNKNOWN_CAPTURE, **facts: Any) -> None:
+        super().__init__(capture=capture, **facts)
 
 
 class MergeConflict(DefiniteError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from pgcdc_assets.errors import (
     ConfigurationError,
     RawExpired,
     RawZoneError,
+    TableDamaged,
     TransientError,
     resnapshot_remedy,
 )
@@ -34,10 +35,11 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
 from pgcdc_assets.merge.fence import fencing, read_fence
 from pgcdc_assets.merge.sql import delta_table, string
-from pgcdc_assets.merge.watermark import BEGINS_WITH, TargetState, read_target, table_path
+from pgcdc_assets.merge.watermark import BEGINS_WITH, open_table, read_position, table_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
+from pgcdc_assets.raw.table_files import move_files, replace_log
 from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
@@ -77,6 +79,21 @@ class RebuildReport:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _LiveTable:
+    """The table that a rebuild replaces.
+
+    Attributes:
+        is_readable: its log can be read. If not, nothing of the table is known.
+    """
+
+    path: str
+    watermark: tuple[int, Lsn] | None
+    properties: Mapping[str, str]
+    columns: tuple[str, ...]
+    is_readable: bool = True
+
+
 def rebuild_table(
     spark: SparkSession, zone: RawZone, target: TableTarget, scd: int, through: Lsn | None = None
 ) -> RebuildReport:
@@ -96,7 +113,7 @@ def rebuild_table(
     started = time.monotonic()
     window = _range(zone, through)
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd)
-    before = read_target(zone.lake, zone.name, path)
+    before = _describe_live(zone, path)
     if before is None:
         raise ConfigurationError(
             reason=f"Table {target.qualified_name} was never merged: there is no {path}. The next "
@@ -107,7 +124,7 @@ def rebuild_table(
         changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
         reach("after_rebuild_staged")
         staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
-        row_count = _replace_contents(spark, zone, staged, path, window)
+        row_count = _replace_contents(spark, zone, staged, before, window)
     return RebuildReport(
         target.schema,
         target.table,
@@ -120,6 +137,22 @@ def rebuild_table(
         changes_read,
         time.monotonic() - started,
     )
+
+
+def _describe_live(zone: RawZone, path: str) -> _LiveTable | None:
+    """Read what a rebuild has to know of the table that it replaces; None if there is no table."""
+    try:
+        table = open_table(zone.lake, path)
+    except TableDamaged:
+        return _LiveTable(path, None, {}, (), is_readable=False)
+    if table is None:
+        return None
+    try:
+        watermark = read_position(zone, table, path)
+    except TableDamaged:
+        watermark = None
+    columns = tuple(field.name for field in table.schema().fields)
+    return _LiveTable(path, watermark, table.metadata().configuration, columns)
 
 
 def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
@@ -154,7 +187,7 @@ def _build(
     target: TableTarget,
     window: LsnWindow,
     root: str,
-    live: TargetState,
+    live: _LiveTable,
 ) -> int:
     from pgcdc_assets.merge import merge_tables
 
@@ -173,7 +206,7 @@ def _check_kept(
     zone: RawZone,
     target: TableTarget,
     window: LsnWindow,
-    live: TargetState,
+    live: _LiveTable,
     needed: Sequence[Copy] | None = None,
 ) -> Sequence[Copy]:
     """Check that the copies which the table is made of, and every change after them, are there.
@@ -231,19 +264,23 @@ def _check_kept(
 
 
 def _replace_contents(
-    spark: SparkSession, zone: RawZone, staged_path: str, path: str, window: LsnWindow
+    spark: SparkSession, zone: RawZone, staged_path: str, live: _LiveTable, window: LsnWindow
 ) -> int:
     """Replace a table's contents, schema and watermark by those of the staged table."""
+    path = live.path
     staged = _open(zone, staged_path)
     if pa.table(staged.deletion_vectors()).num_rows:
         spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
         staged = _open(zone, staged_path)
     actions = _added_files(zone, staged, staged_path)
-    _move_files(zone, [action.path for action in actions], staged_path, path)
+    move_files(zone, [action.path for action in actions], staged_path, path)
     reach("after_rebuild_moved")
-    _commit(zone, staged, path, actions, window)
-    reach("after_rebuild_commit")
-    _keep_properties_in_step(spark, zone, staged, path)
+    if not live.is_readable:
+        replace_log(zone, staged_path, path)
+    else:
+        _commit(zone, staged, path, actions, window)
+        reach("after_rebuild_commit")
+        _keep_properties_in_step(spark, zone, staged, path)
     return sum(json.loads(action.stats)["numRecords"] for action in actions)
 
 
@@ -271,18 +308,6 @@ def _added_files(zone: RawZone, staged: DeltaTable, path: str) -> list[AddAction
         for name, add in found.items()
         if name in live
     ]
-
-
-def _move_files(zone: RawZone, names: list[str], source: str, target: str) -> None:
-    """Move data files between two tables of the capture; their names are unique."""
-    root = zone.lake.path(zone.name)
-    store = filesystem(zone.lake, root)
-    for name in names:
-        paths = (f"{folder.removeprefix(root).lstrip('/')}/{name}" for folder in (source, target))
-        if zone.lake.is_local:
-            store.move(*paths)
-        else:
-            store.copy_file(*paths)
 
 
 def _commit(

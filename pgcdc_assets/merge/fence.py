@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from deltalake import DeltaTable, Transaction
 
-from pgcdc_assets.errors import DefiniteError
+from pgcdc_assets.errors import TableDamaged
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
@@ -109,7 +109,7 @@ def read_watermarks(
     """Read through which LSN of each epoch a version of a table is folded.
 
     Raises:
-        DefiniteError: the log does not hold the commit that says so any more.
+        TableDamaged: the log does not hold the commit that says so any more.
     """
     found = {}
     for epoch in epochs:
@@ -142,10 +142,7 @@ def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> Step:
     for step in _steps(lake, table, path, fence_app_id(name)):
         if step.number == fence:
             return step
-    raise DefiniteError(
-        reason=f"The log of the Delta table {path} does not hold the commit with its newest "
-        "watermark any more. Build the table again: `pgcdc rebuild`."
-    )
+    raise TableDamaged(path=path, reason="its log has lost the commit with the newest watermark")
 
 
 def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[Step]:

@@ -8,7 +8,8 @@ per epoch: LSNs of different epochs do not compare.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.errors import TableDamaged, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fence import (
     Step,
@@ -58,7 +59,10 @@ def read_watermark(
     """Say through which LSN of which epoch a table is folded; None before its first merge."""
     path = table_path(lake, name, schema, table, scd)
     found = open_table(lake, path)
-    return None if found is None else _watermark(RawZone(lake, name), found, path)
+    if found is None:
+        return None
+    with reading(path):
+        return read_position(RawZone(lake, name), found, path)
 
 
 @dataclass(frozen=True)
@@ -104,15 +108,24 @@ class TargetState:
 
 
 def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
-    """Read a table's state; None when it does not exist."""
+    """Read a table's state; None when it does not exist.
+
+    Raises:
+        TableDamaged: files of it are missing or cut off.
+    """
     table = open_table(lake, path)
     if table is None:
         return None
+    with reading(path):
+        return _read_state(lake, name, path, table)
+
+
+def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> TargetState:
     files = pa.table(table.get_add_actions(flatten=True))
     vectors = pa.table(table.deletion_vectors())
     return TargetState(
         path=path,
-        watermark=_watermark(RawZone(lake, name), table, path),
+        watermark=read_position(RawZone(lake, name), table, path),
         fence=read_fence(table, name),
         is_settled=is_settled(table, name),
         properties=table.metadata().configuration,
@@ -180,7 +193,7 @@ def settle(zone: RawZone, path: str) -> None:
         table = open_table(zone.lake, path)
         if table is None or is_settled(table, zone.name):
             return
-        position = _watermark(zone, table, path)
+        position = read_position(zone, table, path)
         if position is None:
             return
         try:
@@ -205,7 +218,7 @@ def advance_watermark(
         TransientError: the log cannot be written.
     """
     table = open_table(zone.lake, path)
-    if table is None or _watermark(zone, table, path) != before:
+    if table is None or read_position(zone, table, path) != before:
         return
     try:
         _commit(table, fencing(zone, *after, read_fence(table, zone.name) + 1))
@@ -240,27 +253,44 @@ def overtaken(path: str) -> TransientError:
 def _is_at(
     zone: RawZone, table: DeltaTable, path: str, fence: int, watermark: tuple[int, Lsn] | None
 ) -> bool:
-    return read_fence(table, zone.name) == fence and _watermark(zone, table, path) == watermark
+    return read_fence(table, zone.name) == fence and read_position(zone, table, path) == watermark
 
 
 def open_table(lake: Lake, path: str) -> DeltaTable | None:
     """Open an SCD table; None when it does not exist.
 
     Raises:
-        ConfigurationError: its log cannot be read.
+        TableDamaged: its log cannot be read.
+    """
+    with reading(path):
+        try:
+            return DeltaTable(path, storage_options=dict(lake.storage_options) or None)
+        except TableNotFoundError:
+            return None
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn what reading a table's log or files raises into an error that names the table.
+
+    Raises:
+        TableDamaged: a file of it is missing, cut off or not what Delta writes.
     """
     try:
-        return DeltaTable(path, storage_options=dict(lake.storage_options) or None)
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:
-        raise ConfigurationError(
-            reason=f"The Delta table {path} cannot be read ({type(error).__name__}). Mend it, or "
-            "move it away and copy the table again."
-        ) from error
+        yield
+    except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+        # The library's own text may quote statistics, which are values of rows.
+        missing = isinstance(error, FileNotFoundError) or "not found" in str(error).lower()
+        reason = "a file is missing" if missing else "its log is damaged"
+        raise TableDamaged(path=path, reason=f"{reason} ({type(error).__name__})") from error
 
 
-def _watermark(zone: RawZone, table: DeltaTable, path: str) -> tuple[int, Lsn] | None:
+def read_position(zone: RawZone, table: DeltaTable, path: str) -> tuple[int, Lsn] | None:
+    """Read the newest epoch and its watermark in a version of a table.
+
+    Raises:
+        TableDamaged: the log does not hold it any more.
+    """
     newest = zone.epochs.latest()
     epochs = range(1, (newest.epoch if newest else 1) + 1)
     return max(read_watermarks(zone, table, path, epochs).items(), default=None)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.watermark import read_watermark
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
@@ -81,7 +81,7 @@ def watermarks(zone: RawZone, table: CdcTable) -> list[Position]:
     """
     marks = []
     for scd in table.scd:
-        with contextlib.suppress(ConfigurationError):
+        with contextlib.suppress(PgcdcError):
             marks.append(_watermark(zone, table, scd))
     return [mark for mark in marks if mark is not None]
 
@@ -117,7 +117,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         for scd in table.scd:
             try:
                 positions[table, scd] = _watermark(zone, table, scd)
-            except ConfigurationError:
+            except PgcdcError:
                 positions[table, scd] = None
                 broken.add((table, scd))
     windows = _windows_above(zone, epoch, positions.values())

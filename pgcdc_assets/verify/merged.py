@@ -13,7 +13,8 @@ def open_merged(zone: RawZone, path: str, name: str) -> DeltaTable:
     """Open an SCD table.
 
     Raises:
-        ConfigurationError: it was never merged, or its log cannot be read.
+        ConfigurationError: it was never merged.
+        TableDamaged: its log cannot be read.
     """
     table = open_table(zone.lake, path)
     if table is None:

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fence import read_watermarks
+from pgcdc_assets.merge.watermark import reading
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify.merge_key import parse_key
@@ -83,10 +84,18 @@ def pin_table(
 
     Raises:
         ConfigurationError: it was never merged, or is not a table of ours.
+        TableDamaged: files of it are missing or cut off.
     """
+    table = open_merged(zone, path, name)
+    with reading(path):
+        return _pin(zone, path, table, epochs, version)
+
+
+def _pin(
+    zone: RawZone, path: str, table: DeltaTable, epochs: Sequence[Epoch], version: int | None
+) -> PinnedTable:
     from pgcdc_assets.merge.writing import KEY
 
-    table = open_merged(zone, path, name)
     if version is not None:
         table.load_as_version(version)
     properties = table.metadata().configuration

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import TableTarget, kinds, watermark
+from pgcdc_assets.merge import TableTarget, kinds, one_table
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.tuning import TINY_CHANGES
 from pgcdc_assets.raw.zone import RawZone
@@ -195,6 +195,6 @@ def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
     """Delta leaves out what was done already, and what counts the rows would wait for them."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
-    overtake(monkeypatch, watermark, "check_unmoved", lambda: merge(spark, landing, _TARGET))
+    overtake(monkeypatch, one_table, "check_unmoved", lambda: merge(spark, landing, _TARGET))
     assert_overtaken(spark, landing, _TARGET)
     assert merge(spark, landing, _TARGET).changes_read == 0
