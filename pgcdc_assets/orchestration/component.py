@@ -17,6 +17,7 @@ import dagster as dg
 from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.orchestration.build import build_cdc_definitions
@@ -202,11 +203,19 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Build the capture's definitions."""
+        """Build the capture's definitions.
+
+        Raises:
+            ConfigurationError: a setting is wrong; the error names the file.
+        """
         if self.is_sample and _is_replaced(context):
             return dg.Definitions()
+        try:
+            capture = self.capture()
+        except ConfigurationError as error:
+            raise ConfigurationError(reason=f"{context.path}: {error}") from error
         return build_cdc_definitions(
-            self.capture(),
+            capture,
             postgres=PostgresResource(capture=self.name, dsn_env=self.dsn_env),
             lake=LakeResource(uri=self.lake, storage_options=self.storage_options),
             spark=SparkResource(remote=self.spark_remote, spark_config=self.spark_config),

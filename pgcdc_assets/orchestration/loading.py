@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from pathlib import Path
 from types import ModuleType
 
 import dagster as dg
+from dagster.components.resolved.errors import ResolutionException
+from pydantic import ValidationError
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_of
+from pgcdc_assets.orchestration.defs_file import check_defs_folder
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.settings import CdcCapture
@@ -63,11 +67,20 @@ class CodeLocation:
 
 
 def load_defs_folder(folder: Path) -> dg.Definitions:
-    """Load every component below a folder; a folder that does not exist has none."""
+    """Load every component below a folder; a folder that does not exist has none.
+
+    Raises:
+        ConfigurationError: a component cannot be loaded.
+    """
     if not folder.is_dir():
         return dg.Definitions()
+    check_defs_folder(folder)
     tree = dg.ComponentTree(defs_module=_module_of(folder), project_root=folder.parent)
-    return tree.build_defs()
+    try:
+        return tree.build_defs()
+    except Exception as error:
+        explained, may_be_shown = _explained(folder, error)
+        raise explained from (error if may_be_shown else None)
 
 
 def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
@@ -107,6 +120,30 @@ def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
             resources[names.spark].process_config_and_initialize(),
         )
     return found
+
+
+def _explained(folder: Path, error: Exception) -> tuple[PgcdcError, bool]:
+    """Make a sentence of what Dagster raised; also return whether the error may be shown with it.
+
+    Errors of pydantic, and Dagster's excerpts of a file, quote values.
+    """
+    last: BaseException = error
+    while last.__cause__ is not None:
+        last = last.__cause__
+        if isinstance(last, PgcdcError):
+            return last, False
+    text, may_be_shown = str(last), False
+    first = (text.splitlines() or [""])[0]
+    if isinstance(last, ValidationError):
+        found = last.errors(include_input=False, include_url=False)[0]
+        reason = f"`{'.'.join(map(str, found['loc']))}`: {found['msg']}"
+    elif isinstance(last, ResolutionException):
+        undefined = re.search(r"\^ ('\w+' is undefined)", text)
+        reason = f"{first}: {undefined[1] if undefined else 'it cannot be resolved'}"
+    else:
+        reason, may_be_shown = f"{type(last).__name__}: {first}", True
+    sentence = f"The components below {folder} cannot be loaded: {reason}"
+    return ConfigurationError(reason=sentence), may_be_shown
 
 
 def _definitions_of(module: ModuleType) -> dg.Definitions:

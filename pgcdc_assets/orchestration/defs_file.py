@@ -1,0 +1,320 @@
+"""A defs.yaml is checked before Dagster loads it: an error names file, line, setting and remedy.
+
+Dagster's own errors come as a tree of a component's path with an error of pydantic below, which
+quotes values. Here a file is composed into YAML nodes, which know their lines, and these are
+compared with the fields of the component.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Union, get_args, get_origin
+
+import yaml
+from dagster._utils.schedules import is_valid_cron_schedule
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.merge.report import StepLimit
+from pgcdc_assets.orchestration.settings import (
+    CdcCapture,
+    CdcTable,
+    RetentionPolicy,
+    StreamPolicy,
+    WindowPolicy,
+)
+from pgcdc_assets.table_name import TableName
+
+FILE_NAMES = ("defs.yaml", "component.yaml")
+COMPONENT = "pgcdc_assets.PostgresCdcComponent"
+
+_TOP_LEVEL = ("type", "attributes", "requirements", "post_processing", "template_vars_module")
+_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_VARIABLE = re.compile(
+    r"""\{\{\s*env(?:\.([A-Za-z_]\w*)|\(\s*['"]([^'"]+)['"]\s*\)|\[\s*['"]([^'"]+)['"]\s*\])\s*\}\}"""
+)
+_ALLOWED: dict[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+_POLICIES: dict[str, Callable[..., object]] = {
+    "windows": WindowPolicy,
+    "stream": StreamPolicy,
+    "retention": RetentionPolicy,
+    "merge_step": StepLimit,
+}
+
+
+class _Template(str):
+    """A value that is known only when Dagster has put in what stands in its braces."""
+
+
+def check_defs_folder(folder: Path) -> None:
+    """Check every file that declares components below a folder.
+
+    Raises:
+        ConfigurationError: the first thing that is wrong, with file, line and column.
+    """
+    declared: dict[str, str] = {}
+    for path in sorted(path for name in FILE_NAMES for path in folder.rglob(name)):
+        for name in _File(path).check():
+            if name in declared:
+                raise ConfigurationError(
+                    reason=f"{_shown(path)}: capture {name} is declared in {declared[name]} "
+                    "already; give one of them another name"
+                )
+            declared[name] = _shown(path)
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+
+    def check(self) -> list[str]:
+        """Check the file; return the names of the captures in it."""
+        documents = [node for node in self._documents() if node is not None and node.value]
+        if not documents:
+            raise ConfigurationError(
+                reason=f"{_shown(self.path)}: the file is empty; it must have `type: {COMPONENT}` "
+                "and `attributes`, as `pgcdc init` writes them"
+            )
+        names = []
+        for document in documents:
+            component, attributes = self._component(document)
+            if component is not None:
+                name = self._capture(attributes, component)
+                names += [name] if name is not None else []
+        return names
+
+    def fail(self, node: yaml.Node, sentence: str) -> NoReturn:
+        """Raise an error at the place of a node."""
+        # Without the cause: pydantic's errors quote values.
+        raise ConfigurationError(reason=f"{self._place(node.start_mark)}: {sentence}") from None
+
+    def _place(self, mark: yaml.Mark | None) -> str:
+        place = _shown(self.path)
+        return place if mark is None else f"{place}:{mark.line + 1}:{mark.column + 1}"
+
+    def _documents(self) -> list[yaml.Node | None]:
+        try:
+            return list(yaml.compose_all(self.path.read_text("utf-8"), yaml.SafeLoader))
+        except yaml.MarkedYAMLError as error:
+            problem = error.problem or "it cannot be read"
+            hint = "; indent with blanks, YAML does not take tabs" if "\\t" in problem else ""
+            raise ConfigurationError(
+                reason=f"{self._place(error.problem_mark)}: not valid YAML: {problem}{hint}"
+            ) from error
+        except (OSError, UnicodeError, yaml.YAMLError) as error:
+            raise ConfigurationError(
+                reason=f"{_shown(self.path)} cannot be read as YAML in UTF-8 "
+                f"({type(error).__name__})"
+            ) from error
+
+    def _component(self, document: yaml.Node) -> tuple[type[BaseModel] | None, yaml.Node]:
+        """Find the class that a document declares, None if it is not one of ours."""
+        entries = self._entries(document, "the file", _TOP_LEVEL)
+        kind = entries.get("type")
+        if kind is None:
+            self.fail(document, f"`type` is missing; for a capture it is {COMPONENT}")
+        if not isinstance(kind, yaml.ScalarNode) or not kind.value:
+            self.fail(kind, f"`type` must name a class, such as {COMPONENT}")
+        component = self._class(kind)
+        if component is None:
+            return None, document
+        if "attributes" not in entries:
+            self.fail(document, "`attributes` is missing, which has the settings of the capture")
+        return component, entries["attributes"]
+
+    def _class(self, kind: yaml.ScalarNode) -> type[BaseModel] | None:
+        from pgcdc_assets.orchestration.component import PostgresCdcComponent
+
+        module, _, name = kind.value.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name) if module else None
+        except (ImportError, AttributeError):
+            found = None
+        if isinstance(found, type) and issubclass(found, PostgresCdcComponent):
+            return found
+        if found is None and difflib.get_close_matches(kind.value, [COMPONENT], cutoff=0.7):
+            self.fail(kind, f"there is no component {kind.value}; did you mean {COMPONENT}?")
+        return None
+
+    def _capture(self, attributes: yaml.Node, component: type[BaseModel]) -> str | None:
+        values = self._model(attributes, component, "attributes")
+        nodes = self._nodes(attributes)
+        tables = self._tables(nodes["tables"]) if "tables" in nodes else ()
+        for section, policy in _POLICIES.items():
+            if section in nodes:
+                given = _known(values[section])
+                names = self._nodes(nodes[section])
+                self._judged(partial(policy, **given), nodes[section], names)
+        schedule = values.get("retention", {}).get("schedule", "0 0 * * *")
+        if not isinstance(schedule, _Template) and not is_valid_cron_schedule(schedule):
+            self.fail(
+                self._nodes(nodes["retention"])["schedule"],
+                "`retention.schedule` must be a cron expression of five fields, such as "
+                f"{RetentionPolicy.schedule}",
+            )
+        own = ("name", "publication", "slot", "merge_parallelism", "verify_wait_seconds")
+        given = {key: value for key, value in _known(values).items() if key in own}
+        defaults = {"name": "name", "publication": "publication"}
+        build = partial(CdcCapture, **{**defaults, **given, "tables": tables})
+        self._judged(build, attributes, nodes)
+        name = values["name"]
+        return None if isinstance(name, _Template) else name
+
+    def _tables(self, node: yaml.Node) -> tuple[CdcTable, ...]:
+        tables: dict[TableName, CdcTable] = {}
+        for entry in node.value:
+            nodes = self._nodes(entry)
+            values = {key: _value(value) for key, value in nodes.items()}
+            if isinstance(values["name"], _Template):
+                continue
+            name = self._judged(partial(TableName.parse, values["name"]), nodes["name"], {})
+            if name in tables:
+                self.fail(entry, f"table {name} is listed a second time")
+            tables[name] = self._judged(partial(CdcTable.parse, **_known(values)), entry, nodes)
+        return tuple(tables.values()) or (CdcTable("public", "unknown"),) * bool(node.value)
+
+    def _judged(
+        self, build: Callable[[], Any], node: yaml.Node, settings: dict[str, yaml.Node]
+    ) -> Any:
+        """Build a value, and say where the setting stands that its error names."""
+        try:
+            return build()
+        except ConfigurationError as error:
+            sentence = str(error)
+            words = [error.facts.get("setting", ""), *re.findall(r"\w+", sentence)]
+            at = next((settings[word] for word in words if word in settings), node)
+            self.fail(at, sentence)
+
+    def _model(self, node: yaml.Node, model: type[BaseModel], place: str) -> dict[str, Any]:
+        """Compare a mapping with the fields of a model; return its values."""
+        fields = model.model_fields
+        entries = self._entries(node, f"`{place}`", list(fields))
+        for name, field in fields.items():
+            if field.is_required() and name not in entries:
+                self.fail(node, f"`{name}` is missing: {_described(field.description)}")
+        inner = "" if place == "attributes" else f"{place}."
+        return {
+            name: self._checked(value, fields[name].annotation, f"{inner}{name}")
+            for name, value in entries.items()
+        }
+
+    def _entries(self, node: yaml.Node, place: str, known: Sequence[str]) -> dict[str, yaml.Node]:
+        if not isinstance(node, yaml.MappingNode):
+            self.fail(node, f"{place} must be a mapping, with lines such as `{known[0]}: ...`")
+        entries: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else ""
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                what = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
+                self.fail(key, f"unknown setting `{name}` in {place}; {what}")
+            if name in entries:
+                self.fail(key, f"`{name}` stands in {place} a second time")
+            entries[name] = value
+        return entries
+
+    def _checked(self, node: yaml.Node, wanted: Any, place: str) -> Any:
+        value = _value(node)
+        if isinstance(value, _Template):
+            self._check_variables(node, value, place)
+            return value
+        options = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
+        if value is None and type(None) in options:
+            return None
+        kind = next(option for option in options if option is not type(None))
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return self._model(node, kind, place)
+        if get_origin(kind) is list:
+            if not isinstance(node, yaml.SequenceNode):
+                self.fail(node, f"`{place}` must be {_allowed(kind)}")
+            (element,) = get_args(kind)
+            return [
+                self._checked(item, element, place if _is_scalar(element) else f"{place}[{number}]")
+                for number, item in enumerate(node.value)
+            ]
+        if get_origin(kind) is dict:
+            if not isinstance(node, yaml.MappingNode):
+                self.fail(node, f"`{place}` must be {_allowed(kind)}")
+            return {
+                key.value: self._checked(item, str, f"{place}.{key.value}")
+                for key, item in node.value
+            }
+        try:
+            if isinstance(value, bool) and kind is not bool:
+                raise ValueError
+            return TypeAdapter(kind).validate_python(value)
+        except (ValidationError, ValueError):
+            self.fail(node, f"`{place}` must be {_allowed(kind)}")
+
+    def _check_variables(self, node: yaml.Node, value: str, place: str) -> None:
+        for found in _VARIABLE.finditer(value):
+            name = next(group for group in found.groups() if group)
+            if name not in os.environ:
+                self.fail(
+                    node,
+                    f"`{place}` is taken from the environment variable {name}, which is not set",
+                )
+
+    def _nodes(self, node: yaml.Node) -> dict[str, yaml.Node]:
+        return {key.value: value for key, value in node.value}
+
+
+def _value(node: yaml.Node) -> Any:
+    """Return what a node stands for."""
+    if isinstance(node, yaml.ScalarNode) and _TEMPLATE.search(node.value):
+        return _Template(node.value)
+    if isinstance(node, yaml.MappingNode):
+        return {key.value: _value(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item) for item in node.value]
+    loader = yaml.SafeLoader("")
+    return loader.construct_object(node)
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is known only when Dagster has read the environment."""
+    return {key: value for key, value in values.items() if not _has_template(value)}
+
+
+def _has_template(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        return any(map(_has_template, items))
+    return isinstance(value, _Template)
+
+
+def _is_scalar(kind: Any) -> bool:
+    return kind in _ALLOWED
+
+
+def _allowed(kind: Any) -> str:
+    if get_origin(kind) is list:
+        (element,) = get_args(kind)
+        if not _is_scalar(element):
+            return "a list, with `- name: ...` for each entry"
+        return f"a list, each entry {_ALLOWED[element]}"
+    if get_origin(kind) is dict:
+        return "a mapping of names to texts"
+    return _ALLOWED.get(kind, "of another type")
+
+
+def _described(description: str | None) -> str:
+    text = (description or "it has to be set").rstrip(".")
+    return text[0].lower() + text[1:]
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
