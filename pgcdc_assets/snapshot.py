@@ -55,6 +55,7 @@ from pgcdc_assets.postgres.slots import (
 )
 from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -286,7 +287,7 @@ def _wanted(
         found = published.get((schema, table))
         if found is None:
             reason = explain_unpublished(conn, publication, schema, table)
-            error = ConfigurationError(reason=f"Table {schema}.{table} {reason}.")
+            error = ConfigurationError(reason=f"Table {TableName(schema, table)} {reason}.")
             wanted.append(CopyFailure(schema, table, error))
         else:
             wanted.append(found)

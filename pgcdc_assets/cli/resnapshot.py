@@ -24,12 +24,13 @@ def run(options: argparse.Namespace) -> int:
 
     location = load_location(options.module)
     (loaded,) = location.select(options.name)
-    names = [table.qualified_name for table in select_tables(loaded.capture, options.tables)]
+    tables = select_tables(loaded.capture, options.tables)
     limits = SyncLimits(wait_seconds=options.wait_seconds)
     with open_instance() as instance:
-        report = sync_capture(instance, location, loaded, say=say, limits=limits, resnapshot=names)
+        report = sync_capture(instance, location, loaded, say=say, limits=limits, resnapshot=tables)
+    names = ", ".join(table.qualified_name for table in tables)
     print(
-        f"{options.name}: new snapshots of {', '.join(names)} are merged, with what was committed "
-        f"before {report.barrier}"
+        f"{options.name}: new snapshots of {names} are merged, with what was committed before "
+        f"{report.barrier}"
     )
     return 0

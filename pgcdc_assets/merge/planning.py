@@ -209,10 +209,10 @@ def _plan_range(
     """Plan the changes of a range, as far as they fit into one step."""
     if end <= start:
         return Plan(target, epoch, start, start, copy, (), 0, 0, start)
-    name = target.qualified_name
+    name, recorded = target.qualified_name, target.name.record_name
     crossed = [w for w in windows if start < w.window.end and w.window.start < end]
     _check_contiguity(name, start, crossed, end)
-    changed = [w for w in crossed if w.counts.get(name)]
+    changed = [w for w in crossed if w.counts.get(recorded)]
     count, size = _fit(target, epoch, changed, limits)
     is_last = count == len(changed)
     if not is_last:
@@ -227,7 +227,7 @@ def _plan_range(
         end,
         copy,
         windows=tuple(w.window for w in crossed),
-        recorded_changes=sum(_change_count(name, w) for w in changed),
+        recorded_changes=sum(_change_count(recorded, w) for w in changed),
         change_bytes=size,
         # After a quiet time this is far above the start, and equal for all tables of a run.
         first_change=max(start, changed[0].window.start) if changed else start,
@@ -239,7 +239,7 @@ def _fit(
     target: TableTarget, epoch: int, changed: Sequence[WindowSummary], limits: Limits
 ) -> tuple[int, int]:
     """Count the windows that fit into a step, one at least, and the bytes of their changes."""
-    name, limit = target.qualified_name, limits.step
+    name, limit = target.name.record_name, limits.step
     count = _prefix([_change_count(name, w) for w in changed], limit.changes)
     changed = changed[:count]
     sizes = [_share_of_wal(name, w) for w in changed]
@@ -275,7 +275,7 @@ def _stored_bytes(
     target: TableTarget, changed: Sequence[WindowSummary], groups: Sequence[RowGroup]
 ) -> list[int]:
     """Share the bytes of the table's row groups among windows, by their changes."""
-    name = target.qualified_name
+    name = target.name.record_name
     starts = [w.window.start for w in changed]
     ends = [w.window.end for w in changed]
     sizes = [0] * len(changed)

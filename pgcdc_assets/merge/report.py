@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.table_name import TableName
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,14 @@ class TableTarget:
     without_key: str = "bag"
 
     @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
     def qualified_name(self) -> str:
-        """`schema.table`, for messages."""
-        return f"{self.schema}.{self.table}"
+        """The name for messages."""
+        return str(self.name)
 
     def keeps_history(self, scd: int) -> bool:
         """Say whether a kind of table shows what was before a copy, and not the copy alone."""
@@ -117,3 +123,8 @@ class MergeFailure:
     schema: str
     table: str
     error: Exception
+
+    @property
+    def qualified_name(self) -> str:
+        """The name for messages."""
+        return str(TableName(self.schema, self.table))

@@ -7,7 +7,6 @@ per epoch: LSNs of different epochs do not compare.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,14 +30,13 @@ from pgcdc_assets.merge.fence import (
 )
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import folder_name
 
 # The property of a table that is never replaced by a copy: the position of its first one.
 BEGINS_WITH = "pgcdc.begins_with"
 
 _ATTEMPTS = 5
 _NULL_RESCUED = "null_count._rescued"
-
-_PLAIN = re.compile(r"[A-Za-z0-9_$-][A-Za-z0-9_.$-]*")
 
 
 def table_path(
@@ -49,7 +47,7 @@ def table_path(
     Args:
         root: the address that takes the place of the capture's folder in the lake.
     """
-    place = f"scd{scd}", _folder(schema), _folder(table)
+    place = f"scd{scd}", folder_name(schema), folder_name(table)
     return lake.path(name, *place) if root is None else "/".join((root.rstrip("/"), *place))
 
 
@@ -316,17 +314,3 @@ def _row_count(written: int | None, vectors: pa.Table) -> int | None:
     kept = vectors.column("selection_vector").combine_chunks()
     hidden = pc.sum(pc.invert(pc.list_flatten(kept))).as_py()
     return written - int(hidden or 0)
-
-
-def _folder(name: str) -> str:
-    """Make a folder's name of a Postgres name: the name itself, or its odd characters as ~hex.
-
-    Slashes would nest, and engines disagree about percent signs, blanks and glob characters in
-    paths.
-    """
-    if _PLAIN.fullmatch(name):
-        return name
-    head = "".join(
-        c if c.isascii() and (c.isalnum() or c in "_$-.") else f"~{ord(c):x}~" for c in name
-    )
-    return f"~2e~{head[1:]}" if head.startswith(".") else head

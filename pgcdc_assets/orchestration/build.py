@@ -63,17 +63,16 @@ class _Builder:
         self.declared_in = declared_in
         self.windows = dg.DynamicPartitionsDefinition(name=capture.windows_name)
         self.tables = dg.StaticPartitionsDefinition(
-            [table.qualified_name for table in capture.tables]
+            [table.partition_key for table in capture.tables]
         )
 
     def build(
         self, postgres: PostgresResource, lake: LakeResource, spark: SparkResource
     ) -> dg.Definitions:
         sources = {table: self._spec(Layer.SOURCE, table) for table in self.capture.tables}
-        source_keys = [spec.key for spec in sources.values()]
-        raw = self._spec(Layer.RAW).replace_attributes(deps=source_keys)
+        raw = self._spec(Layer.RAW)
         raw = raw.merge_attributes(metadata={CAPTURE_METADATA: capture_metadata(self.capture)})
-        snapshot = self._spec(Layer.SNAPSHOT).replace_attributes(deps=source_keys)
+        snapshot = self._spec(Layer.SNAPSHOT)
         scds = {
             (table, scd): self._scd_spec(table, scd, raw.key, snapshot.key)
             for table in self.capture.tables
@@ -89,7 +88,7 @@ class _Builder:
         return dg.Definitions(
             assets=[
                 *sources.values(),
-                build_raw_asset(self.capture, raw, self.windows),
+                build_raw_asset(self.capture, raw, keys, self.windows),
                 build_snapshot_asset(self.capture, snapshot, keys, self.tables),
                 build_scd_assets(self.capture, scds, keys, self.windows, snapshot.key),
             ],
@@ -167,7 +166,7 @@ class _Builder:
         self, table: CdcTable, scd: int, raw: dg.AssetKey, snapshot: dg.AssetKey
     ) -> dg.AssetSpec:
         # Each window depends on the same window of raw, and on the snapshot of its own table.
-        copies = SpecificPartitionsPartitionMapping([table.qualified_name])
+        copies = SpecificPartitionsPartitionMapping([table.partition_key])
         return self._spec(Layer(f"scd{scd}"), table).replace_attributes(
             deps=[
                 dg.AssetDep(raw, partition_mapping=dg.IdentityPartitionMapping()),

@@ -7,7 +7,7 @@ next, and opens them by the sensor's rules.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +26,11 @@ from pgcdc_assets.orchestration.checks import (
 from pgcdc_assets.orchestration.failures import dagster_failures
 from pgcdc_assets.orchestration.following import Following
 from pgcdc_assets.orchestration.metadata import capture_metadata
-from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.planning import Capture, CaptureProgress, plan_window
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs import claim_run
-from pgcdc_assets.orchestration.settings import CdcCapture, StreamPolicy
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, StreamPolicy
 from pgcdc_assets.postgres.slots import read_current_lsn
 from pgcdc_assets.postgres.stream import StreamSettings
 from pgcdc_assets.postgres.wire import WireSettings
@@ -40,14 +40,22 @@ from pgcdc_assets.raw.zone import RawZone
 
 
 def build_raw_asset(
-    capture: CdcCapture, spec: dg.AssetSpec, partitions: dg.PartitionsDefinition[str]
+    capture: CdcCapture,
+    spec: dg.AssetSpec,
+    sources: Mapping[CdcTable, dg.AssetKey],
+    partitions: dg.PartitionsDefinition[str],
 ) -> dg.AssetsDefinition:
-    """Build the asset that lands windows."""
+    """Build the asset that lands windows.
+
+    Args:
+        sources: the source tables' keys, which it depends on.
+    """
     names = Names.of(capture)
+    step = StepKeys(capture.name)
 
     @dg.multi_asset(
         name=f"{capture.name}_land_windows",
-        specs=[spec],
+        specs=[spec.replace_attributes(deps=step.sources(sources))],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         check_specs=[
@@ -96,7 +104,7 @@ def build_raw_asset(
                 yield evaluation_of(rows_missing(spec.key, error))
                 raise
 
-    return raw
+    return step.restore(raw)
 
 
 @dataclass

@@ -33,19 +33,19 @@ class Copying:
     snapshot: dg.AssetKey
 
     def find(self, instance: dg.DagsterInstance, zone: RawZone) -> frozenset[str]:
-        """Name the tables that have contents and are being copied anew.
+        """List the partitions of the tables that have contents and are being copied anew.
 
         Whoever chose through which LSN to merge before it asked here is safe: a copy that begins
         later is above that LSN.
         """
         job = Names.of(self.capture).snapshot_job
-        order = [table.qualified_name for table in self.capture.tables]
+        order = [table.partition_key for table in self.capture.tables]
         copied: set[str] = set()
         for run in instance.get_runs(RunsFilter(statuses=_STARTED)):
             if run.job_name == job or self.snapshot in (run.asset_selection or ()):
                 copied.update(covered_keys(run.tags, order))
         return frozenset(
-            table.qualified_name
+            table.partition_key
             for table in self.capture.tables
-            if table.qualified_name in copied and watermarks(zone, table)
+            if table.partition_key in copied and watermarks(zone, table)
         )

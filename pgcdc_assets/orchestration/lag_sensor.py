@@ -223,7 +223,7 @@ class _Tick:
     def _ask_for_copies(self, epoch: Epoch | None) -> None:
         copied = copied_tables(self.zone, epoch) if epoch is not None else {}
         missing = [
-            t.qualified_name for t in self.capture.tables if (t.schema, t.table) not in copied
+            t.partition_key for t in self.capture.tables if (t.schema, t.table) not in copied
         ]
         if not missing:
             return
@@ -231,7 +231,7 @@ class _Tick:
         if find_unfinished(instance, self.names.snapshot_job, frozenset({self.targets.snapshot})):
             self._blocked("tables are being copied")
             return
-        order = [table.qualified_name for table in self.capture.tables]
+        order = [table.partition_key for table in self.capture.tables]
         for first, last in neighbours(order, missing):
             tags = {"pgcdc/tables": f"{first}..{last}"}
             past = attempts_for(instance, self.capture.name, "snapshot", tags)

@@ -25,7 +25,7 @@ from pgcdc_assets.orchestration.following import Following
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS, MergedChecks, invariant_spec
 from pgcdc_assets.orchestration.keys import shown_windows
 from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage
-from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs import claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
@@ -58,11 +58,15 @@ def build_scd_assets(
     """
     names = Names.of(capture)
     copying = Copying(capture, snapshot)
+    step = StepKeys(capture.name, [INVARIANTS])
+    keys = {
+        (table, scd): step.key(f"scd{scd}", table, spec.key) for (table, scd), spec in specs.items()
+    }
 
     @dg.multi_asset(
         name=f"{capture.name}_merge_tables",
-        specs=list(specs.values()),
-        check_specs=[invariant_spec(spec.key, scd) for (_, scd), spec in specs.items()],
+        specs=[spec.replace_attributes(key=keys[place]) for place, spec in specs.items()],
+        check_specs=[invariant_spec(key, scd) for (_, scd), key in keys.items()],
         partitions_def=partitions,
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.single_run(),
@@ -98,7 +102,7 @@ def build_scd_assets(
                 yield from rounds.merge(shown, is_first=False)
             rounds.raise_failures()
 
-    return merge
+    return step.restore(merge)
 
 
 @dataclass
@@ -154,7 +158,7 @@ class _Rounds:
         self.through = through
         for report in reports:
             if isinstance(report, MergeFailure):
-                self.context.log.error(f"{report.schema}.{report.table}: {report.error}")
+                self.context.log.error(f"{report.qualified_name}: {report.error}")
                 self.failures.append(report)
                 continue
             place = self._by_name[report.schema, report.table, report.scd]
@@ -211,7 +215,7 @@ class _Rounds:
             following.stop()
             return None
         landed = self.zone.changes.windows(epoch, end)
-        names = {table.qualified_name for table, _ in self._selected}
+        names = {table.name.record_name for table, _ in self._selected}
         if not any(names & summary.counts.keys() for summary in landed):
             return None
         return [summary.window for summary in landed]
@@ -219,13 +223,13 @@ class _Rounds:
     def raise_failures(self) -> None:
         """End the run with the tables that were not merged, if there are some."""
         if self.failures:
-            named = [(f"{f.schema}.{f.table}", f.error) for f in self.failures]
+            named = [(f.qualified_name, f.error) for f in self.failures]
             raise_failed("Not merged", named, self.capture.name)
 
     def _being_copied(self) -> set[CdcTable]:
         """Find the selected tables that are being copied anew."""
         copied = self.copying.find(self.context.instance, self.zone)
-        return {table for table, _ in self._selected if table.qualified_name in copied}
+        return {table for table, _ in self._selected if table.partition_key in copied}
 
     def _copied_tables(self) -> tuple[int, set[tuple[str, str]]]:
         epoch = self.zone.epochs.latest()

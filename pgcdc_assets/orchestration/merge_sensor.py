@@ -213,7 +213,7 @@ class _Tick:
         return table.merged_through is None or table.merged_through < through
 
     def _is_copied(self, table: TableState) -> bool:
-        return table.table.qualified_name in self.copied
+        return table.table.partition_key in self.copied
 
     def _key(self, table: TableState) -> dg.AssetKey:
         return self.keys[table.table.schema, table.table.table, table.scd]

@@ -16,6 +16,7 @@ import dagster as dg
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.summary import WindowSummary
+from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture import CaptureReport
@@ -118,7 +119,7 @@ class MergeMetadata:
         }
         if report.row_count is not None:
             state["dagster/row_count"] = report.row_count
-        name = f"{report.schema}.{report.table}"
+        name = TableName(report.schema, report.table).record_name
         changed = {
             summary.window.key: _window_figures(summary.counts[name])
             for summary in windows

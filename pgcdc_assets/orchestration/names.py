@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from pgcdc_assets.orchestration.settings import CdcCapture
+import dagster as dg
+
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import identifier
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,34 @@ class Names:
     def merge_pool(self) -> str:
         """Pool: one writer of the SCD tables, which one step merges together."""
         return f"pgcdc/{self.name}/tables"
+
+
+@dataclass(frozen=True)
+class StepKeys:
+    """Keys that a step's assets are defined under, and exchanged for their own afterwards.
+
+    Dagster makes names of inputs and outputs of the keys that its decorators are given: of
+    characters that it does not take there, and the same ones for `a-b` and `a_b`.
+
+    Attributes:
+        checks: names of the checks that stand beside the assets in the step.
+    """
+
+    capture: str
+    checks: Iterable[str] = ()
+    own: dict[dg.AssetKey, dg.AssetKey] = field(default_factory=dict)
+
+    def key(self, layer: str, table: CdcTable, own: dg.AssetKey) -> dg.AssetKey:
+        """Return the key to define a table's asset under."""
+        names = (self.capture, layer, table.schema, table.table)
+        key = dg.AssetKey([identifier(names, tuple(self.checks))])
+        self.own[key] = own
+        return key
+
+    def sources(self, own: Mapping[CdcTable, dg.AssetKey]) -> list[dg.AssetKey]:
+        """Return the keys to depend on for the source tables."""
+        return [self.key("source", table, key) for table, key in own.items()]
+
+    def restore(self, definition: dg.AssetsDefinition) -> dg.AssetsDefinition:
+        """Give the assets, checks and dependencies of a step their own keys."""
+        return definition.with_attributes(asset_key_replacements=self.own)

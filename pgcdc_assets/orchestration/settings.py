@@ -14,9 +14,12 @@ import yaml
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.report import StepLimit
+from pgcdc_assets.table_name import TableName
 
 # The name becomes part of asset keys, job names, a lake folder and a slot: what all of them take.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+_SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 MEGABYTE = 1024 * 1024
 
@@ -48,9 +51,19 @@ class CdcTable:
     without_key: str = "bag"
 
     @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
     def qualified_name(self) -> str:
-        """`schema.table`: the table's snapshot partition, and its name in messages."""
-        return f"{self.schema}.{self.table}"
+        """The name in settings, commands and messages."""
+        return str(self.name)
+
+    @property
+    def partition_key(self) -> str:
+        """The table's partition of the snapshot asset."""
+        return self.name.partition_key
 
     @property
     def mirrors_source(self) -> bool:
@@ -67,19 +80,13 @@ class CdcTable:
         soft_deletes: bool = False,
         without_key: str = "bag",
     ) -> CdcTable:
-        """Read `schema.table`; the schema is `public` where none is given.
+        """Check the settings of a table; see `TableName.parse` for the name.
 
         Raises:
-            ConfigurationError: a part of the name is empty, a setting has no such value, or it is
-                about a kind of table that is not kept.
+            ConfigurationError: the name is not one, a setting has no such value, or it is about a
+                kind of table that is not kept.
         """
-        schema, dot, table = name.partition(".")
-        if not dot:
-            schema, table = "public", name
-        if not schema or not table:
-            raise ConfigurationError(
-                reason=f"{name!r} does not name a table: write it as schema.table"
-            )
+        parsed = TableName.parse(name)
         if set(scd) - {1, 2} or not scd or len(set(scd)) < len(scd):
             raise ConfigurationError(
                 reason=f"Table {name}: scd is {list(scd)}, but must be [1], the current image, "
@@ -100,8 +107,8 @@ class CdcTable:
                 "with their duplicates, or log, the changes one after the other"
             )
         return cls(
-            schema,
-            table,
+            parsed.schema,
+            parsed.table,
             tuple(scd),
             tuple(key) if key is not None else None,
             tuple(tracked) if tracked is not None else None,
@@ -232,14 +239,26 @@ class CdcCapture:
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
                 reason=f"{self.name!r} cannot name a capture: use 1 to 40 lower-case letters, "
-                "digits and underscores, a letter first"
+                "digits and underscores, a letter first",
+                setting="name",
             )
+        if self.slot and not _SLOT.fullmatch(self.slot):
+            raise ConfigurationError(
+                reason=f"{self.slot!r} cannot name a slot: use 1 to 63 lower-case letters, digits "
+                "and underscores",
+                setting="slot",
+            )
+        if self.merge_parallelism < 1:
+            raise ConfigurationError(reason="merge_parallelism must be 1 or more")
+        if self.verify_wait_seconds < 0:
+            raise ConfigurationError(reason="verify_wait_seconds must not be negative")
         if not self.publication:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")
         if not self.tables:
             raise ConfigurationError(
                 reason=f"Capture {self.name} lists no tables: `pgcdc init` writes them from the "
-                "publication"
+                "publication",
+                setting="tables",
             )
         names = [table.qualified_name for table in self.tables]
         twice = sorted({name for name in names if names.count(name) > 1})

@@ -11,13 +11,14 @@ import dagster as dg
 
 from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
-from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs import ADOPT_SLOT_TAG, claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.snapshot import CopyFailure, CopyReport, copy_each_table
+from pgcdc_assets.table_name import TableName
 
 
 def build_snapshot_asset(
@@ -29,14 +30,16 @@ def build_snapshot_asset(
     """Build the asset that copies tables.
 
     Args:
-        sources: the source tables' keys: what a copy saw of them is observed there.
+        sources: the source tables' keys, which it depends on: what a copy saw of them is observed
+            there.
     """
     names = Names.of(capture)
-    tables = {table.qualified_name: table for table in capture.tables}
+    step = StepKeys(capture.name)
+    tables = {table.partition_key: table for table in capture.tables}
 
     @dg.multi_asset(
         name=f"{capture.name}_copy_tables",
-        specs=[spec],
+        specs=[spec.replace_attributes(deps=step.sources(sources))],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool=names.snapshot_pool,
@@ -61,33 +64,34 @@ def build_snapshot_asset(
                 adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
             )
             for outcome in outcomes:
-                name = f"{outcome.schema}.{outcome.table}"
+                name = TableName(outcome.schema, outcome.table)
                 if isinstance(outcome, CopyFailure):
                     context.log.error(f"{name}: {outcome.error}")
                     failures.append(outcome)
                     continue
-                passed = _passed(zone, tables[name], outcome) if tables[name] in merged else None
+                table = tables[name.partition_key]
+                passed = _passed(zone, table, outcome) if table in merged else None
                 if passed is not None:
                     context.log.error(f"{name}: {passed.error}")
                     failures.append(passed)
                     continue
                 context.log.info(f"Copied {outcome.row_count} rows of {name}")
-                metadata[name] = copy_metadata(outcome)
+                metadata[table.partition_key] = copy_metadata(outcome)
                 seen = source_metadata(zone, outcome)
-                context.log_event(dg.AssetObservation(sources[tables[name]], metadata=seen))
+                context.log_event(dg.AssetObservation(sources[table], metadata=seen))
         if failures:
             # The step's own result would mark every table of the run as copied.
-            for name, entries in metadata.items():
+            for key, entries in metadata.items():
                 context.log_event(
-                    dg.AssetMaterialization(spec.key, partition=name, metadata=entries)
+                    dg.AssetMaterialization(spec.key, partition=key, metadata=entries)
                 )
-            named = [(f"{f.schema}.{f.table}", f.error) for f in failures]
+            named = [(str(TableName(f.schema, f.table)), f.error) for f in failures]
             raise_failed("Not copied", named, capture.name)
-        for name, entries in metadata.items():
-            context.add_asset_metadata(entries, asset_key=spec.key, partition_key=name)
+        for key, entries in metadata.items():
+            context.add_asset_metadata(entries, asset_key=spec.key, partition_key=key)
         yield dg.MaterializeResult(asset_key=spec.key)
 
-    return snapshot
+    return step.restore(snapshot)
 
 
 def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any]]:

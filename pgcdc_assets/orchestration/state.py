@@ -154,7 +154,7 @@ def _windows_above(
 
 def _changes_above(windows: Sequence[WindowSummary], table: CdcTable, mark: Position) -> int:
     return sum(
-        sum(summary.counts.get(table.qualified_name, {}).values())
+        sum(summary.counts.get(table.name.record_name, {}).values())
         for summary in windows
         if window_end(summary.window) > mark
     )

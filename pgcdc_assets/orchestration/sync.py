@@ -41,6 +41,7 @@ from pgcdc_assets.orchestration.runs import (
     find_unfinished,
     process_tag,
 )
+from pgcdc_assets.orchestration.settings import CdcTable
 from pgcdc_assets.orchestration.state import Position, TableState, read_state
 from pgcdc_assets.orchestration.sync_report import SyncLimits, SyncReport
 
@@ -56,7 +57,7 @@ def sync_capture(
     *,
     say: Say = lambda line: None,
     limits: SyncLimits | None = None,
-    resnapshot: Sequence[str] = (),
+    resnapshot: Sequence[CdcTable] = (),
     adopt_slot: bool = False,
 ) -> SyncReport:
     """Bring one capture through the WAL position at the start.
@@ -99,7 +100,7 @@ class _Sync:
         self.failed_merges: set[dg.AssetKey] = set()
         self.merged: dict[dg.AssetKey, LsnWindow] = {}
 
-    def run(self, resnapshot: Sequence[str]) -> SyncReport:
+    def run(self, resnapshot: Sequence[CdcTable]) -> SyncReport:
         token = sync_progress.set(self.progress)
         try:
             if resnapshot:
@@ -134,7 +135,7 @@ class _Sync:
             waiting_since = waiting_since or time.monotonic()
             self._wait(waiting_since, why_no_capture)
 
-    def _resnapshot(self, tables: Sequence[str]) -> None:
+    def _resnapshot(self, tables: Sequence[CdcTable]) -> None:
         """Take new snapshots by the job that the UI uses for the snapshot asset's partitions."""
         if self.loaded.lake.zone(self.name).epochs.latest() is None:
             # The first snapshots are those of all tables, and the sensor asks for them.
@@ -149,8 +150,8 @@ class _Sync:
                     f"within {self.limits.wait_seconds:g} s. Run it again."
                 )
             time.sleep(self.limits.poll_seconds)
-        order = [table.qualified_name for table in self.loaded.capture.tables]
-        for first, last in neighbours(order, tables):
+        order = [table.partition_key for table in self.loaded.capture.tables]
+        for first, last in neighbours(order, [table.partition_key for table in tables]):
             tags = {CAPTURE_TAG: self.name, PURPOSE_TAG: "resnapshot", **range_tags(first, last)}
             self._execute(dg.RunRequest(job_name=self.names.snapshot_job, tags=tags))
 
@@ -170,7 +171,7 @@ class _Sync:
         behind = [
             table
             for table in state.tables
-            if table.table.qualified_name not in self.failed_copies
+            if table.table.partition_key not in self.failed_copies
             and not _is_merged(table, barrier)
         ]
         if not behind:
@@ -256,7 +257,9 @@ class _Sync:
         events = result.get_asset_materialization_events()
         missed = set(self._tables_of(request)) - {event.partition or "" for event in events}
         self.failed_copies |= missed
-        self._put_off(naming("Not copied", missed, error_of_run(result)))
+        tables = self.loaded.capture.tables
+        names = [table.qualified_name for table in tables if table.partition_key in missed]
+        self._put_off(naming("Not copied", names, error_of_run(result)))
 
     def _merge(self, job_name: str, request: dg.RunRequest) -> None:
         wanted = set(request.asset_selection or ())
@@ -285,7 +288,7 @@ class _Sync:
         self.failures.append(error)
 
     def _tables_of(self, request: dg.RunRequest) -> list[str]:
-        return covered_keys(request.tags, [t.qualified_name for t in self.loaded.capture.tables])
+        return covered_keys(request.tags, [t.partition_key for t in self.loaded.capture.tables])
 
     def _run(self, job_name: str, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
         tags = {**request.tags, **self.run_tags, PROCESS_TAG: process_tag()}

@@ -16,7 +16,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.merge.watermark import read_target, table_path
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS_IN_FULL, found, full_spec
-from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.targets import target_of
@@ -40,19 +40,24 @@ EQUALS_SOURCE = "equals_source"
 
 def build_table_checks(
     capture: CdcCapture, keys: Mapping[tuple[str, str, int], dg.AssetKey]
-) -> dg.AssetChecksDefinition:
+) -> dg.AssetsDefinition:
     """Build the checks of all tables; each can be run alone."""
     names = Names.of(capture)
     tables = {(t.schema, t.table): t for t in capture.tables}
     places = {key: place for place, key in keys.items()}
+    step = StepKeys(capture.name)
+    step_keys = {
+        (schema, table, scd): step.key(f"scd{scd}", tables[schema, table], key)
+        for (schema, table, scd), key in keys.items()
+    }
 
     @dg.multi_asset_check(
         name=f"{capture.name}_table_checks",
         specs=[
-            *(full_spec(key, scd) for key, (_, _, scd) in places.items()),
+            *(full_spec(key, scd) for (_, _, scd), key in step_keys.items()),
             *(
                 _equality_spec(key)
-                for key, (schema, table, scd) in places.items()
+                for (schema, table, scd), key in step_keys.items()
                 if scd == 1 and tables[schema, table].mirrors_source
             ),
         ],
@@ -81,7 +86,7 @@ def build_table_checks(
         if failures:
             raise_failed("Not checked", failures, capture.name)
 
-    return table_checks
+    return step.restore(table_checks)
 
 
 @dataclass

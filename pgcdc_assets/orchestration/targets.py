@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.report import TableTarget
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 
 
 def target_of(table: CdcTable, scds: Iterable[int] | None = None) -> TableTarget:
@@ -33,11 +34,12 @@ def select_tables(capture: CdcCapture, names: Sequence[str]) -> list[CdcTable]:
     Raises:
         ConfigurationError: a name is not declared.
     """
-    tables = {table.qualified_name: table for table in capture.tables}
-    unknown = sorted(set(names) - set(tables))
+    tables = {table.name: table for table in capture.tables}
+    wanted = {TableName.parse(name) for name in names}
+    unknown = sorted(wanted - set(tables))
     if unknown:
         raise ConfigurationError(
-            reason=f"Capture {capture.name} has no table {', '.join(unknown)}; it has "
-            f"{', '.join(tables)}"
+            reason=f"Capture {capture.name} has no table {', '.join(map(str, unknown))}; it has "
+            f"{', '.join(map(str, tables))}"
         )
-    return [table for name, table in tables.items() if not names or name in names]
+    return [table for name, table in tables.items() if not wanted or name in wanted]

@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import encode_name
 
 
 class Layer(Enum):
@@ -40,12 +41,11 @@ class AssetData:
 
     @property
     def key(self) -> dg.AssetKey:
-        """The default asset key."""
+        """The default asset key; a name's odd characters are encoded as in the lake's folders."""
         if self.table is None:
             return dg.AssetKey([self.capture.name, self.layer.value])
-        return dg.AssetKey(
-            [self.capture.name, self.layer.value, self.table.schema, self.table.table]
-        )
+        names = encode_name(self.table.schema), encode_name(self.table.table)
+        return dg.AssetKey([self.capture.name, self.layer.value, *names])
 
 
 class PgcdcTranslator:

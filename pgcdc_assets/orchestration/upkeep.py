@@ -27,6 +27,7 @@ from pgcdc_assets.raw.staging import STALE_AFTER, remove_stale
 from pgcdc_assets.raw.upkeep import keep_up
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.scd_upkeep import tidy_table
+from pgcdc_assets.table_name import TableName
 
 
 def build_upkeep(
@@ -96,10 +97,10 @@ def build_upkeep(
                     continue
                 report = tidy_table(spark.session(), path, policy.old_version_days * 24)
             except PgcdcError as error:
-                failures.append((f"{schema}.{table}", error))
+                failures.append((str(TableName(schema, table)), error))
                 continue
             context.log.info(
-                f"{schema}.{table} (scd{scd}): "
+                f"{TableName(schema, table)} (scd{scd}): "
                 + (
                     "put off, a merge was faster"
                     if report.is_put_off

@@ -30,6 +30,7 @@ from pgcdc_assets.postgres.copy import (
     rows_of,
 )
 from pgcdc_assets.postgres.publication import explain_unpublished
+from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -126,7 +127,7 @@ def open_source_table(
         ]
         if not found:
             reason = explain_unpublished(conn, publication, schema, table)
-            raise ConfigurationError(reason=f"Table {schema}.{table} {reason}.")
+            raise ConfigurationError(reason=f"Table {TableName(schema, table)} {reason}.")
         relation = found[0].relation
         query = rows_of(relation, found[0].is_partitioned, found[0].row_filter)
         try:

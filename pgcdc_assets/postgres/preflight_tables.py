@@ -15,6 +15,7 @@ from pgcdc_assets.postgres.preflight_columns import (
 )
 from pgcdc_assets.postgres.preflight_identity import check_identity, read_identities
 from pgcdc_assets.postgres.publication import Publication, explain_unpublished
+from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -95,15 +96,14 @@ def check_tables(
         [published[name].relation for name in wanted if name in published], access, quoted(role)
     )
     if tables is not None:
-        names = [".".join(name) for name in published]
-        yield from check_undeclared(names, [".".join(name) for name in wanted], publication.name)
+        names = [str(TableName(*name)) for name in published]
+        declared = [str(TableName(*name)) for name in wanted]
+        yield from check_undeclared(names, declared, publication.name)
     for name in wanted:
-        found = published.get(name)
+        found, shown = published.get(name), str(TableName(*name))
         if found is None:
             reason = explain_unpublished(conn, publication.name, *name)
-            yield Finding(
-                "table", "error", f"Table {'.'.join(name)} {reason}.", table=".".join(name)
-            )
+            yield Finding("table", "error", f"Table {shown} {reason}.", table=shown)
             continue
         relation_id = found.relation.relation_id
         findings = [
@@ -116,9 +116,7 @@ def check_tables(
             findings += check_generated(conn, publication.name, found.relation, columns)
         if not findings and not access[relation_id].schema_usage:
             continue
-        yield from findings or [
-            Finding("table", "ok", f"Table {'.'.join(name)} is ready.", table=".".join(name))
-        ]
+        yield from findings or [Finding("table", "ok", f"Table {shown} is ready.", table=shown)]
 
 
 def _check_schemas(

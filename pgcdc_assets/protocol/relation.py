@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from pgcdc_assets.table_name import TableName
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -70,9 +72,14 @@ class Relation:
     attribute_count: int | None = field(default=None, compare=False)
 
     @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
     def qualified_name(self) -> str:
-        """`schema.table`, for messages and metadata."""
-        return f"{self.schema}.{self.table}"
+        """The name for messages."""
+        return str(self.name)
 
     def describes(self, other: Relation) -> bool:
         """Say whether another relation is of this version.

@@ -92,7 +92,7 @@ class RelationRegistry:
                         files,
                         app_id=f"pgcdc:{self.capture}:relations",
                         app_version=len(stored) + len(missing),
-                        record={"relations": [v.relation.qualified_name for v in missing]},
+                        record={"relations": [v.relation.name.record_name for v in missing]},
                     )
             except CommitRefused:
                 continue

@@ -104,7 +104,7 @@ class SnapshotStore:
             self.table.commit(
                 table,
                 files,
-                app_id=f"pgcdc:{self.capture}:{epoch}:copy:{relation.qualified_name}",
+                app_id=f"pgcdc:{self.capture}:{epoch}:copy:{relation.name.record_name}",
                 app_version=int(snapshot_lsn),
                 record={
                     "copy": [epoch, relation.schema, relation.table],

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.table_name import TableName
 
 MESSAGES = "(messages)"
 
@@ -22,7 +23,8 @@ class WindowSummary:
     """The content of one landed window in figures.
 
     Attributes:
-        counts: rows by `schema.table` and operation; logical messages stand under `(messages)`.
+        counts: rows by table (`TableName.record_name`) and operation; logical messages stand under
+            `(messages)`.
         first_commit_lsn: lowest commit LSN; None in a window without rows, as in the three after
             it.
         first_commit_ts: earliest commit time. Clocks may step back: it need not be that of the
@@ -91,7 +93,7 @@ class SummaryBuilder:
             [([], "count_all")]
         )
         for row in counted.to_pylist():
-            name = MESSAGES if row["table"] is None else f"{row['schema']}.{row['table']}"
+            name = _counted_as(row["schema"], row["table"])
             ops = self._counts.setdefault(name, {})
             ops[row["op"]] = ops.get(row["op"], 0) + row["count_all"]
 
@@ -111,6 +113,10 @@ class SummaryBuilder:
             first_commit_ts=first_time,
             last_commit_ts=last_time,
         )
+
+
+def _counted_as(schema: str | None, table: str | None) -> str:
+    return MESSAGES if schema is None or table is None else TableName(schema, table).record_name
 
 
 def _widen(known: tuple[Any, Any] | None, column: pa.Array) -> tuple[Any, Any]:

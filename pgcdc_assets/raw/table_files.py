@@ -17,11 +17,13 @@ def move_files(zone: RawZone, names: Sequence[str], source: str, target: str) ->
     """Move data files between two tables of the capture; their names are unique."""
     store = _store(zone)
     for name in names:
-        paths = (f"{_inside(zone, folder)}/{name}" for folder in (source, target))
+        origin, destination = (f"{_inside(zone, folder)}/{name}" for folder in (source, target))
         if zone.lake.is_local:
-            store.move(*paths)
+            # Delta puts the files of a table with column mapping into folders of random names.
+            store.create_dir(destination.rpartition("/")[0])
+            store.move(origin, destination)
         else:
-            store.copy_file(*paths)
+            store.copy_file(origin, destination)
 
 
 def replace_log(zone: RawZone, source: str, target: str) -> None:

@@ -25,8 +25,10 @@ from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import copy_published
+from pgcdc_assets.postgres.findings import quoted
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.values import Reader, Unreadable, comparable, reader_for
 from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.report import Comparison
@@ -60,7 +62,7 @@ def compare_table(
         ConfigurationError: the table is not published, has no key, or was never merged.
     """
     path = table_path(zone.lake, zone.name, schema, table, 1)
-    target = open_merged(zone, path, f"{schema}.{table}")
+    target = open_merged(zone, path, str(TableName(schema, table)))
     with _snapshot(settings, publication, schema, table) as (published, snapshot_name):
         side = _Sides(published.relation, target, key)
         entries = side.read_target()
@@ -194,8 +196,8 @@ def _snapshot(
         ]
         if not found or exported is None:
             raise ConfigurationError(
-                reason=f"Table {schema}.{table} is not in publication {publication}: add it with "
-                f"alter publication {publication} add table {schema}.{table}"
+                reason=f"Table {TableName(schema, table)} is not in publication {publication}: add "
+                f"it with alter publication {quoted(publication)} add table {quoted(schema, table)}"
             )
         yield found[0], exported[0]
 

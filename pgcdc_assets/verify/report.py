@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.table_name import TableName
 
 
 class Kind(enum.Enum):
@@ -67,4 +68,4 @@ class Comparison:
     @property
     def qualified_name(self) -> str:
         """`schema.table`, for messages."""
-        return f"{self.schema}.{self.table}"
+        return str(TableName(self.schema, self.table))

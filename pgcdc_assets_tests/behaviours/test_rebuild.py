@@ -297,3 +297,20 @@ def test_killed_before_the_commit_the_next_run_cleans_up_and_succeeds(pipeline: 
     assert contents(pipeline) == before
     assert remove_stale(pipeline.zone.lake, pipeline.zone.name, dt.timedelta(0)) == 1
     assert staging(pipeline.zone) == []
+
+
+def test_a_table_whose_column_names_delta_maps_is_rebuilt_and_goes_on(pipeline: Pipeline) -> None:
+    """Delta puts the files of such a table into folders with random names."""
+    target = TableTarget("public", "t", (1, 2))
+    pipeline.start('create table t ("the id" int primary key, "v,=" text)')
+    pipeline.database.execute("insert into t values (1, 'one'), (2, 'two')")
+    pipeline.merge(pipeline.capture(), target)
+    for scd in (1, 2):
+        rebuild_table(pipeline.spark, pipeline.zone, target, scd)
+    pipeline.assert_equal()
+    pipeline.database.execute('update t set "v,=" = \'two!\' where "the id" = 2')
+    reports = pipeline.merge(pipeline.capture(), target)
+    assert isinstance(reports["t"], MergeReport), reports["t"]
+    pipeline.assert_equal()
+    history = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
+    assert pipeline.spark.read.format("delta").load(history).count() == 3

@@ -1,0 +1,78 @@
+"""Definitions of tables with any names that Postgres allows."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
+from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
+from pgcdc_assets.orchestration.loading import CodeLocation, find_captures
+
+# Alike once Dagster has made names of outputs and inputs of them, or not to be taken at all.
+NAMES = [
+    ("public", "a-b"),
+    ("public", "a_b"),
+    ("public", "a.b"),
+    ("public", "A_B"),
+    ("public", "a_b_invariants"),
+    ("public", "a...b"),
+    ("public_a", "b"),
+    ("public__a", "b"),
+    ("public", "a__b"),
+    ("a.b", "c"),
+    ("a", "b.c"),
+    ("public", 'Order "Lines"\n100% a=b/c\\d[e]*?#~'),
+    ("with space", " "),
+    ("public", "straße😀"),
+    ("public", '"' * 63),
+    ("public", "."),
+]
+
+
+def location(*names: tuple[str, str]) -> CodeLocation:
+    tables = tuple(CdcTable(schema, table, (1, 2)) for schema, table in names)
+    definitions = build_cdc_definitions(CdcCapture("shop", "pub", tables))
+    return CodeLocation(definitions, find_captures(definitions))
+
+
+def test_definitions_load_with_every_legal_name_side_by_side() -> None:
+    loaded = location(*NAMES)
+    dg.Definitions.validate_loadable(loaded.definitions)
+    graph = loaded.repository.asset_graph
+    for layer in ("source", "scd1", "scd2"):
+        assert len([k for k in graph.get_all_asset_keys() if k.path[1] == layer]) == len(NAMES)
+    snapshot = graph.get(dg.AssetKey(["shop", "snapshot"]))
+    assert snapshot.partitions_def is not None
+    assert len(set(snapshot.partitions_def.get_partition_keys())) == len(NAMES)
+    sources = {key for key in graph.get_all_asset_keys() if key.path[1] == "source"}
+    assert graph.get(dg.AssetKey(["shop", "raw"])).parent_keys == sources
+    assert snapshot.parent_keys == sources
+
+
+def test_a_name_s_odd_characters_stand_in_the_key_as_in_the_lake_s_folder() -> None:
+    graph = location(("a/b", "Order Lines")).repository.asset_graph
+    key = dg.AssetKey(["shop", "scd1", "a~2f~b", "Order~20~Lines"])
+    assert graph.has(key)
+    assert dg.AssetCheckKey(key, INVARIANTS) in graph.asset_check_keys
+    assert graph.get(key).metadata["dagster/table_name"] == 'shop.scd1."a/b"."Order Lines"'
+
+
+def test_names_that_worked_keep_their_keys_outputs_and_partitions() -> None:
+    loaded = location(("sales", "order_items"), ("Sales", "a-b.C"))
+    graph = loaded.repository.asset_graph
+    assert graph.has(dg.AssetKey(["shop", "scd1", "sales", "order_items"]))
+    assert graph.has(dg.AssetKey(["shop", "source", "Sales", "a-b.C"]))
+    snapshot = graph.get(dg.AssetKey(["shop", "snapshot"])).partitions_def
+    assert snapshot is not None
+    assert snapshot.get_partition_keys() == ["sales.order_items", "Sales.a-b.C"]
+    merge = loaded.repository.get_job("shop_merge").get_node_named("shop_merge_tables")
+    outputs = {output.name for output in merge.definition.output_defs}
+    assert {
+        "shop__scd1__sales__order_items",
+        "shop__scd1__sales__order_items_invariants",
+    } <= outputs
+
+
+def test_captures_are_found_with_the_names_of_their_tables() -> None:
+    found = location(*NAMES).captures["shop"].capture
+    assert found.table_names == NAMES

@@ -1,0 +1,141 @@
+"""Names that Postgres allows go through the whole pipeline, as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from psycopg2 import sql
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.cli import main
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.fixtures.database import Database
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+ODD = TableName("a.b", 'Order "Lines"\t100% a=b/c\\d[e]*?#~;{}\'`$&<>| straße😀')
+KEYLESS = TableName("with space", " ")
+SOFT = TableName("public", "a-b")
+FEW = [ODD, SOFT]
+ALL = [
+    *FEW,
+    KEYLESS,
+    TableName("public", "a_b"),
+    TableName("a", "b.c"),
+    TableName("a.b", "c"),
+    TableName("public", "A_B"),
+    TableName("public", "a...b"),
+    TableName("public", "a_b_invariants"),
+    TableName("public", "select"),
+    TableName("public", ".hidden"),
+    TableName("public", "_hidden"),
+    TableName("public", "key=value"),
+    TableName("public", '"' * 63),
+    TableName("public", "."),
+]
+KEY = ["a b", 'q"uote', "back`tick", "dot.ted"]
+COLUMNS = [*KEY, "a,b;c{d}(e)", "line\nend\t", "é😀", "select", "%/\\[]*?#'", "x=1", "_", "$", "~"]
+COLUMNS += [".", "Ünïcode", "'; drop table x; --", " ", '"', "`", "`a`", "count(*)", "_metadata"]
+MODULE = """
+from pathlib import Path
+from pgcdc_assets.orchestration.loading import load_defs_folder
+
+defs = load_defs_folder(Path({folder!r}))
+"""
+
+
+def statement(text: str, table: TableName, *columns: str) -> sql.Composed:
+    """Write SQL with a table and columns in the place of `{}`."""
+    names = [sql.Identifier(table.schema, table.table), *map(sql.Identifier, columns)]
+    return sql.SQL(text).format(*names)
+
+
+def create(database: Database, table: TableName) -> None:
+    if table == ODD:
+        columns = ", ".join("{} text default 'x'" for _ in COLUMNS)
+        key = ", ".join("{}" for _ in KEY)
+        text = f"create table {{}} ({columns}, primary key ({key}))"
+        database.execute(statement(text, table, *COLUMNS, *KEY))
+        return
+    key = "" if table == KEYLESS else "primary key"
+    database.execute(statement(f"create table {{}} (id int {key}, v text)", table))
+    if table == KEYLESS:
+        database.execute(statement("alter table {} replica identity full", table))
+
+
+def change(database: Database, table: TableName, number: int) -> None:
+    """Insert two rows, then update one and delete the other."""
+    if table == ODD:
+        text = "insert into {0} ({1}) values ('{n}'), ('{n} too')".replace("{n}", str(number))
+        database.execute(statement(text, table, KEY[0]))
+        database.execute(statement("update {} set {} = 'new', {} = null", table, "é😀", "."))
+        database.execute(statement("delete from {} where {} like '% too'", table, KEY[0]))
+        return
+    text = f"insert into {{}} values ({number}, 'x'), ({number + 1}, 'y')"
+    database.execute(statement(text, table))
+    database.execute(statement("update {} set v = v || '!'", table))
+    database.execute(statement(f"delete from {{}} where id = {number + 1}", table))
+
+
+@pytest.fixture
+def module(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A code location over the folder that `pgcdc init` writes to."""
+    name = f"location_{database.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE.format(folder=str(tmp_path / "defs")))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    home = tmp_path / "dagster"
+    home.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "a lake"))
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    return name
+
+
+def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
+    """Publish the tables, have `pgcdc init` declare them, and set what they are kept as."""
+    members = sql.SQL(", ").join(sql.Identifier(table.schema, table.table) for table in tables)
+    database.execute(sql.SQL('create publication "Pub %1" for table {}').format(members))
+    assert main(["init", "--name", "mine", "--publication", "Pub %1", "--defs", str(defs)]) == 0
+    file = defs / "mine" / "defs.yaml"
+    written = yaml.safe_load(file.read_text())
+    attributes = written["attributes"]
+    attributes["slot"] = f"s_{database.name}"
+    assert {TableName.parse(entry["name"]) for entry in attributes["tables"]} == set(tables)
+    for entry in attributes["tables"]:
+        name = TableName.parse(entry["name"])
+        entry["scd"] = [1, 2] if name == ODD else [1]
+        entry["soft_deletes"] = name == SOFT
+    file.write_text(yaml.safe_dump(written))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tables", [FEW, pytest.param(ALL, marks=pytest.mark.soak)], ids=len)
+def test_a_legal_name_goes_through_every_command(
+    tables: list[TableName],
+    module: str,
+    database: Database,
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for schema in {table.schema for table in tables} - {"public"}:
+        database.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
+    for table in tables:
+        create(database, table)
+        change(database, table, 1)
+    declare(database, tmp_path / "defs", tables)
+    assert main(["check", "-m", module]) == 0
+    assert main(["sync", "-m", module]) == 0
+    database.execute(statement("alter table {} add column {} text", SOFT, "new one"))
+    for table in tables:
+        change(database, table, 3)
+    assert main(["sync", "-m", module]) == 0
+    compared = [] if tables is ALL else [str(ODD)]
+    assert main(["rebuild", "mine", str(ODD), "-m", module]) == 0
+    assert main(["verify", "-m", module, *compared]) == 0
+    capsys.readouterr()
+    assert main(["status", "-m", module]) == 0
+    shown = capsys.readouterr().out
+    assert all(str(table) in shown for table in tables)

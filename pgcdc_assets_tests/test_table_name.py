@@ -1,0 +1,142 @@
+"""Names of tables: every one can be written and read back, and no two are written alike."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.table_name import TableName, encode_name, folder_name, identifier
+
+# Every character but NUL; and texts of the few that the encodings themselves are made of.
+LEGAL = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1)
+TRICKY = st.text(st.sampled_from('a_.~X"25fe$- /U&\\\n'), min_size=1, max_size=8)
+PARTS = LEGAL | TRICKY
+NAMES = st.builds(TableName, PARTS, PARTS)
+CHECKS = ("invariants", "invariants_in_full")
+
+
+def decoded(text: str) -> str:
+    return re.sub("~([0-9a-f]+)~", lambda match: chr(int(match[1], 16)), text)
+
+
+def decoded_partition_key(key: str) -> TableName:
+    schema, _, table = key.partition(".")
+    return TableName(decoded(schema), decoded(table))
+
+
+def decoded_identifier(text: str) -> list[str]:
+    parts = text.split("__")
+    return [re.sub("X([0-9a-f]+)X", lambda match: chr(int(match[1], 16)), part) for part in parts]
+
+
+@given(NAMES)
+@example(TableName("a.b", 'c"d'))
+@example(TableName("U&", 'U&"\\0061"'))
+@example(TableName("public", " "))
+def test_what_is_printed_reads_as_the_same_name(name: TableName) -> None:
+    assert TableName.parse(str(name)) == name
+
+
+@given(NAMES)
+def test_encodings_can_be_read_back_so_no_two_names_share_one(name: TableName) -> None:
+    assert decoded(folder_name(name.table)) == decoded(encode_name(name.table)) == name.table
+    assert decoded_partition_key(name.partition_key) == name
+    parts = ["shop", "scd1", name.schema, name.table]
+    assert decoded_identifier(identifier(parts, CHECKS)) == parts
+
+
+@given(NAMES)
+def test_encodings_have_the_characters_that_their_place_takes(name: TableName) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9_$~-][A-Za-z0-9_$.~-]*", folder_name(name.table))
+    assert re.fullmatch(r"[A-Za-z0-9_$.~-]+", name.partition_key)
+    assert "..." not in name.partition_key
+    assert re.fullmatch(r"[A-Za-z0-9_]+", identifier([name.schema, name.table]))
+
+
+@given(NAMES, NAMES)
+@example(TableName("a.b", "c"), TableName("a", "b.c"))
+@example(TableName('"a.b"', "c"), TableName("a.b", "c"))
+def test_records_of_the_raw_zone_tell_tables_apart(one: TableName, other: TableName) -> None:
+    assert one == other or one.record_name != other.record_name
+
+
+@given(NAMES, NAMES)
+@example(TableName("s", "a"), TableName("s", "a_invariants"))
+def test_no_output_of_a_step_is_named_like_the_check_of_another(
+    one: TableName, other: TableName
+) -> None:
+    outputs = [identifier([name.schema, name.table], CHECKS) for name in (one, other)]
+    assert outputs[0] not in [f"{outputs[1]}_{check}" for check in CHECKS]
+
+
+@given(st.from_regex(r"[a-z0-9_]+", fullmatch=True))
+def test_a_plain_name_is_written_as_it_is(name: str) -> None:
+    assert str(TableName("public", name)) == f"public.{name}"
+    assert TableName("public", name).partition_key == f"public.{name}"
+    assert TableName("public", name).record_name == f"public.{name}"
+    assert encode_name(name) == folder_name(name) == name
+
+
+def test_identifiers_of_plain_names_are_as_they_were() -> None:
+    assert identifier(["shop", "scd1", "shop", "order_items"], CHECKS) == (
+        "shop__scd1__shop__order_items"
+    )
+
+
+@pytest.mark.parametrize("name", ["Orders", "a$b", "a-b", "a.b", "a..b", ".b", "_b", "A.b-C_1"])
+def test_what_lakes_have_had_keeps_its_key_folder_and_partition(name: str) -> None:
+    table = TableName.parse(f"public.{name}")
+    assert table == TableName("public", name)
+    assert table.partition_key == table.record_name == f"public.{name}"
+    assert encode_name(name) == name
+    assert folder_name(name) == (f"~2e~{name[1:]}" if name.startswith(".") else name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("orders", TableName("public", "orders")),
+        ("Sales.Orders", TableName("Sales", "Orders")),
+        ('"Order Lines"', TableName("public", "Order Lines")),
+        ("sales.Order Lines", TableName("sales", "Order Lines")),
+        ('"a.b"."c"', TableName("a.b", "c")),
+        ('a."b""c"', TableName("a", 'b"c')),
+        ("a.b.c", TableName("a", "b.c")),
+        ('U&"d\\0061t\\+000061".t', TableName("data", "t")),
+    ],
+)
+def test_names_are_read_as_in_postgres_but_for_the_case(text: str, name: TableName) -> None:
+    assert TableName.parse(text) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ".",
+        "a.",
+        ".a",
+        '"',
+        '""',
+        '"a',
+        'a"',
+        'a."b"c',
+        '"a"b',
+        '"a".',
+        " a.b",
+        "a. b",
+        'U&"\\"',
+    ],
+)
+def test_what_is_not_a_name_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="does not name a table: write") as caught:
+        TableName.parse(text)
+    assert 'public."Order Lines"' in str(caught.value)
+
+
+def test_control_characters_are_printed_as_escapes() -> None:
+    assert str(TableName("public", "a\nb\\\u202e")) == 'public.U&"a\\000Ab\\\\\\202E"'
