@@ -24,6 +24,7 @@ BENCHMARKS = {
     "merge_growth": "benchmarks.merge_growth",
     "merge_many": "benchmarks.merge_many",
     "verify": "benchmarks.verify",
+    "verify_small": "benchmarks.verify_small",
     "sync": "benchmarks.sync",
     "sync_small": "benchmarks.sync_small",
     "freshness": "benchmarks.freshness",

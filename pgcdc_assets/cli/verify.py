@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.cli.tables import print_table
 from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError
-from pgcdc_assets.verify import Comparison, compare_at, source_moment, wait_captured
+from pgcdc_assets.verify import (
+    Comparison,
+    ComparisonFailure,
+    compare_tables,
+    source_moment,
+    wait_captured,
+)
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -110,18 +116,16 @@ def _verify(
                 yield error
             wait_captured(zone, moment, 0.0)
         spark = loaded.spark.session()
-        for table in tables:
-            began = time.monotonic()
-            try:
-                found = compare_at(
-                    spark, settings, zone, capture.publication, target_of(table, [1]), moment
-                )
-            except PgcdcError as error:
-                complain(f"{table.qualified_name}: {error}")
-                yield error
+        began = time.monotonic()
+        targets = [target_of(table, [1]) for table in tables]
+        for found in compare_tables(spark, settings, zone, capture.publication, targets, moment):
+            if isinstance(found, ComparisonFailure):
+                complain(f"{found.qualified_name}: {found.error}")
+                yield found.error
                 continue
-            say(f"{table.qualified_name}: {time.monotonic() - began:.1f} s")
+            say(f"{found.qualified_name}: compared, {found.source_rows:,} rows")
             yield found
+        say(f"{capture.name}: {len(tables)} tables in {time.monotonic() - began:.1f} s")
 
 
 def _print_left_out(captures: Sequence[CdcCapture]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.table_name import TableName
 
@@ -122,7 +122,7 @@ class MergeFailure:
 
     schema: str
     table: str
-    error: Exception
+    error: PgcdcError
 
     @property
     def qualified_name(self) -> str:

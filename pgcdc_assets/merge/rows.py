@@ -6,11 +6,14 @@ Columns are numbered until they are written, because a source column may have an
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.shape import TableShape
@@ -82,3 +85,12 @@ def target_columns(shape: TableShape) -> list[Column]:
     for name, _, comment in shape.system:
         columns.append(F.col(name.removeprefix("_")).alias(name, metadata={"comment": comment}))
     return columns
+
+
+def local_rows(spark: SparkSession, rows: pa.Table, schema: str) -> DataFrame:
+    """Give rows that this process holds to Spark.
+
+    Args:
+        schema: as a Delta table's log writes it: in JSON.
+    """
+    return spark.createDataFrame(rows, StructType.fromJson(json.loads(schema)))

@@ -11,9 +11,11 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.merge.shape import SOFT_DELETE_COLUMNS
 from pgcdc_assets.postgres.connection import ConnectionSettings
@@ -21,15 +23,20 @@ from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify.canonical import compared_columns, key_indexes
+from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.moment import Moment
-from pgcdc_assets.verify.report import Comparison, Difference, Kind
-from pgcdc_assets.verify.target import TargetDigests, read_version
-from pgcdc_assets.verify.target_at import target_at
+from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, Kind
+from pgcdc_assets.verify.small_table import read_small, row_limit
+from pgcdc_assets.verify.target import TargetDigests, TargetVersion, read_version, sum_buckets
+from pgcdc_assets.verify.target_at import targets_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NAMED_ROWS = 20
+
+# Small tables that are compared together; each takes a connection to the source.
+_SIDE_BY_SIDE = 5
 
 # Differing rows of both sides whose columns are looked at; more would tell nothing new.
 _EXAMINED_ROWS = 200
@@ -66,41 +73,145 @@ def compare_at(
         TransientError: the table was altered meanwhile, or a server went away.
         DefiniteError: what the raw zone holds cannot be folded into the table.
     """
+    (found,) = compare_tables(
+        spark, settings, zone, publication, [table], moment, named_rows=named_rows
+    )
+    if isinstance(found, ComparisonFailure):
+        raise found.error
+    return found
+
+
+def compare_tables(
+    spark: SparkSession,
+    settings: ConnectionSettings,
+    zone: RawZone,
+    publication: str,
+    tables: Sequence[TableTarget],
+    moment: Moment,
+    *,
+    named_rows: int = NAMED_ROWS,
+) -> Iterator[Comparison | ComparisonFailure]:
+    """Compare tables with the source, all as of the moment, and yield in their order.
+
+    Small tables are summed up several at a time, by one query. An error of one table, which
+    `compare_at` raises, is yielded and holds up no other table.
+    """
     from pgcdc_assets.merge.session import own_sessions
 
     with (
         own_sessions(spark, 1) as (session,),
-        target_at(session, zone, table, moment) as version,
-        open_source_table(
-            settings, publication, table.schema, table.table, moment.snapshot_name
-        ) as source,
+        targets_at(session, zone, tables, moment) as versions,
     ):
-        frame = read_version(session, version)
-        columns = compared_columns(source.relation, dict(frame.dtypes))
-        key_names = _key_names(source.relation, table.key)
-        key = key_indexes(columns, key_names)
-        comparing = _Comparing(
+        run = _Run(session, settings, zone, publication, moment, named_rows)
+        group: list[_Member] = []
+        for table, version in zip(tables, versions, strict=True):
+            member = run.open_target(table, version)
+            if not member.is_small:
+                yield from run.compare(group)
+                group = []
+            group.append(member)
+            if not member.is_small or len(group) == _SIDE_BY_SIDE:
+                yield from run.compare(group)
+                group = []
+        yield from run.compare(group)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A table that is compared beside others.
+
+    Attributes:
+        frame: the rows of its version; None where there is an error.
+        digits: hex digits that name a bucket of its rows.
+    """
+
+    table: TableTarget
+    frame: DataFrame | None = None
+    digits: int = 1
+    is_small: bool = True
+    error: PgcdcError | None = None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all tables of one call have in common."""
+
+    session: SparkSession
+    settings: ConnectionSettings
+    zone: RawZone
+    publication: str
+    moment: Moment
+    named_rows: int
+
+    def open_target(self, table: TableTarget, version: TargetVersion | PgcdcError) -> _Member:
+        """Open the table's version; a small one is read at once, and needs no job of Spark."""
+        from pgcdc_assets.merge.rows import local_rows
+
+        if isinstance(version, PgcdcError):
+            return _Member(table, error=version)
+        try:
+            log = open_merged(self.zone, version.path, table.qualified_name, version.version)
+        except PgcdcError as error:
+            return _Member(table, error=error)
+        small = read_small(log)
+        if small is not None:
+            frame = local_rows(self.session, small.rows, small.schema)
+            return _Member(table, frame, _digits(small.rows.num_rows))
+        frame = read_version(self.session, version)
+        rows = row_limit(log)
+        return _Member(table, frame, _digits(frame.count() if rows is None else rows), False)
+
+    def compare(self, members: Sequence[_Member]) -> Iterator[Comparison | ComparisonFailure]:
+        """Compare tables, whose buckets both servers sum up at the same time."""
+        with ExitStack() as held, ThreadPoolExecutor(1, "pgcdc-verify") as pool:
+            sides = [self._open_source(held, n, member) for n, member in enumerate(members)]
+            opened = [side for side in sides if isinstance(side, _Comparing)]
+            asked = [pool.submit(side.source.buckets, side.digits) for side in opened]
+            sums = sum_buckets(self.session, [(side.target, side.digits) for side in opened])
+            found = iter(zip(asked, sums, strict=True))
+            for member, side in zip(members, sides, strict=True):
+                table = member.table
+                try:
+                    if isinstance(side, PgcdcError):
+                        raise side
+                    source, target = next(found)
+                    side.run(source.result(), target)
+                except PgcdcError as error:
+                    yield ComparisonFailure(table.schema, table.table, error)
+                else:
+                    yield side.report(table, self.moment)
+
+    def _open_source(
+        self, held: ExitStack, number: int, member: _Member
+    ) -> _Comparing | PgcdcError:
+        """Open the source's side of a table, until the stack is closed."""
+        if member.frame is None:
+            assert member.error is not None
+            return member.error
+        table, frame = member.table, member.frame
+        try:
+            source = held.enter_context(
+                open_source_table(
+                    self.settings,
+                    self.publication,
+                    table.schema,
+                    table.table,
+                    self.moment.snapshot_name,
+                )
+            )
+            columns = compared_columns(source.relation, dict(frame.dtypes))
+        except PgcdcError as error:
+            return error
+        key = key_indexes(columns, _key_names(source.relation, table.key))
+        return _Comparing(
             source.digests([column.source for column in columns], key),
-            TargetDigests(session, frame, columns, key),
+            TargetDigests(self.session, frame, columns, key, number),
             tuple(column.name for column in columns),
-            named_rows,
+            tuple(columns[i].name for i in key),
+            tuple(_lacking(source.relation, frame)),
+            member.digits,
+            self.named_rows,
         )
-        comparing.run(_digits(frame))
-        lacking = _lacking(source.relation, frame)
-    return Comparison(
-        table.schema,
-        table.table,
-        comparing.source_rows,
-        comparing.target_rows,
-        missing=comparing.counts[Kind.MISSING],
-        extra=comparing.counts[Kind.EXTRA],
-        differing=comparing.counts[Kind.DIFFERS],
-        columns=tuple(dict.fromkeys([*lacking, *comparing.columns])),
-        lsn=moment.lsn,
-        key_columns=tuple(columns[i].name for i in key),
-        differences=tuple(comparing.named),
-        is_counted=comparing.is_counted,
-    )
 
 
 def _key_names(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]:
@@ -122,9 +233,8 @@ def _lacking(relation: Relation, frame: DataFrame) -> list[str]:
     ]
 
 
-def _digits(frame: DataFrame) -> int:
+def _digits(rows: int) -> int:
     """Choose how many hex digits name a bucket, so that few rows share one."""
-    rows = frame.count()
     digits = 1
     while digits < _MOST_DIGITS and rows > _ROWS_A_BUCKET * 16**digits:
         digits += 1
@@ -138,6 +248,9 @@ class _Comparing:
     source: SourceDigests
     target: TargetDigests
     names: tuple[str, ...]
+    key_names: tuple[str, ...]
+    lacking: tuple[str, ...]
+    digits: int
     limit: int
     source_rows: int = 0
     target_rows: int = 0
@@ -147,11 +260,8 @@ class _Comparing:
     columns: list[str] = field(default_factory=list)
     _examined: dict[Kind, list[str]] = field(default_factory=lambda: {kind: [] for kind in Kind})
 
-    def run(self, digits: int) -> None:
-        with ThreadPoolExecutor(1, "pgcdc-verify") as pool:
-            asked = pool.submit(self.source.buckets, digits)
-            target = self.target.buckets(digits)
-            source = asked.result()
+    def run(self, source: Mapping[str, Bucket], target: Mapping[str, Bucket]) -> None:
+        """Take the steps after the first one, whose sums are given."""
         self.source_rows = sum(bucket.row_count for bucket in source.values())
         self.target_rows = sum(bucket.row_count for bucket in target.values())
         differing = sorted(
@@ -166,6 +276,23 @@ class _Comparing:
             self._look_into(group)
         self.is_counted = sum(map(len, groups)) == len(differing)
         self._examine()
+
+    def report(self, table: TableTarget, moment: Moment) -> Comparison:
+        """Say what was found."""
+        return Comparison(
+            table.schema,
+            table.table,
+            self.source_rows,
+            self.target_rows,
+            missing=self.counts[Kind.MISSING],
+            extra=self.counts[Kind.EXTRA],
+            differing=self.counts[Kind.DIFFERS],
+            columns=tuple(dict.fromkeys([*self.lacking, *self.columns])),
+            lsn=moment.lsn,
+            key_columns=self.key_names,
+            differences=tuple(self.named),
+            is_counted=self.is_counted,
+        )
 
     def _look_into(self, buckets: Sequence[str]) -> None:
         found = _differing_keys(self.source.rows(buckets), self.target.rows(buckets))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.table_name import TableName
 
@@ -64,6 +65,20 @@ class Comparison:
     def is_equal(self) -> bool:
         """Whether both sides hold the same rows."""
         return not (self.missing or self.extra or self.differing or self.columns)
+
+    @property
+    def qualified_name(self) -> str:
+        """`schema.table`, for messages."""
+        return str(TableName(self.schema, self.table))
+
+
+@dataclass(frozen=True)
+class ComparisonFailure:
+    """A table that could not be compared; the others were not held up."""
+
+    schema: str
+    table: str
+    error: PgcdcError
 
     @property
     def qualified_name(self) -> str:

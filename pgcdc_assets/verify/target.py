@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-_VIEW = "pgcdc_verified"
+_VIEW = "pgcdc_verified_"
 
 # A row that the source deleted, where the table keeps such rows.
 _DELETED = "_deleted"
@@ -37,6 +37,7 @@ class TargetDigests:
 
     Args:
         session: nobody else uses it meanwhile; its time zone is UTC.
+        number: unlike that of all other tables that are compared in the session at a time.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class TargetDigests:
         frame: DataFrame,
         columns: Sequence[ComparedColumn],
         key: Sequence[int],
+        number: int = 0,
     ) -> None:
         self._session = session
         self._columns = tuple(columns)
@@ -53,23 +55,24 @@ class TargetDigests:
         is_kept = ""
         if _DELETED in frame.columns and _DELETED not in names:
             is_kept = f" WHERE NOT {_DELETED}"
-        frame.createOrReplaceTempView(_VIEW)
+        view = f"{_VIEW}{number}"
+        frame.createOrReplaceTempView(view)
         texts = ", ".join(f"{column.text} AS t{i}" for i, column in enumerate(columns))
         pieces = [_piece(i) for i in range(len(columns))]
         self._rows = (
             f"SELECT *, md5(concat({', '.join(pieces[i] for i in self._key)})) AS key_digest, "
             f"md5(concat({', '.join(pieces)})) AS row_digest "
-            f"FROM (SELECT {texts} FROM {_VIEW}{is_kept})"
+            f"FROM (SELECT {texts} FROM {view}{is_kept})"
         )
 
-    def buckets(self, digits: int) -> dict[str, Bucket]:
-        """Sum up the rows of each bucket that has any."""
+    def buckets_sql(self, digits: int) -> str:
+        """Write the query that sums up the rows of each bucket that has any."""
         part = "sum(CAST(conv(substr(row_digest, {}, 8), 16, 10) AS BIGINT))"
-        rows = self._session.sql(
-            f"SELECT substr(key_digest, 1, {digits}), count(*), {part.format(1)}, "
-            f"{part.format(9)} FROM ({self._rows}) GROUP BY 1"
-        ).collect()
-        return {row[0]: Bucket(row[1], row[2], row[3]) for row in rows}
+        return (
+            f"SELECT substr(key_digest, 1, {digits}) AS bucket, count(*) AS row_count, "
+            f"{part.format(1)} AS first_sum, {part.format(9)} AS second_sum "
+            f"FROM ({self._rows}) GROUP BY 1"
+        )
 
     def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Give digests of key and row, by the key's digest, of all rows in the buckets."""
@@ -94,6 +97,26 @@ class TargetDigests:
         ).collect()
         for row in rows:
             yield RowDetail(row[0], row[1], tuple(row[2]), tuple(row[3]))
+
+
+def sum_buckets(
+    session: SparkSession, tables: Sequence[tuple[TargetDigests, int]]
+) -> list[dict[str, Bucket]]:
+    """Sum up the buckets of several tables in one query.
+
+    Args:
+        tables: each with the hex digits that name a bucket of its rows.
+    """
+    parts = [
+        f"SELECT {number} AS number, * FROM ({digests.buckets_sql(digits)})"
+        for number, (digests, digits) in enumerate(tables)
+    ]
+    found: list[dict[str, Bucket]] = [{} for _ in tables]
+    if not parts:
+        return found
+    for number, bucket, *sums in session.sql(" UNION ALL ".join(parts)).collect():
+        found[number][bucket] = Bucket(*sums)
+    return found
 
 
 def read_version(session: SparkSession, target: TargetVersion) -> DataFrame:

@@ -1,22 +1,22 @@
 """An SCD1 table as it is at one LSN, without a trace in the table itself.
 
 Merges leave a version of the table per watermark. The newest one whose watermark is not above the
-LSN is taken; changes between the two are folded into a shallow clone in a staging folder, by the
-merge's own code. So it does not matter how far the live table has gone, nor whether a merge runs
-meanwhile.
+LSN is taken; changes between the two are folded into a copy in a staging folder (a shallow clone
+where the table is not small), by the merge's own code. So it does not matter how far the live table
+has gone, nor whether a merge runs at the same time.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.errors import DefiniteError, TransientError
+from pgcdc_assets.errors import DefiniteError, PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
 from pgcdc_assets.merge.fence import read_watermarks
@@ -27,6 +27,7 @@ from pgcdc_assets.raw.staging import VERIFY, staging_root
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.moment import Moment
+from pgcdc_assets.verify.small_table import copy_small
 from pgcdc_assets.verify.target import TargetVersion
 
 if TYPE_CHECKING:
@@ -39,28 +40,56 @@ _VERSIONS = 200
 
 
 @contextlib.contextmanager
-def target_at(
-    spark: SparkSession, zone: RawZone, table: TableTarget, moment: Moment
-) -> Iterator[TargetVersion]:
-    """Give a version of some Delta table that holds the SCD1 table as of the moment.
+def targets_at(
+    spark: SparkSession, zone: RawZone, tables: Sequence[TableTarget], moment: Moment
+) -> Iterator[list[TargetVersion | PgcdcError]]:
+    """Give, for each table, a version of some Delta table that holds the SCD1 table as of a moment.
+
+    In the place of a version is the error of a table that has none: a ConfigurationError if the
+    table was never merged, a DefiniteError if what the raw zone holds cannot be folded into the
+    table, a TransientError if the fold failed for another reason. All tables that need a fold are
+    folded by one merge.
+    """
+    with staging_root(zone.lake, zone.name, VERIFY) as root:
+        found: list[TargetVersion | PgcdcError | None] = []
+        for table in tables:
+            try:
+                found.append(_find_or_stage(spark, zone, table, moment, root))
+            except PgcdcError as error:
+                found.append(error)
+        unfolded = [t for t, version in zip(tables, found, strict=True) if version is None]
+        folded = _fold(spark, zone, unfolded, moment, root) if unfolded else {}
+        yield [
+            folded[table.schema, table.table] if version is None else version
+            for table, version in zip(tables, found, strict=True)
+        ]
+
+
+def _find_or_stage(
+    spark: SparkSession, zone: RawZone, table: TableTarget, moment: Moment, root: str
+) -> TargetVersion | None:
+    """Find the version of a table; None after staging an earlier one, which has to be folded.
 
     Raises:
         ConfigurationError: the table was never merged.
-        DefiniteError: what the raw zone holds cannot be folded into it.
-        TransientError: the fold failed for another reason.
     """
     path = table_path(zone.lake, zone.name, table.schema, table.table, _SCD)
-    newest = open_merged(zone, path, table.qualified_name)
-    found = version_through(zone, newest, path, moment.epoch, moment.lsn)
-    if found is not None and _is_unchanged(zone, table, moment, found[1]):
-        yield TargetVersion(path, found[0])
-        return
-    with staging_root(zone.lake, zone.name, VERIFY) as root:
-        staged = table_path(zone.lake, zone.name, table.schema, table.table, _SCD, root)
-        if found is not None:
-            _clone(spark, zone, path, staged, moment.epoch, *found)
-        _fold(spark, zone, table, moment, root)
-        yield TargetVersion(staged)
+    log = open_merged(zone, path, table.qualified_name)
+    found = version_through(zone, log, path, moment.epoch, moment.lsn)
+    if found is None:
+        return None
+    version, watermark = found
+    if _is_unchanged(zone, table, moment, watermark):
+        return TargetVersion(path, version)
+    staged = table_path(zone.lake, zone.name, table.schema, table.table, _SCD, root)
+    if not copy_small(zone.lake, log, staged):
+        spark.sql(
+            f"CREATE TABLE {delta_table(staged)} SHALLOW CLONE {delta_table(path)} "
+            f"VERSION AS OF {version}"
+        )
+    # The copy has the rows of the table, and none of its application transactions.
+    advance_watermark(zone, staged, None, (moment.epoch, watermark))
+    return None
 
 
 def version_through(
@@ -102,35 +131,23 @@ def _is_unchanged(zone: RawZone, table: TableTarget, moment: Moment, watermark: 
     return next(changes, None) is None
 
 
-def _clone(
-    spark: SparkSession,
-    zone: RawZone,
-    path: str,
-    staged: str,
-    epoch: int,
-    version: int,
-    watermark: Lsn,
-) -> None:
-    spark.sql(
-        f"CREATE TABLE {delta_table(staged)} SHALLOW CLONE {delta_table(path)} "
-        f"VERSION AS OF {version}"
-    )
-    # A clone has the files of the table, and none of its application transactions.
-    advance_watermark(zone, staged, None, (epoch, watermark))
-
-
 def _fold(
-    spark: SparkSession, zone: RawZone, table: TableTarget, moment: Moment, root: str
-) -> None:
+    spark: SparkSession, zone: RawZone, tables: Sequence[TableTarget], moment: Moment, root: str
+) -> dict[tuple[str, str], TargetVersion | PgcdcError]:
     from pgcdc_assets.merge import merge_tables
 
-    target = replace(table, scd=(_SCD,))
+    targets = [replace(table, scd=(_SCD,)) for table in tables]
     through = LsnWindow.of(moment.epoch, 0, moment.lsn)
-    for report in merge_tables(spark, zone, [target], through, root=root):
+    found: dict[tuple[str, str], TargetVersion | PgcdcError] = {}
+    for report in merge_tables(spark, zone, targets, through, root=root):
+        name = report.schema, report.table
         if isinstance(report, MergeFailure):
-            raise report.error
-        if report.watermark_after != moment.lsn:
-            raise TransientError(
-                reason=f"Table {table.qualified_name} was not folded through {moment.lsn}, but "
+            found[name] = report.error
+        elif report.watermark_after != moment.lsn:
+            found[name] = TransientError(
+                reason=f"Table {'.'.join(name)} was not folded through {moment.lsn}, but "
                 f"through {report.watermark_after}. Run it again."
             )
+        else:
+            found[name] = TargetVersion(report.path)
+    return found

@@ -1,0 +1,82 @@
+"""Versions of small tables, read and copied by delta-rs; Spark needs seconds to open one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from pgcdc_assets.raw.lake import Lake
+
+# What one message to a Spark server carries and the driver plans without effort.
+_SMALL_BYTES = 2 << 20
+_SMALL_ROWS = 20_000
+_SMALL_MEMORY = 16 << 20
+
+# Properties of a table that say something to the merge; others hold for whoever writes the table.
+_MERGE_PROPERTIES = ("pgcdc.", "delta.enableDeletionVectors", "delta.dataSkippingNumIndexedCols")
+
+
+@dataclass(frozen=True)
+class SmallTable:
+    """The rows of one version.
+
+    Attributes:
+        schema: as Delta writes it, and Spark reads it: in JSON.
+    """
+
+    rows: pa.Table
+    schema: str
+
+
+def row_limit(table: DeltaTable) -> int | None:
+    """Say how many rows a version has at the most; None where the log does not tell."""
+    counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
+    return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+
+def read_small(table: DeltaTable) -> SmallTable | None:
+    """Read a version of a table whole; None where it is not small, or delta-rs cannot read it."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    rows = row_limit(table)
+    size = int(pc.sum(files.column("size_bytes")).as_py() or 0)
+    if rows is None or rows > _SMALL_ROWS or size > _SMALL_BYTES:
+        return None
+    try:
+        schema = table.schema()
+        found = pa.RecordBatchReader.from_stream(table.scan()).read_all()
+        # As the table's types are, and not as the engine holds them.
+        found = found.cast(pa.schema(schema.to_arrow()))
+    except (DeltaError, pa.ArrowException, OSError):
+        # Spark may read it, or says what is wrong with it.
+        return None
+    return SmallTable(found, schema.to_json()) if found.nbytes <= _SMALL_MEMORY else None
+
+
+def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
+    """Copy a version of a small table to another place; say whether it is one.
+
+    The copy carries what the merge reads of a table: columns and key.
+    """
+    metadata = table.metadata()
+    is_mapped = "delta.columnMapping.mode" in metadata.configuration
+    small = None if is_mapped else read_small(table)
+    if small is None:
+        return False
+    made = DeltaTable.create(
+        path,
+        table.schema(),
+        partition_by=metadata.partition_columns,
+        configuration={
+            name: value
+            for name, value in metadata.configuration.items()
+            if name.startswith(_MERGE_PROPERTIES)
+        },
+        storage_options=dict(lake.storage_options) or None,
+        raise_if_key_not_exists=False,
+    )
+    write_deltalake(made, small.rows, mode="append")
+    return True
