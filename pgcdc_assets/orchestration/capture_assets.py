@@ -7,7 +7,7 @@ next, and opens them by the sensor's rules.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, StreamPoli
 from pgcdc_assets.postgres.slots import read_current_lsn
 from pgcdc_assets.postgres.stream import StreamSettings
 from pgcdc_assets.postgres.wire import WireSettings
-from pgcdc_assets.raw.summary import WindowSummary
+from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.upkeep import UpkeepReport, keep_up
 from pgcdc_assets.raw.zone import RawZone
 
@@ -82,29 +82,56 @@ def build_raw_asset(
         windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
         with dagster_failures(capture.name):
             landing = _Landing(context, capture, postgres, lake.zone(capture.name))
-            summaries = []
-            try:
-                for window in windows:
-                    metadata, summary = landing.land(window)
-                    summaries.append(summary)
-                    context.add_asset_metadata(
-                        metadata, asset_key=spec.key, partition_key=window.key
-                    )
-                checks = check_windows(landing.zone, spec.key, summaries)
-                yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
+            recounts = []
+            for window in windows:
+                metadata, recount = yield from _land_or_judge(landing, window, spec.key)
+                recounts.append(recount)
+                context.add_asset_metadata(metadata, asset_key=spec.key, partition_key=window.key)
+            checks = check_windows(landing.zone, spec.key, recounts)
+            yield from _stop_if_incomplete(recounts, checks)
+            yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
+            landing.keep_up()
+            for window in landing.next_windows(following):
+                metadata, recount = yield from _land_or_judge(landing, window, spec.key)
+                checks = check_windows(landing.zone, spec.key, [recount])
+                yield from _stop_if_incomplete([recount], checks)
+                yield dg.AssetMaterialization(spec.key, partition=window.key, metadata=metadata)
+                for check in checks:
+                    yield evaluation_of(check)
                 landing.keep_up()
-                for window in landing.next_windows(following):
-                    metadata, summary = landing.land(window)
-                    yield dg.AssetMaterialization(spec.key, partition=window.key, metadata=metadata)
-                    for check in check_windows(landing.zone, spec.key, [summary]):
-                        yield evaluation_of(check)
-                    landing.keep_up()
-            except WindowUnavailable as error:
-                # The run fails, and the check stays red on the asset's page afterwards.
-                yield evaluation_of(rows_missing(spec.key, error))
-                raise
 
     return step.restore(raw)
+
+
+def _land_or_judge(
+    landing: "_Landing", window: LsnWindow, raw: dg.AssetKey
+) -> Generator[dg.AssetCheckEvaluation, None, tuple[dict[str, Any], Recount]]:
+    """Land a window; when its rows are gone, the check stays red on the asset's page.
+
+    Raises:
+        WindowUnavailable: the window was captured before, and its rows are gone.
+    """
+    try:
+        return landing.land(window)
+    except WindowUnavailable as error:
+        yield evaluation_of(rows_missing(raw, error))
+        raise
+
+
+def _stop_if_incomplete(
+    recounts: Sequence[Recount], checks: Sequence[dg.AssetCheckResult]
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Fail the run, with the checks that say why, when rows that were decoded are not there.
+
+    Raises:
+        WindowUnavailable: the raw zone does not hold what was decoded.
+    """
+    if all(recount.is_complete for recount in recounts):
+        return
+    for check in checks:
+        yield evaluation_of(check)
+    for recount in recounts:
+        recount.check()
 
 
 @dataclass
@@ -118,8 +145,8 @@ class _Landing:
     _last: LsnWindow | None = None
     _landed_at: float = field(default_factory=time.monotonic)
 
-    def land(self, window: LsnWindow) -> tuple[dict[str, Any], WindowSummary]:
-        """Land a window; give its metadata and what it holds."""
+    def land(self, window: LsnWindow) -> tuple[dict[str, Any], Recount]:
+        """Land a window; give its metadata, and its rows counted again."""
         report = capture_window(
             self.postgres.settings(),
             self.zone,
@@ -129,7 +156,7 @@ class _Landing:
             capture_limits(self.capture.stream),
         )
         self._last, self._landed_at = window, time.monotonic()
-        summary = self.zone.changes.summary(window)
+        recount = self.zone.changes.recount(window)
         self.context.log.info(
             f"Window {window.key}: {report.row_count} changes in "
             f"{report.transaction_count} transactions"
@@ -137,7 +164,7 @@ class _Landing:
         )
         for warning, count in sorted(report.warnings.items()):
             self.context.log.warning(f"Window {window.key}: {warning} ({count})")
-        return capture_metadata(report, summary), summary
+        return capture_metadata(report, recount.decoded), recount
 
     def next_windows(self, following: Following) -> Iterator[LsnWindow]:
         """Open one window after the other, as long as the run may go on.

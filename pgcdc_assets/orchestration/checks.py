@@ -5,7 +5,8 @@ source, run by `<name>_checks`, by a click in the UI, and the slot's health by t
 well.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from pgcdc_assets.orchestration.resources import PostgresResource
 from pgcdc_assets.orchestration.settings import CdcCapture
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
@@ -29,17 +31,16 @@ _MISSING = "not there"
 
 
 def check_windows(
-    zone: RawZone, raw: dg.AssetKey, summaries: Sequence[WindowSummary]
+    zone: RawZone, raw: dg.AssetKey, recounts: Sequence[Recount]
 ) -> list[dg.AssetCheckResult]:
     """Check the windows just captured, and that they continue what was there before."""
-    first, last = summaries[0].window, summaries[-1].window
+    first, last = recounts[0].decoded.window, recounts[-1].decoded.window
     landed = [summary.window for summary in zone.changes.windows(first.epoch, first.start)]
     holes = [
         f"{before.end} to {after.start}"
         for before, after in pairwise(landed)
         if before.end != after.start
     ]
-    row_count = sum(summary.row_count for summary in summaries)
     return [
         dg.AssetCheckResult(
             asset_key=raw,
@@ -52,19 +53,55 @@ def check_windows(
                 "holes": ", ".join(holes) or "none",
             },
         ),
-        dg.AssetCheckResult(
-            asset_key=raw,
-            check_name=COUNTED_AS_DECODED,
-            # To get here every summary was read, which counts a window's rows again and raises
-            # when they are not those that its commit recorded: then `rows_missing` is the result.
-            passed=True,
-            metadata={"row_count": float(row_count), "window": last.key},
-        ),
+        _check_counts(raw, recounts),
     ]
 
 
+def _check_counts(raw: dg.AssetKey, recounts: Sequence[Recount]) -> dg.AssetCheckResult:
+    """Compare the rows of each window with what was decoded, by table and operation."""
+    wrong = [recount for recount in recounts if not recount.is_complete]
+    decoded = _rows_by_operation(recount.decoded for recount in recounts)
+    found = _rows_by_operation(recount.found for recount in recounts)
+    metadata: dict[str, Any] = {
+        "window": (wrong or recounts)[-1].decoded.window.key,
+        "row_count": float(sum(found.values())),
+        "decoded_row_count": float(sum(decoded.values())),
+        "operations": dg.MetadataValue.table(
+            [
+                dg.TableRecord(
+                    {
+                        "operation": operation,
+                        "decoded": str(decoded[operation]),
+                        "found": str(found[operation]),
+                    }
+                )
+                for operation in sorted(decoded | found)
+            ],
+            schema=dg.TableSchema(
+                [dg.TableColumn(name) for name in ("operation", "decoded", "found")]
+            ),
+        ),
+    }
+    if wrong:
+        metadata["reason"] = (
+            f"the raw zone holds {wrong[0].found.row_count} of the "
+            f"{wrong[0].decoded.row_count} rows landed"
+        )
+    return dg.AssetCheckResult(
+        asset_key=raw, check_name=COUNTED_AS_DECODED, passed=not wrong, metadata=metadata
+    )
+
+
+def _rows_by_operation(summaries: Iterable[WindowSummary]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for summary in summaries:
+        for operations in summary.counts.values():
+            counts.update(operations)
+    return counts
+
+
 def rows_missing(raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckResult:
-    """Judge a window whose rows are not those that were decoded."""
+    """Judge a window whose rows cannot be counted."""
     return dg.AssetCheckResult(
         asset_key=raw,
         check_name=COUNTED_AS_DECODED,

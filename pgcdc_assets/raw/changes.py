@@ -43,6 +43,41 @@ class LandReport:
     size_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Recount:
+    """A landed window as it was decoded, and as its rows are counted now.
+
+    Attributes:
+        decoded: by the record of the window's commit, which was counted at decode.
+        found: by the rows in the files.
+        captured_through: end of the newest landed window.
+    """
+
+    decoded: WindowSummary
+    found: WindowSummary
+    captured_through: Lsn
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the two are the same, by table and operation."""
+        return self.decoded == self.found
+
+    def check(self) -> WindowSummary:
+        """Return what the window holds.
+
+        Raises:
+            WindowUnavailable: the raw zone does not hold the rows that were decoded.
+        """
+        if not self.is_complete:
+            raise _unavailable(
+                self.decoded.window,
+                self.captured_through,
+                f"the raw zone holds {self.found.row_count} of the {self.decoded.row_count} rows "
+                "landed",
+            )
+        return self.decoded
+
+
 def nothing() -> None:
     """Do nothing: the default of `before_commit`."""
 
@@ -152,32 +187,34 @@ class ChangeLog:
             WindowUnavailable: the window is not in the raw zone, or some of its rows are missing.
             RawExpired: retention removed it.
         """
+        return self.recount(window).check()
+
+    def recount(self, window: LsnWindow) -> Recount:
+        """Count the rows of a landed window again.
+
+        Raises:
+            WindowUnavailable: the window is not in the raw zone, or a file of its rows is gone.
+            RawExpired: retention removed it.
+        """
         table = self.table.load()
         floor = None if table is None else self._floor(table, window.epoch)
         if floor is not None and window.start < floor:
             raise RawExpired(what=f"Window {window.key}", floor=floor)
         end = None if table is None else self._end(table, window.epoch)
         if table is None or end is None or end < window.end:
-            raise self._unavailable(window, end, "it was not landed in the raw zone")
+            raise _unavailable(window, end, "it was not landed in the raw zone")
         builder = SummaryBuilder(window)
         files = files_between(data_files(table), window.epoch, window.start, window.end)
         try:
             for batch in scan(self.table, files, COUNTED, pc.field("window") == window.key):
                 builder.add(batch)
         except FileNotFoundError as error:
-            raise self._unavailable(window, end, "a file of its rows is gone") from error
-        counted = builder.build()
+            raise _unavailable(window, end, "a file of its rows is gone") from error
         near = self.journal.windows(table, window.epoch, window.start, window.end)
         recorded = near[0] if near else None
         if recorded is None or recorded.window != window:
-            raise self._unavailable(window, end, "the raw zone has no window with these borders")
-        if counted != recorded:
-            raise self._unavailable(
-                window,
-                end,
-                f"the raw zone holds {counted.row_count} of the {recorded.row_count} rows landed",
-            )
-        return recorded
+            raise _unavailable(window, end, "the raw zone has no window with these borders")
+        return Recount(recorded, builder.build(), end)
 
     def windows(self, epoch: int, since: Lsn | None = None) -> list[WindowSummary]:
         """List the landed windows in stream order, as their commits recorded them.
@@ -205,15 +242,6 @@ class ChangeLog:
         if loaded is None:
             return []
         return compact(self.table, loaded, self.compaction_app_id, minimum_files=minimum_files)
-
-    def _unavailable(
-        self, window: LsnWindow, captured_through: Lsn | None, reason: str
-    ) -> WindowUnavailable:
-        return WindowUnavailable(
-            window=window.key,
-            confirmed_flush_lsn=captured_through or window.start,
-            reason=reason,
-        )
 
     def _groups(
         self, window: LsnWindow, batches: Iterable[pa.RecordBatch], builder: SummaryBuilder
@@ -269,3 +297,11 @@ def _complete(batch: pa.RecordBatch, window: LsnWindow, uri: str) -> pa.RecordBa
                 f"belong to window {window.key}.",
             )
     return rows
+
+
+def _unavailable(window: LsnWindow, captured_through: Lsn | None, reason: str) -> WindowUnavailable:
+    return WindowUnavailable(
+        window=window.key,
+        confirmed_flush_lsn=captured_through or window.start,
+        reason=reason,
+    )

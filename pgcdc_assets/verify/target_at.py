@@ -25,6 +25,7 @@ from pgcdc_assets.merge.watermark import advance_watermark, table_path
 from pgcdc_assets.raw.reading import read_changes
 from pgcdc_assets.raw.staging import VERIFY, staging_root
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.moment import Moment
 from pgcdc_assets.verify.small_table import copy_small
@@ -145,7 +146,7 @@ def _fold(
             found[name] = report.error
         elif report.watermark_after != moment.lsn:
             found[name] = TransientError(
-                reason=f"Table {'.'.join(name)} was not folded through {moment.lsn}, but "
+                reason=f"Table {TableName(*name)} was not folded through {moment.lsn}, but "
                 f"through {report.watermark_after}. Run it again."
             )
         else:
