@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 import dagster as dg
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from pgcdc_assets.errors import RawZoneError, SlotAdvanced, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge.watermark import advance_watermark, table_path
+from pgcdc_assets.orchestration.checks import SLOT_HEALTH
 from pgcdc_assets.orchestration.settings import WindowPolicy
+from pgcdc_assets_tests.fixtures.preflight import findings_of, problems_in
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 
 pytestmark = pytest.mark.postgres
@@ -172,8 +181,6 @@ def test_a_new_instance_learns_the_windows_of_an_old_lake(orchestrated: Orchestr
 def test_keys_above_the_number_to_keep_are_pruned_only_when_merged(
     orchestrated: Orchestrated,
 ) -> None:
-    from dataclasses import replace
-
     few = replace(orchestrated.capture, windows=WindowPolicy(max_age_seconds=0, keep=1))
     pruning = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, few)
     pruning.copy()
@@ -181,7 +188,85 @@ def test_keys_above_the_number_to_keep_are_pruned_only_when_merged(
         pruning.database.execute(f"insert into b values ({number}, 1)")
         pruning.land()
     pruning.tick("lag")
-    assert len(pruning.windows()) >= 3
+    landed = pruning.windows()
+    assert len(landed) >= 3
+    for table in ("a", "b"):
+        merged_through(pruning, table, LsnWindow.parse(landed[1]).end)
+    pruning.tick("lag")
+    assert set(landed) - set(pruning.windows()) == set(landed[:2])
+
+
+def merged_through(orchestrated: Orchestrated, table: str, lsn: Lsn) -> None:
+    """Record a table's watermark as a merge does, without Spark and without rows."""
+    zone = orchestrated.zone
+    path = table_path(zone.lake, zone.name, "public", table, 1)
+    write_deltalake(path, pa.table({"id": pa.array([], pa.int32())}))
+    advance_watermark(zone.lake, path, zone.app_id(1), None, lsn)
+
+
+@contextmanager
+def unreserved_slot(orchestrated: Orchestrated) -> Iterator[None]:
+    """The slot keeps more WAL than the server allows, until the block ends."""
+    database = orchestrated.database
+    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    try:
+        database.execute("select pg_reload_conf()")
+        for _ in range(3):
+            orchestrated.commit("select pg_logical_emit_message(true, 'x', 'y')")
+            database.execute("select pg_switch_wal()")
+        yield
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.execute("select pg_reload_conf()")
+
+
+def test_an_unreserved_slot_is_warned_of_by_the_tick_the_check_and_the_preflight(
+    orchestrated: Orchestrated, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """B12."""
+    orchestrated.copy()
+    with unreserved_slot(orchestrated):
+        orchestrated.tick("lag")
+        found = findings_of(orchestrated.database.settings(), slot=orchestrated.capture.slot)
+    assert f"{orchestrated.capture.slot} is unreserved" in capfd.readouterr().err
+    evaluation = slot_health(orchestrated)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert evaluation.metadata["wal_status"].value == "unreserved"
+    assert "warning: " in problems_in(found)["slot", None]
+    assert "is unreserved" in problems_in(found)["slot", None]
+
+
+def test_the_slot_s_health_is_judged_by_the_tick_and_on_demand(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.tick("lag")
+    evaluation = slot_health(orchestrated)
+    assert evaluation.passed
+    assert evaluation.metadata["wal_status"].value == "reserved"
+
+    key = dg.AssetCheckKey(orchestrated.raw, SLOT_HEALTH)
+    job = dg.define_asset_job("health", selection=dg.AssetSelection.checks(key))
+    definitions = dg.Definitions.merge(
+        orchestrated.location.definitions, dg.Definitions(jobs=[job])
+    )
+    asked = definitions.resolve_job_def("health")
+    (there,) = asked.execute_in_process(
+        instance=orchestrated.instance
+    ).get_asset_check_evaluations()
+    assert there.passed
+    orchestrated.database.drop_slots()
+    (gone,) = asked.execute_in_process(instance=orchestrated.instance).get_asset_check_evaluations()
+    assert (gone.passed, gone.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert gone.metadata["wal_status"].value == "not there"
+
+
+def slot_health(orchestrated: Orchestrated) -> dg.AssetCheckEvaluation:
+    """The newest evaluation of the check."""
+    key = dg.AssetCheckKey(orchestrated.raw, SLOT_HEALTH)
+    record = orchestrated.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
+    event = record[key].event
+    assert event is not None
+    assert event.dagster_event is not None
+    return event.dagster_event.asset_check_evaluation_data
 
 
 def test_an_idle_database_gets_its_first_window(orchestrated: Orchestrated) -> None:

@@ -139,7 +139,7 @@ def test_defaults_of_the_database_do_not_reach_our_sessions(database: Database) 
         "timezone": ("'Asia/Kathmandu'", "UTC"),
         "extra_float_digits": ("-5", "3"),
         "bytea_output": ("escape", "hex"),
-        "lc_monetary": ("'C'", "C"),
+        "lc_monetary": ("'POSIX'", "C"),
         "search_path": ("public", "pg_catalog"),
         "quote_all_identifiers": ("on", "off"),
         "tcp_keepalives_idle": ("7200", "30"),
