@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.errors import ConfigurationError, MergeConflict, TransientError
+from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged, TransientError
 from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.verify import (
@@ -245,7 +245,7 @@ def test_a_table_whose_log_cannot_be_read_is_named(pipeline: Pipeline) -> None:
     pipeline.sync()
     newest = max(Path(pipeline.path(), "_delta_log").glob("*.json"))
     newest.write_text("no JSON")
-    with pytest.raises(ConfigurationError, match=r"scd1/public/t cannot be read"):
+    with pytest.raises(TableDamaged, match=r"scd1/public/t cannot be read"):
         verify(pipeline)
 
 
