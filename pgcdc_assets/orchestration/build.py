@@ -9,8 +9,10 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import (
     UnresolvedAssetJobDefinition,
 )
+from dagster._utils.schedules import is_valid_cron_string
 from dagster._utils.warnings import BetaWarning
 
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.capture_assets import build_raw_asset
 from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, build_source_checks
 from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_metadata
@@ -22,6 +24,7 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import SpecificPartitionsPartitionMapping
 from pgcdc_assets.orchestration.rebuild import build_rebuild_job
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.orchestration.runs import CAPTURE_TAG
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.snapshot_assets import build_snapshot_asset
 from pgcdc_assets.orchestration.table_checks import build_table_checks
@@ -45,7 +48,11 @@ def build_cdc_definitions(
 
     Args:
         declared_in: the file to show as the assets' code, `Path(__file__)` as a rule.
+
+    Raises:
+        ConfigurationError: a schedule is no cron expression.
     """
+    _check_schedules(capture)
     return _Builder(capture, translator or PgcdcTranslator(), declared_in).build(
         postgres or PostgresResource(capture=capture.name),
         lake or LakeResource(),
@@ -94,7 +101,7 @@ class _Builder:
             ],
             asset_checks=[
                 build_source_checks(self.capture, raw.key, snapshot.key),
-                build_table_checks(self.capture, scd_keys),
+                build_table_checks(self.capture, scd_keys, raw.key),
             ],
             jobs=[
                 capture_job,
@@ -104,7 +111,7 @@ class _Builder:
                 build_rebuild_job(self.capture, scd_keys),
                 upkeep_job,
             ],
-            schedules=[upkeep_schedule],
+            schedules=[upkeep_schedule, *self._check_schedule(check_job)],
             sensors=[
                 build_lag_sensor(self.capture, targets),
                 build_merge_sensor(self.capture, scd_keys, snapshot.key, merge_job),
@@ -155,6 +162,20 @@ class _Builder:
             for name, (selection, description) in jobs.items()
         )
 
+    def _check_schedule(self, job: UnresolvedAssetJobDefinition) -> list[dg.ScheduleDefinition]:
+        cron = self.capture.checks.schedule
+        if cron is None:
+            return []
+        return [
+            dg.ScheduleDefinition(
+                name=self.names.check_job,
+                job=job,
+                cron_schedule=cron,
+                default_status=dg.DefaultScheduleStatus.RUNNING,
+                tags={CAPTURE_TAG: self.capture.name},
+            )
+        ]
+
     def _spec(self, layer: Layer, table: CdcTable | None = None) -> dg.AssetSpec:
         spec = self.translator.get_asset_spec(AssetData(layer, self.capture, table))
         if self.declared_in is None:
@@ -173,6 +194,19 @@ class _Builder:
                 dg.AssetDep(snapshot, partition_mapping=copies),
             ]
         )
+
+
+def _check_schedules(capture: CdcCapture) -> None:
+    """Raise a ConfigurationError if a schedule is no cron expression."""
+    for setting, cron in (
+        ("retention.schedule", capture.retention.schedule),
+        ("checks.schedule", capture.checks.schedule),
+    ):
+        if cron is not None and not is_valid_cron_string(cron):
+            raise ConfigurationError(
+                reason=f"Capture {capture.name}: {setting} is {cron!r}, but must be a cron "
+                "expression such as '47 4 * * *'"
+            )
 
 
 def _references(declared_in: Path) -> dg.CodeReferencesMetadataValue:

@@ -54,7 +54,7 @@ def build_raw_asset(
     step = StepKeys(capture.name)
 
     @dg.multi_asset(
-        name=f"{capture.name}_land_windows",
+        name=names.land_step,
         specs=[spec.replace_attributes(deps=step.sources(sources))],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),

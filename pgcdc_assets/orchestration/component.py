@@ -25,6 +25,7 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource,
 from pgcdc_assets.orchestration.settings import (
     CdcCapture,
     CdcTable,
+    CheckPolicy,
     RetentionPolicy,
     StreamPolicy,
     WindowPolicy,
@@ -132,6 +133,15 @@ class StepModel(dg.Model, Resolvable):
     bytes: int = Field(default=StepLimit.bytes, description="Bytes of these changes as text.")
 
 
+class CheckModel(dg.Model, Resolvable):
+    """When the checks run that read the source or whole tables."""
+
+    schedule: str | None = Field(
+        default=CheckPolicy.schedule,
+        description="Cron expression of the job <name>_checks, in UTC; null: no schedule.",
+    )
+
+
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     """Captures a Postgres publication, and keeps tables of it in the lake.
 
@@ -168,6 +178,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     retention: RetentionModel = Field(
         default=RetentionModel(), description="What is kept for how long."
     )
+    checks: CheckModel = Field(default=CheckModel(), description="When checks run.")
     merge_parallelism: int = Field(default=2, description="Tables merged side by side.")
     merge_step: StepModel = Field(
         default=StepModel(), description="How much one commit of a merge folds at most."
@@ -196,6 +207,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             windows=WindowPolicy(**self.windows.model_dump()),
             stream=StreamPolicy(**self.stream.model_dump()),
             retention=RetentionPolicy(**self.retention.model_dump()),
+            checks=CheckPolicy(**self.checks.model_dump()),
             merge_parallelism=self.merge_parallelism,
             merge_step=StepLimit(**self.merge_step.model_dump()),
             verify_wait_seconds=self.verify_wait_seconds,

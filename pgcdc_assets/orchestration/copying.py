@@ -14,6 +14,7 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from pgcdc_assets.orchestration.keys import covered_keys
 from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.runs import has_ended
 from pgcdc_assets.orchestration.settings import CdcCapture
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
@@ -38,11 +39,14 @@ class Copying:
         Whoever chose through which LSN to merge before it asked here is safe: a copy that begins
         later is above that LSN.
         """
-        job = Names.of(self.capture).snapshot_job
+        names = Names.of(self.capture)
         order = [table.partition_key for table in self.capture.tables]
         copied: set[str] = set()
         for run in instance.get_runs(RunsFilter(statuses=_STARTED)):
-            if run.job_name == job or self.snapshot in (run.asset_selection or ()):
+            selects = self.snapshot in (run.asset_selection or ())
+            if run.job_name == names.snapshot_job or (
+                selects and not has_ended(instance, run, names.copy_step)
+            ):
                 copied.update(covered_keys(run.tags, order))
         return frozenset(
             table.partition_key

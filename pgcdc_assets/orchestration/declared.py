@@ -10,6 +10,7 @@ import dagster as dg
 from pgcdc_assets.orchestration.settings import (
     CdcCapture,
     CdcTable,
+    CheckPolicy,
     RetentionPolicy,
     StreamPolicy,
     WindowPolicy,
@@ -45,6 +46,7 @@ def capture_of(metadata: Any) -> CdcCapture:
             "windows": WindowPolicy(**data["windows"]),
             "stream": StreamPolicy(**data["stream"]),
             "retention": RetentionPolicy(**data["retention"]),
+            "checks": CheckPolicy(**data.get("checks", {})),
         }
     )
 

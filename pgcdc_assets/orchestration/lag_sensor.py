@@ -102,7 +102,9 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
         close_dead_runs(context.instance, capture.name, {targets.raw, targets.snapshot})
         # A run that goes on opens windows itself: only where there was none before anything was
         # read is there nothing that was read too early.
-        running = find_unfinished(context.instance, names.capture_job, frozenset({targets.raw}))
+        running = find_unfinished(
+            context.instance, names.capture_job, {targets.raw}, names.land_step
+        )
         try:
             with postgres.query_connection("sensor") as conn:
                 status = read_slot_status(conn, capture.slot)
@@ -228,7 +230,8 @@ class _Tick:
         if not missing:
             return
         instance = self.context.instance
-        if find_unfinished(instance, self.names.snapshot_job, frozenset({self.targets.snapshot})):
+        names = self.names
+        if find_unfinished(instance, names.snapshot_job, {self.targets.snapshot}, names.copy_step):
             self._blocked("tables are being copied")
             return
         order = [table.partition_key for table in self.capture.tables]

@@ -64,7 +64,7 @@ def build_scd_assets(
     }
 
     @dg.multi_asset(
-        name=f"{capture.name}_merge_tables",
+        name=names.merge_step,
         specs=[spec.replace_attributes(key=keys[place]) for place, spec in specs.items()],
         check_specs=[invariant_spec(key, scd) for (_, scd), key in keys.items()],
         partitions_def=partitions,

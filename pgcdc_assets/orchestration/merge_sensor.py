@@ -70,7 +70,9 @@ def build_merge_sensor(
         progress = sync_progress.get()
         close_dead_runs(context.instance, capture.name, frozenset(keys.values()))
         # Before the state: what a run under way merges meanwhile would be asked for again.
-        running = find_unfinished(context.instance, names.merge_job, frozenset(keys.values()))
+        running = find_unfinished(
+            context.instance, names.merge_job, frozenset(keys.values()), names.merge_step
+        )
         is_merging = running is not None
         if is_merging and progress is None:
             # Most ticks are like this while changes flow, and reading the state opens every table.

@@ -39,7 +39,7 @@ class Names:
 
     @property
     def check_job(self) -> str:
-        """Runs the asset checks that no other job runs."""
+        """Runs the asset checks that no other job runs; its schedule has the same name."""
         return f"{self.name}_checks"
 
     @property
@@ -51,6 +51,21 @@ class Names:
     def upkeep_job(self) -> str:
         """Removes what is old and tidies up; its schedule has the same name."""
         return f"{self.name}_upkeep"
+
+    @property
+    def land_step(self) -> str:
+        """Step: lands windows, in whatever job."""
+        return f"{self.name}_land_windows"
+
+    @property
+    def copy_step(self) -> str:
+        """Step: copies tables."""
+        return f"{self.name}_copy_tables"
+
+    @property
+    def merge_step(self) -> str:
+        """Step: merges windows."""
+        return f"{self.name}_merge_tables"
 
     @property
     def lag_sensor(self) -> str:

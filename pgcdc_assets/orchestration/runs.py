@@ -16,6 +16,7 @@ from pathlib import Path
 
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
+from dagster._core.execution.stats import StepEventStatus
 
 CAPTURE_TAG = "pgcdc/capture"
 PURPOSE_TAG = "pgcdc/purpose"
@@ -34,6 +35,8 @@ UNFINISHED = [
 FINISHED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 MAX_COUNTED = 50
+
+_ENDED = (StepEventStatus.SUCCESS, StepEventStatus.FAILURE, StepEventStatus.SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -64,18 +67,32 @@ def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> None
 
 
 def find_unfinished(
-    instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey]
+    instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey], step: str
 ) -> DagsterRun | None:
-    """Find a queued or running run that touches the assets, however it was launched.
+    """Find a queued or running run that is to materialise the assets, however it was launched.
 
     Runs started by "Materialize" in the UI belong to Dagster's implicit job and carry none of our
-    tags, so the selection is looked at too.
+    tags, so the selection is looked at too. Such a run may have other steps: a run whose step for
+    the assets has ended is not in the way of the next one.
+
+    Args:
+        step: key of the step that materialises the assets.
     """
     wanted = frozenset(keys)
     for run in instance.get_runs(RunsFilter(statuses=UNFINISHED)):
-        if run.job_name == job_name or not wanted.isdisjoint(run.asset_selection or ()):
+        if run.job_name == job_name:
+            return run
+        if not wanted.isdisjoint(run.asset_selection or ()) and not has_ended(instance, run, step):
             return run
     return None
+
+
+def has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> bool:
+    """Whether a step of a run that goes on has succeeded, failed or was skipped."""
+    if run.status == DagsterRunStatus.QUEUED:
+        return False
+    stats = instance.event_log_storage.get_step_stats_for_run(run.run_id, [step])
+    return any(each.status in _ENDED for each in stats)
 
 
 def close_dead_runs(

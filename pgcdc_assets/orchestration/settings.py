@@ -210,6 +210,17 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True)
+class CheckPolicy:
+    """When the checks run that no other job runs.
+
+    Attributes:
+        schedule: cron expression of `<name>_checks`, in UTC; None: the job has no schedule.
+    """
+
+    schedule: str | None = "47 4 * * *"
+
+
+@dataclass(frozen=True)
 class CdcCapture:
     """One capture: a publication, the slot that reads it, and the tables kept from it.
 
@@ -230,6 +241,7 @@ class CdcCapture:
     windows: WindowPolicy = field(default_factory=WindowPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    checks: CheckPolicy = field(default_factory=CheckPolicy)
     merge_parallelism: int = 2
     merge_step: StepLimit = field(default_factory=StepLimit)
     verify_wait_seconds: float = 120.0

@@ -38,7 +38,7 @@ def build_snapshot_asset(
     tables = {table.partition_key: table for table in capture.tables}
 
     @dg.multi_asset(
-        name=f"{capture.name}_copy_tables",
+        name=names.copy_step,
         specs=[spec.replace_attributes(deps=step.sources(sources))],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),

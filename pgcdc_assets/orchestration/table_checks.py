@@ -1,8 +1,12 @@
 """Asset checks of the SCD tables: their own invariants, and their contents against the source.
 
 Both read whole tables, so they run on demand and in `<name>_checks`, not after every merge. The
-source is read at one LSN for all tables of a run; what a check tells are counts and names of
-columns, never a key. One that cannot be made fails the step at its end, after all others are made.
+source is read at one LSN for all tables of a run. A check reports counts and names of columns, and
+never a key. A check that cannot be made fails the step at its end, after all others are made.
+
+`equals_source` is a question to the source. The check has to wait for the capture, so a run that
+materialises assets of the capture leaves it out: Dagster shows the check as skipped. A check that
+has nothing to compare yet is a warning that says so, and the run succeeds.
 """
 
 import contextlib
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.merge.watermark import read_target, table_path
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS_IN_FULL, found, full_spec
@@ -38,13 +42,23 @@ if TYPE_CHECKING:
 EQUALS_SOURCE = "equals_source"
 
 
+class _NotCaptured(Exception):
+    """The capture did not reach the moment at which the source was read."""
+
+
 def build_table_checks(
-    capture: CdcCapture, keys: Mapping[tuple[str, str, int], dg.AssetKey]
+    capture: CdcCapture, keys: Mapping[tuple[str, str, int], dg.AssetKey], raw: dg.AssetKey
 ) -> dg.AssetsDefinition:
-    """Build the checks of all tables; each can be run alone."""
+    """Build the checks of all tables; each can be run alone.
+
+    Args:
+        keys: the SCD assets by schema, table and kind.
+        raw: the raw asset.
+    """
     names = Names.of(capture)
     tables = {(t.schema, t.table): t for t in capture.tables}
     places = {key: place for place, key in keys.items()}
+    materialised = frozenset({raw, *places})
     step = StepKeys(capture.name)
     step_keys = {
         (schema, table, scd): step.key(f"scd{scd}", tables[schema, table], key)
@@ -72,11 +86,20 @@ def build_table_checks(
         with dagster_failures(capture.name), contextlib.ExitStack() as held:
             zone = lake.zone(capture.name)
             checking = _Checking(capture, zone, postgres.settings, spark.session, held)
-            for check in sorted(context.selected_asset_check_keys):
+            checks = sorted(context.selected_asset_check_keys)
+            if not materialised.isdisjoint(context.job_def.asset_layer.selected_asset_keys):
+                checks = [check for check in checks if check.name != EQUALS_SOURCE]
+                context.log.info(
+                    f"{EQUALS_SOURCE} is not evaluated in a run that materialises assets: run job "
+                    f"{names.check_job}, or the check alone"
+                )
+            for check in checks:
                 schema, table, scd = places[check.asset_key]
                 declared = tables[schema, table]
                 try:
                     result = checking.make(check, declared, scd)
+                except _NotCaptured as reason:
+                    yield _not_judged(check, str(reason))
                 except PgcdcError as error:
                     name = f"{declared.qualified_name} ({check.name})"
                     context.log.error(f"{name}: {error}")
@@ -102,17 +125,18 @@ class _Checking:
     settings: Callable[[], ConnectionSettings]
     session: Callable[[], "SparkSession"]
     held: contextlib.ExitStack
-    _moment: Moment | PgcdcError | None = None
+    _moment: Moment | PgcdcError | _NotCaptured | None = None
 
     def make(self, check: dg.AssetCheckKey, table: CdcTable, scd: int) -> dg.AssetCheckResult:
         """Make one check.
 
         Raises:
             PgcdcError: it could not be made; others may be.
+            _NotCaptured: the capture did not come in time.
         """
         path = table_path(self.zone.lake, self.zone.name, table.schema, table.table, scd)
         if read_target(self.zone.lake, self.zone.name, path) is None:
-            return _failed(check, "the table was never merged")
+            return _not_judged(check, "The table was never merged.")
         if check.name == INVARIANTS_IN_FULL:
             return found(check, self._invariants(table, scd))
         return _compared(check, self._comparison(table))
@@ -140,10 +164,10 @@ class _Checking:
             try:
                 taken = _captured_moment(self.settings(), self.zone, self.capture)
                 self._moment = self.held.enter_context(taken)
-            except PgcdcError as error:
+            except (PgcdcError, _NotCaptured) as error:
                 # It would fail the next table too, after the same wait.
                 self._moment = error
-        if isinstance(self._moment, PgcdcError):
+        if isinstance(self._moment, PgcdcError | _NotCaptured):
             raise self._moment
         return self._moment
 
@@ -153,7 +177,10 @@ def _captured_moment(
     settings: ConnectionSettings, zone: RawZone, capture: CdcCapture
 ) -> Iterator[Moment]:
     with source_moment(settings, zone, capture.slot) as moment:
-        wait_captured(zone, moment, capture.verify_wait_seconds)
+        try:
+            wait_captured(zone, moment, capture.verify_wait_seconds)
+        except TransientError as error:
+            raise _NotCaptured(str(error)) from error
         yield moment
 
 
@@ -166,12 +193,15 @@ def _equality_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
     )
 
 
-def _failed(check: dg.AssetCheckKey, reason: str) -> dg.AssetCheckResult:
+def _not_judged(check: dg.AssetCheckKey, reason: str) -> dg.AssetCheckResult:
+    """Report that a check has nothing to compare yet: neither passed nor an error."""
     return dg.AssetCheckResult(
         asset_key=check.asset_key,
         check_name=check.name,
         passed=False,
-        metadata={"reason": reason},
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"Not judged yet. {reason}",
+        metadata={"is_judged": False, "reason": reason},
     )
 
 

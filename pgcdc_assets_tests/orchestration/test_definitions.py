@@ -12,7 +12,9 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets import CdcCapture, CdcTable, PgcdcTranslator, build_cdc_definitions
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.loading import CodeLocation, load_defs_folder, load_location
+from pgcdc_assets.orchestration.settings import CheckPolicy, RetentionPolicy
 from pgcdc_assets.orchestration.translator import AssetData, Layer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +107,33 @@ def test_jobs_sensors_pools_and_executor(location: CodeLocation) -> None:
         "pgcdc/shop/tables",
         "pgcdc/shop/upkeep",
     }
+
+
+def test_what_is_checked_only_on_demand_is_checked_daily_unless_told_otherwise(
+    location: CodeLocation,
+) -> None:
+    schedules = {schedule.name: schedule for schedule in location.repository.schedule_defs}
+    daily = schedules["shop_checks"]
+    assert daily.job_name == "shop_checks"
+    assert daily.cron_schedule == "47 4 * * *"
+    assert daily.default_status == dg.DefaultScheduleStatus.RUNNING
+    never = CdcCapture(
+        "shop", "pub", (CdcTable("shop", "orders"),), checks=CheckPolicy(schedule=None)
+    )
+    assert [s.name for s in build_cdc_definitions(never).schedules or []] == ["shop_upkeep"]
+
+
+@pytest.mark.parametrize("setting", ["checks", "retention"])
+def test_a_schedule_that_is_no_cron_expression_is_refused(setting: str) -> None:
+    policies = {"checks": CheckPolicy, "retention": RetentionPolicy}
+    capture = CdcCapture(
+        "shop",
+        "pub",
+        (CdcTable("shop", "orders"),),
+        **{setting: policies[setting](schedule="daily")},
+    )
+    with pytest.raises(ConfigurationError, match=rf"{setting}\.schedule is 'daily'"):
+        build_cdc_definitions(capture)
 
 
 def test_a_range_of_windows_is_one_run(location: CodeLocation) -> None:

@@ -6,6 +6,8 @@ import subprocess
 
 import dagster as dg
 import pytest
+from dagster import DagsterEvent
+from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
 from dagster._core.utils import make_new_run_id
 
 from pgcdc_assets.orchestration.names import Names
@@ -97,6 +99,47 @@ def test_a_run_that_repeats_a_dead_one_is_not_taken_for_it(orchestrated: Orchest
     orchestrated.instance.add_run_tags(repeated.run_id, {PROCESS_TAG: dead_process()})
     orchestrated.tick("merges")
     assert status_of(orchestrated, repeated) == dg.DagsterRunStatus.FAILURE
+
+
+@pytest.mark.parametrize("event", ["STEP_SUCCESS", "STEP_FAILURE"])
+def test_a_run_with_other_steps_holds_a_sensor_up_only_until_its_own_step_has_ended(
+    orchestrated: Orchestrated, event: str
+) -> None:
+    """A click may ask for raw, tables and checks in one run."""
+    names = Names.of(orchestrated.capture)
+    orchestrated.copy()
+    orchestrated.land()
+    run = start_click(orchestrated, {orchestrated.raw, B})
+    orchestrated.commit("insert into b values (7, 1)")
+    for sensor, step in (("lag", names.land_step), ("merges", names.merge_step)):
+        report_step(orchestrated, run, step, "STEP_START")
+        assert not orchestrated.tick(sensor).run_requests
+        report_step(orchestrated, run, step, event)
+        assert len(orchestrated.tick(sensor).run_requests) == 1
+    assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
+
+
+def start_click(orchestrated: Orchestrated, keys: set[dg.AssetKey]) -> dg.DagsterRun:
+    """Leave a started run of Dagster's implicit job in the books."""
+    run = dg.DagsterRun(
+        job_name="__ASSET_JOB",
+        run_id=make_new_run_id(),
+        status=dg.DagsterRunStatus.STARTED,
+        asset_selection=frozenset(keys),
+    )
+    orchestrated.instance.add_run(run)
+    return run
+
+
+def report_step(orchestrated: Orchestrated, run: dg.DagsterRun, step: str, event: str) -> None:
+    data = {
+        "STEP_SUCCESS": StepSuccessData(duration_ms=1.0),
+        "STEP_FAILURE": StepFailureData(error=None, user_failure_data=None),
+    }
+    orchestrated.instance.report_dagster_event(
+        DagsterEvent(event, run.job_name, step_key=step, event_specific_data=data.get(event)),
+        run.run_id,
+    )
 
 
 def add_failures(orchestrated: Orchestrated, request: dg.RunRequest, count: int) -> None:

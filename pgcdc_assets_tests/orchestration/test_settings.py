@@ -12,6 +12,7 @@ from pgcdc_assets.orchestration.declared import capture_metadata, capture_of
 from pgcdc_assets.orchestration.settings import (
     CdcCapture,
     CdcTable,
+    CheckPolicy,
     RetentionPolicy,
     StreamPolicy,
     WindowPolicy,
@@ -101,6 +102,7 @@ def test_settings_survive_the_way_through_an_asset_s_metadata() -> None:
         slot="other",
         windows=WindowPolicy(keep=5),
         stream=StreamPolicy(total_seconds=60),
+        checks=CheckPolicy(None),
     )
     assert capture_of(capture_metadata(capture)) == capture
 

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.watermark import table_path
+from pgcdc_assets.orchestration.invariant_checks import INVARIANTS, INVARIANTS_IN_FULL
 from pgcdc_assets.orchestration.settings import RetentionPolicy
 from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
 from pgcdc_assets.orchestration.table_checks import EQUALS_SOURCE
@@ -64,8 +65,12 @@ def test_the_check_waits_for_the_capture_and_tells_counts_and_columns(
     capture = replace(orchestrated.capture, verify_wait_seconds=0.5)
     impatient = replace(orchestrated, capture=capture)
     alone = equals_source(impatient, "a")
-    assert not alone.success
-    assert not alone.get_asset_check_evaluations()
+    assert alone.success
+    (evaluation,) = alone.get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert evaluation.severity == dg.AssetCheckSeverity.WARN
+    assert evaluation.metadata["is_judged"].value is False
+    assert (evaluation.description or "").startswith("Not judged yet. The source was read at")
 
     daemon = threading.Timer(2.0, lambda: orchestrated.land())
     daemon.start()
@@ -77,6 +82,29 @@ def test_the_check_waits_for_the_capture_and_tells_counts_and_columns(
     assert evaluation.metadata["differing_row_count"].value == 1.0
     assert evaluation.metadata["differing_columns"].value == "v"
     assert "secret" not in str(evaluation.metadata)
+
+
+def test_a_run_that_materialises_does_not_ask_the_source(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """A click on raw and a table: nobody else can capture while the check waits for that."""
+    orchestrated.copy()
+    (request,) = orchestrated.tick("lag", one_shot=True).run_requests
+    orchestrated.database.execute("insert into a values (77, 'after the window')")
+    table = dg.AssetKey([NAME, "scd1", "public", "a"])
+    click = orchestrated.location.definitions.resolve_implicit_global_asset_job_def().get_subset(
+        asset_selection=frozenset({orchestrated.raw, table})
+    )
+    result = click.execute_in_process(
+        instance=orchestrated.instance, partition_key=request.partition_key, raise_on_error=False
+    )
+    assert result.success
+    evaluated = {
+        evaluation.check_name: evaluation.passed
+        for evaluation in result.get_asset_check_evaluations()
+        if evaluation.asset_key == table
+    }
+    assert evaluated == {INVARIANTS: True, INVARIANTS_IN_FULL: True}
 
 
 def test_the_rebuild_job_mends_tables_and_the_sensor_brings_them_up_to_date(
