@@ -26,8 +26,8 @@ def run(options: argparse.Namespace) -> int:
     from pgcdc_assets.orchestration.loading import load_location
     from pgcdc_assets.orchestration.names import Names
     from pgcdc_assets.orchestration.rebuild import parse_lsn, rebuild_op_name
+    from pgcdc_assets.orchestration.run_claims import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.run_errors import error_of_run
-    from pgcdc_assets.orchestration.runs import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.targets import select_tables
 
     location = load_location(options.module)

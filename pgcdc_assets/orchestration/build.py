@@ -16,6 +16,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.capture_assets import build_raw_asset
 from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, build_source_checks
 from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_metadata
+from pgcdc_assets.orchestration.executor import run_executor
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.lag_sensor import LagSensorTargets, build_lag_sensor
 from pgcdc_assets.orchestration.merge_assets import build_scd_assets
@@ -121,7 +122,7 @@ class _Builder:
                 self.names.lake: lake,
                 self.names.spark: spark,
             },
-            executor=dg.in_process_executor,
+            executor=run_executor,
         )
 
     def _jobs(
@@ -156,7 +157,7 @@ class _Builder:
                 name,
                 selection=selection,
                 description=description,
-                executor_def=dg.in_process_executor,
+                executor_def=run_executor,
                 tags={"pgcdc/capture": self.capture.name},
             )
             for name, (selection, description) in jobs.items()

@@ -29,7 +29,7 @@ from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.planning import Capture, CaptureProgress, plan_window
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.runs import claim_run
+from pgcdc_assets.orchestration.run_claims import claim_run
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, StreamPolicy
 from pgcdc_assets.postgres.slots import read_current_lsn
 from pgcdc_assets.postgres.stream import StreamSettings
@@ -75,12 +75,11 @@ def build_raw_asset(
         required_resource_keys={names.postgres, names.lake},
     )
     def raw(context: dg.AssetExecutionContext) -> Any:
-        claim_run(context)
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
         following = Following.of(context, names.slot_pool, capture.windows)
         windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
-        with dagster_failures(capture.name):
+        with claim_run(context), dagster_failures(capture.name):
             landing = _Landing(context, capture, postgres, lake.zone(capture.name))
             recounts = []
             for window in windows:
@@ -97,7 +96,7 @@ def build_raw_asset(
                 yield from _stop_if_incomplete([recount], checks)
                 yield dg.AssetMaterialization(spec.key, partition=window.key, metadata=metadata)
                 for check in checks:
-                    yield evaluation_of(check)
+                    yield evaluation_of(check, window)
                 landing.keep_up()
 
     return step.restore(raw)

@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.errors import WindowUnavailable
+from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import PostgresResource
 from pgcdc_assets.orchestration.settings import CdcCapture
@@ -174,8 +175,16 @@ def slot_evaluation(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetChec
     return evaluation_of(check_slot(raw, status))
 
 
-def evaluation_of(result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
-    """Turn a result into the event, for where Dagster does not: a step gives one result a check."""
+def evaluation_of(
+    result: dg.AssetCheckResult, window: LsnWindow | None = None
+) -> dg.AssetCheckEvaluation:
+    """Turn a result into the event, for where Dagster does not: a step gives one result a check.
+
+    Args:
+        window: what was evaluated. A check's history has one entry for each run and partition, at
+            the time at which the entry was made: without a partition, a later evaluation of the run
+            replaces the entry, and leaves it at the earlier time.
+    """
     assert result.asset_key is not None
     assert result.check_name is not None
     return dg.AssetCheckEvaluation(
@@ -184,6 +193,8 @@ def evaluation_of(result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
         passed=result.passed,
         metadata=result.metadata,
         severity=result.severity,
+        description=result.description,
+        partition=window.key if window is not None else None,
     )
 
 

@@ -18,6 +18,7 @@ from pgcdc_assets.capture import check_has_wal
 from pgcdc_assets.errors import SlotAdvanced, SlotMissing, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks import slot_evaluation
+from pgcdc_assets.orchestration.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.following import may_go_on
 from pgcdc_assets.orchestration.keys import (
     neighbours,
@@ -41,7 +42,6 @@ from pgcdc_assets.orchestration.runs import (
     PURPOSE_TAG,
     THROUGH_TAG,
     attempts_for,
-    close_dead_runs,
     find_unfinished,
 )
 from pgcdc_assets.orchestration.settings import CdcCapture

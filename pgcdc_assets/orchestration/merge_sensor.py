@@ -16,8 +16,8 @@ from dagster import DagsterRunStatus, RunRecord
 
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.copying import Copying
+from pgcdc_assets.orchestration.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.following import may_go_on
-from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.keys import range_tags, shown_windows
 from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
 from pgcdc_assets.orchestration.names import Names
@@ -25,10 +25,10 @@ from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs import (
     CAPTURE_TAG,
+    MERGE_PURPOSE,
     PURPOSE_TAG,
     THROUGH_TAG,
     attempts_for,
-    close_dead_runs,
     find_unfinished,
     recent_runs,
     seconds_since_end,
@@ -160,12 +160,13 @@ class _Tick:
             run_key=f"{self.capture.name}:merge:{last.key}:{past.newest}",
             job_name=names.merge_job,
             asset_selection=selected,
-            # A selection of assets brings all their checks along, and most read whole tables.
-            asset_check_keys=[dg.AssetCheckKey(key, INVARIANTS) for key in selected],
+            # A selection of assets brings all their checks along, and most read whole tables. The
+            # merge evaluates the cheap ones without being asked.
+            asset_check_keys=[],
             tags={
                 **range_tags(first.key, last.key),
                 CAPTURE_TAG: self.capture.name,
-                PURPOSE_TAG: "merge",
+                PURPOSE_TAG: MERGE_PURPOSE,
                 THROUGH_TAG: last.key,
                 **may_go_on(self.capture.windows, self.progress),
             },

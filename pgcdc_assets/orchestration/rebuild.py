@@ -12,10 +12,12 @@ from pydantic import Field
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.executor import run_executor
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
-from pgcdc_assets.orchestration.runs import CAPTURE_TAG, claim_run
+from pgcdc_assets.orchestration.run_claims import claim_run
+from pgcdc_assets.orchestration.runs import CAPTURE_TAG
 from pgcdc_assets.orchestration.settings import CdcCapture
 from pgcdc_assets.orchestration.targets import select_tables, target_of
 from pgcdc_assets.rebuild import RebuildReport, rebuild_table
@@ -55,11 +57,10 @@ def build_rebuild_job(
         out=dg.Out(dg.Nothing),
     )
     def rebuild(context: dg.OpExecutionContext, config: RebuildConfig) -> None:
-        claim_run(context)
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         failures: list[tuple[str, Exception]] = []
-        with dagster_failures(capture.name):
+        with claim_run(context), dagster_failures(capture.name):
             through = parse_lsn(config.through)
             tables = select_tables(capture, config.tables)
             zone = lake.zone(capture.name)
@@ -84,7 +85,7 @@ def build_rebuild_job(
     @dg.job(
         name=names.rebuild_job,
         description="Builds SCD tables from the raw zone alone, and replaces the live ones.",
-        executor_def=dg.in_process_executor,
+        executor_def=run_executor,
         tags={CAPTURE_TAG: capture.name},
     )
     def rebuild_job() -> None:

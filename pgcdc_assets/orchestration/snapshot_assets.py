@@ -13,7 +13,8 @@ from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.runs import ADOPT_SLOT_TAG, claim_run
+from pgcdc_assets.orchestration.run_claims import claim_run
+from pgcdc_assets.orchestration.runs import ADOPT_SLOT_TAG
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
@@ -46,13 +47,12 @@ def build_snapshot_asset(
         required_resource_keys={names.postgres, names.lake},
     )
     def snapshot(context: dg.AssetExecutionContext) -> Any:
-        claim_run(context)
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
         failures: list[CopyFailure] = []
         metadata = _copied_before(context)
         wanted: list[CdcTable] = [tables[k] for k in context.partition_keys if k not in metadata]
-        with dagster_failures(capture.name):
+        with claim_run(context), dagster_failures(capture.name):
             zone = lake.zone(capture.name)
             merged = [table for table in wanted if watermarks(zone, table)]
             outcomes = copy_each_table(

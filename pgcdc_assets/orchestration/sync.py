@@ -21,6 +21,7 @@ import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.keys import (
     PARTITION_TAG,
     RANGE_TAGS,
@@ -31,15 +32,14 @@ from pgcdc_assets.orchestration.keys import (
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
+from pgcdc_assets.orchestration.run_claims import beating, new_claim
 from pgcdc_assets.orchestration.run_errors import error_of_run, joined, naming
 from pgcdc_assets.orchestration.runs import (
     ADOPT_SLOT_TAG,
     CAPTURE_TAG,
-    PROCESS_TAG,
     PURPOSE_TAG,
     THROUGH_TAG,
     find_unfinished,
-    process_tag,
 )
 from pgcdc_assets.orchestration.settings import CdcTable
 from pgcdc_assets.orchestration.state import Position, TableState, read_state
@@ -143,7 +143,9 @@ class _Sync:
         job = self.repository.get_job(self.names.snapshot_job)
         keys = job.asset_layer.selected_asset_keys
         began = time.monotonic()
-        while find_unfinished(self.instance, self.names.snapshot_job, keys) is not None:
+        names = self.names
+        while find_unfinished(self.instance, names.snapshot_job, keys, names.copy_step) is not None:
+            close_dead_runs(self.instance, self.name, keys)
             if time.monotonic() - began > self.limits.wait_seconds:
                 raise TransientError(
                     reason=f"Another run takes snapshots of capture {self.name}, and did not end "
@@ -291,14 +293,16 @@ class _Sync:
         return covered_keys(request.tags, [t.partition_key for t in self.loaded.capture.tables])
 
     def _run(self, job_name: str, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
-        tags = {**request.tags, **self.run_tags, PROCESS_TAG: process_tag()}
+        run_id, claim = new_claim()
+        tags = {**request.tags, **self.run_tags, **claim}
         if request.run_key is not None:
             tags["dagster/run_key"] = request.run_key
         part = job_name.removeprefix(f"{self.name}_")
-        with self._timed(part):
+        with self._timed(part), beating(self.instance, run_id):
             result = requested_job(self.repository, job_name, request).execute_in_process(
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                 instance=self.instance,
+                run_id=run_id,
                 tags=tags,
                 raise_on_error=False,
             )

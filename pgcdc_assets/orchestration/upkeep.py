@@ -15,10 +15,12 @@ import dagster as dg
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.watermark import read_target, table_path
+from pgcdc_assets.orchestration.executor import run_executor
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
-from pgcdc_assets.orchestration.runs import CAPTURE_TAG, claim_run
+from pgcdc_assets.orchestration.run_claims import claim_run
+from pgcdc_assets.orchestration.runs import CAPTURE_TAG
 from pgcdc_assets.orchestration.settings import CdcCapture
 from pgcdc_assets.orchestration.state import Position, read_state, watermarks
 from pgcdc_assets.orchestration.targets import target_of
@@ -49,12 +51,11 @@ def build_upkeep(
         out=dg.Out(dg.Nothing),
     )
     def remove_old_windows(context: dg.OpExecutionContext) -> None:
-        claim_run(context)
         if policy.raw_days is None:
             context.log.info("All windows are kept: `retention.raw_days` is not set")
             return
         lake: LakeResource = getattr(context.resources, names.lake)
-        with dagster_failures(capture.name):
+        with claim_run(context), dagster_failures(capture.name):
             zone = lake.zone(capture.name)
             lowest = lowest_watermark(zone, capture)
             if lowest is None:
@@ -77,13 +78,11 @@ def build_upkeep(
         out=dg.Out(dg.Nothing),
     )
     def tidy_up(context: dg.OpExecutionContext) -> None:
-        # A run that is repeated from where it failed may begin here.
-        claim_run(context)
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         zone = lake.zone(capture.name)
         failures: list[tuple[str, Exception]] = []
-        with dagster_failures(capture.name):
+        with claim_run(context), dagster_failures(capture.name):
             raw_report = keep_up(zone, minimum_log_entries=1)
             context.log.info(
                 f"Raw zone: {raw_report.files_merged} files merged, {raw_report.files_removed} "
@@ -113,7 +112,7 @@ def build_upkeep(
     @dg.job(
         name=names.upkeep_job,
         description="Removes windows past retention, merges small files, deletes old ones.",
-        executor_def=dg.in_process_executor,
+        executor_def=run_executor,
         tags={CAPTURE_TAG: capture.name},
     )
     def upkeep_job() -> None:

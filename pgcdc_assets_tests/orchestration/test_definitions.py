@@ -13,6 +13,7 @@ import pytest
 
 from pgcdc_assets import CdcCapture, CdcTable, PgcdcTranslator, build_cdc_definitions
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.executor import run_executor
 from pgcdc_assets.orchestration.loading import CodeLocation, load_defs_folder, load_location
 from pgcdc_assets.orchestration.settings import CheckPolicy, RetentionPolicy
 from pgcdc_assets.orchestration.translator import AssetData, Layer
@@ -96,8 +97,8 @@ def test_jobs_sensors_pools_and_executor(location: CodeLocation) -> None:
         assert sensor.minimum_interval_seconds is not None
         assert sensor.minimum_interval_seconds <= 5
     for job in ("shop_capture", "shop_snapshot", "shop_merge"):
-        assert repository.get_job(job).executor_def is dg.in_process_executor
-    assert location.definitions.executor is dg.in_process_executor
+        assert repository.get_job(job).executor_def is run_executor
+    assert location.definitions.executor is run_executor
     pools = {
         node.pool for job in repository.get_all_jobs() for node in job.all_node_defs if node.pool
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture import capture_window
@@ -34,6 +35,7 @@ from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres
 
+A = dg.AssetKey([NAME, "scd1", "public", "a"])
 B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 
@@ -91,12 +93,20 @@ def asked(going_on: Orchestrated, sensor: str) -> dg.RunRequest:
     return request  # type: ignore[no-any-return]
 
 
-def evaluated(result: dg.ExecuteInProcessResult) -> list[str]:
+def evaluated(result: dg.ExecuteInProcessResult, key: dg.AssetKey | None = None) -> list[str]:
     return [
         event.event_specific_data.check_name
         for event in result.all_events
         if event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION
+        and key in (None, event.event_specific_data.asset_key)
     ]
+
+
+def checked(going_on: Orchestrated, key: dg.AssetKey) -> Sequence[AssetCheckExecutionRecord]:
+    """What Dagster shows as the history of a table's invariants."""
+    return going_on.instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(key, INVARIANTS), limit=100
+    )
 
 
 def materialized(result: dg.ExecuteInProcessResult, key: dg.AssetKey) -> list[str | None]:
@@ -162,6 +172,13 @@ def test_a_merge_folds_what_is_landed_while_it_runs(
     shown = [key for key in materialized(result, B) if key is not None]
     assert sorted(shown) == going_on.windows(), "each window once"
     assert evaluated(result).count(INVARIANTS) >= 2
+    history = checked(going_on, B)
+    assert len(history) == evaluated(result, B).count(INVARIANTS) >= 2, "one for each merge"
+    assert {entry.run_id for entry in history} == {result.run_id}
+    for entry in history:
+        assert entry.event is not None
+        assert abs(entry.create_timestamp - entry.event.timestamp) < 2
+    assert len(checked(going_on, A)) == 1, "its copy was merged, and nothing changed in it later"
     assert len(opened) == 2 + 1, "two tables side by side and the check, once for all rounds"
     assert compare_table(going_on.database.settings(), going_on.zone, "pub", "public", "b").is_equal
     assert "every table is merged" in (going_on.tick("merges").skip_message or "")

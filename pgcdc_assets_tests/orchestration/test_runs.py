@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import dagster as dg
 import pytest
 from dagster import DagsterEvent
 from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 from dagster._core.utils import make_new_run_id
+from dagster._daemon.types import DaemonHeartbeat
 
+from pgcdc_assets.orchestration import dead_runs, run_claims, runs
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.runs import MAX_COUNTED, PROCESS_TAG, process_tag
+from pgcdc_assets.orchestration.run_claims import (
+    HEARTBEAT_TAG,
+    PROCESS_TAG,
+    claimed_run,
+    process_tag,
+)
+from pgcdc_assets.orchestration.runs import CAPTURE_TAG, MAX_COUNTED, PURPOSE_TAG
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres
+
+real_time = time.time
 
 B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
@@ -85,6 +104,162 @@ def test_a_run_that_may_live_is_left_alone(orchestrated: Orchestrated, process: 
     run = orchestrated.start_run("rebuild", tags[process])
     orchestrated.tick("merges")
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
+
+
+def test_a_live_run_of_a_container_of_the_same_name_is_left_alone(
+    orchestrated: Orchestrated,
+) -> None:
+    """Its numbers mean other processes here, or none."""
+    with in_another_namespace() as tag:
+        assert tag.split(":")[0] == process_tag().split(":")[0], "one host name"
+        run = orchestrated.start_run("rebuild", {PROCESS_TAG: tag})
+        orchestrated.tick("merges")
+        assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
+
+
+@pytest.mark.parametrize("skew", [0.0, -10_000.0])
+def test_a_run_of_a_container_that_is_gone_is_closed_once_its_heart_is_silent(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    """Whatever its clock says: a beat that is seen counts."""
+    monkeypatch.setattr(dead_runs, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(dead_runs, "WATCHED_SECONDS", 0.5)
+    pool = Names.of(orchestrated.capture).merge_pool
+    run = orchestrated.start_run("merge", {PROCESS_TAG: "gone:boot:4026531836:7:1"})
+    hold(orchestrated, pool, run)
+
+    def beat(after: float) -> None:
+        tag = {HEARTBEAT_TAG: f"{time.time() + skew + after:.0f} {run.run_id}"}
+        orchestrated.instance.add_run_tags(run.run_id, tag)
+
+    for beats in range(3):
+        beat(float(beats))
+        orchestrated.tick("merges")
+        time.sleep(0.6)
+    assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
+    time.sleep(3.5)
+    orchestrated.tick("merges")
+    assert status_of(orchestrated, run) == dg.DagsterRunStatus.FAILURE
+    assert holders(orchestrated, pool) == set()
+
+
+def test_a_heartbeat_of_the_run_that_is_repeated_says_nothing(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_runs, "WATCHED_SECONDS", 0.0)
+    inherited = {HEARTBEAT_TAG: "1000 another-run", PROCESS_TAG: "gone:boot:1:7:1"}
+    run = orchestrated.start_run("merge", inherited)
+    for _ in range(2):
+        orchestrated.tick("merges")
+    assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
+
+
+def test_a_run_s_heart_beats_while_its_process_is_busy(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_claims, "BEAT_SECONDS", 0.05)
+    written: list[str] = []
+    monkeypatch.setattr(
+        run_claims, "claim_tags", lambda run_id: written.append(run_id) or {"beat": "now"}
+    )
+    run = orchestrated.start_run("merge", {})
+    with claimed_run(orchestrated.instance, run), claimed_run(orchestrated.instance, run):
+        until = time.monotonic() + 20
+        while len(written) < 3 and time.monotonic() < until:
+            sum(range(1000))
+    assert len(written) >= 3
+    ended = len(written)
+    time.sleep(0.3)
+    assert len(written) == ended
+    found = orchestrated.instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert found.tags["beat"] == "now"
+
+
+@pytest.mark.parametrize("daemon", ["alive", "dead", "never there"])
+@pytest.mark.parametrize("asked_by", ["sensor", "click"])
+def test_a_queued_run_is_waited_for_only_while_a_daemon_can_start_it(
+    orchestrated: Orchestrated, asked_by: str, daemon: str
+) -> None:
+    """`pgcdc sync` must not wait for a person to start a daemon."""
+    orchestrated.copy()
+    if daemon != "never there":
+        age = 0 if daemon == "alive" else 600
+        orchestrated.instance.add_daemon_heartbeat(
+            DaemonHeartbeat(time.time() - age, "QUEUED_RUN_COORDINATOR", "d", None)
+        )
+    by_sensor = {CAPTURE_TAG: NAME, PURPOSE_TAG: "capture"}
+    run = dg.DagsterRun(
+        job_name=f"{NAME}_capture" if asked_by == "sensor" else "__ASSET_JOB",
+        run_id=make_new_run_id(),
+        status=dg.DagsterRunStatus.QUEUED,
+        asset_selection=frozenset({orchestrated.raw}),
+        tags=by_sensor if asked_by == "sensor" else {},
+        remote_job_origin=remote_origin(f"{NAME}_capture"),
+    )
+    orchestrated.instance.add_run(run)
+    asked = len(orchestrated.tick("lag", one_shot=True).run_requests)
+    assert asked == (0 if daemon == "alive" else 1)
+    is_canceled = daemon != "alive" and asked_by == "sensor"
+    status = dg.DagsterRunStatus.CANCELED if is_canceled else dg.DagsterRunStatus.QUEUED
+    assert status_of(orchestrated, run) == status
+
+
+@pytest.mark.parametrize(
+    ("left", "becomes"),
+    [
+        (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.FAILURE),
+        (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.NOT_STARTED),
+    ],
+)
+def test_a_run_that_never_began_holds_nobody_up_for_ever(
+    orchestrated: Orchestrated,
+    monkeypatch: pytest.MonkeyPatch,
+    left: dg.DagsterRunStatus,
+    becomes: dg.DagsterRunStatus,
+) -> None:
+    orchestrated.copy()
+    run = dg.DagsterRun(
+        job_name=f"{NAME}_capture",
+        run_id=make_new_run_id(),
+        status=left,
+        tags={CAPTURE_TAG: NAME, PURPOSE_TAG: "capture"},
+    )
+    orchestrated.instance.add_run(run)
+    assert not orchestrated.tick("lag", one_shot=True).run_requests
+    monkeypatch.setattr(runs.time, "time", lambda: real_time() + 400)
+    assert len(orchestrated.tick("lag", one_shot=True).run_requests) == 1
+    assert status_of(orchestrated, run) == becomes
+
+
+def test_a_run_that_was_to_be_canceled_when_its_process_died_is_canceled(
+    orchestrated: Orchestrated,
+) -> None:
+    run = orchestrated.start_run("merge", {PROCESS_TAG: dead_process()})
+    orchestrated.instance.report_run_canceling(run)
+    orchestrated.tick("merges")
+    assert status_of(orchestrated, run) == dg.DagsterRunStatus.CANCELED
+
+
+@contextmanager
+def in_another_namespace() -> Iterator[str]:
+    """Give the tag of a process that lives in a PID namespace of its own."""
+    code = "import sys; from pgcdc_assets.orchestration.run_claims import process_tag; "
+    code += "print(process_tag(), flush=True); sys.stdin.read()"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        tag = child.stdout.readline().strip()
+        if not tag:
+            pytest.skip("this machine allows no PID namespace of a test's own")
+        yield tag
+
+
+def remote_origin(job: str) -> RemoteJobOrigin:
+    location = RegisteredCodeLocationOrigin("tests")
+    return RemoteJobOrigin(RemoteRepositoryOrigin(location, "tests"), job)
 
 
 def test_a_run_that_repeats_a_dead_one_is_not_taken_for_it(orchestrated: Orchestrated) -> None:

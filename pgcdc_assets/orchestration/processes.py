@@ -1,0 +1,116 @@
+"""Which process a run has, told so that no other process is ever taken for it.
+
+A process id says nothing by itself: containers count from 1 each, numbers are used again, and
+containers may share a host name. So a process is named by host, boot, PID namespace, number and
+start time, and is looked up in /proc only from its own namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_UNKNOWN = "unknown"
+_ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where process ids have one meaning.
+
+    Attributes:
+        boot: id of the kernel's boot.
+        namespace: number of the PID namespace.
+    """
+
+    host: str
+    boot: str
+    namespace: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it can be compared: not where /proc is missing, or shows another namespace."""
+        return _UNKNOWN not in (self.boot, self.namespace)
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process.
+
+    Attributes:
+        started: clock ticks from the boot to its start.
+    """
+
+    place: Place
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int | None = None) -> ProcessIdentity:
+        """Name a process of this namespace; without a number: this process."""
+        number = os.getpid() if pid is None else pid
+        return cls(this_place(), number, start_ticks(number))
+
+    @classmethod
+    def parse(cls, text: str) -> ProcessIdentity | None:
+        """Read what `str` wrote; None for text of another form."""
+        parts = text.split(":")
+        if len(parts) != 5 or not parts[3].isdigit():
+            return None
+        host, boot, namespace, pid, started = parts
+        return cls(Place(host, boot, namespace), int(pid), started)
+
+    def __str__(self) -> str:
+        place = self.place
+        return f"{place.host}:{place.boot}:{place.namespace}:{self.pid}:{self.started}"
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether this process can look it up."""
+        return self.place.is_known and self.place == this_place()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a visible process is gone for certain."""
+        now = start_ticks(self.pid)
+        return now != _UNKNOWN and now != self.started
+
+
+@cache
+def this_place() -> Place:
+    """Where this process runs."""
+    try:
+        boot = _BOOT_ID.read_text().strip()
+        namespace = "".join(filter(str.isdigit, os.readlink("/proc/self/ns/pid")))
+        shown = os.readlink("/proc/self")
+    except OSError:
+        boot = namespace = shown = ""
+    if shown != str(os.getpid()):
+        # /proc of another namespace: its numbers mean other processes.
+        namespace = ""
+    return Place(socket.gethostname(), boot or _UNKNOWN, namespace or _UNKNOWN)
+
+
+def start_ticks(pid: int) -> str:
+    """When a process started, in clock ticks since boot: field 22 of /proc/PID/stat, proc(5)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return _ENDED if _is_free(pid) else _UNKNOWN
+    fields = stat.rpartition(")")[2].split()
+    return _ENDED if fields[0] == "Z" else fields[19]
+
+
+def _is_free(pid: int) -> bool:
+    """Whether no process has the number: /proc may hide those of other users."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
