@@ -15,6 +15,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.lease import Lease
@@ -63,17 +64,20 @@ class Landing:
 
     def _run(self) -> WindowSummary:
         try:
-            return self.zone.changes.land(self.window, self._rows(), self._before_commit).summary
+            with activity(f"capture of window {self.window.key}", "changes") as work:
+                rows = self._rows(work)
+                return self.zone.changes.land(self.window, rows, self._before_commit).summary
         except BaseException:
             self.zone.relations.discard()
             raise
 
-    def _rows(self) -> Iterator[pa.RecordBatch]:
+    def _rows(self, work: Activity) -> Iterator[pa.RecordBatch]:
         for batch in self.stream.batches():
             decoded = self.decoder.decode(batch)
             if self.decoder.is_finished:
                 self.stream.pause()
             if decoded is not None:
+                work.count += decoded.num_rows
                 yield decoded
             failpoints.reach(failpoints.MID_STREAM)
             if self.decoder.is_finished:

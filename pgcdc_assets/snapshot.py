@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
@@ -340,6 +341,7 @@ def _copy_once(
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal byte_count, rescued_count
         for batch in copy_published(settings, table, snapshot.snapshot_name):
+            work.count += batch.num_rows
             byte_count += batch.nbytes
             rescued_count += count_hex(batch.column("new"))
             yield batch
@@ -349,14 +351,15 @@ def _copy_once(
     relation = table.relation
     version = zone.relations.register(epoch, relation, snapshot.consistent_point)
     zone.relations.flush()
-    row_count = zone.snapshots.land_copy(
-        epoch,
-        snapshot.consistent_point,
-        relation,
-        version,
-        batches(),
-        taken_at=snapshot.taken_at,
-    )
+    with activity(f"snapshot of {relation.qualified_name}", "rows") as work:
+        row_count = zone.snapshots.land_copy(
+            epoch,
+            snapshot.consistent_point,
+            relation,
+            version,
+            batches(),
+            taken_at=snapshot.taken_at,
+        )
     reach("after_copy_commit")
     return CopyReport(
         schema=relation.schema,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pgcdc_assets.cli.output import say
+from pgcdc_assets.cli.progress import progress
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,8 +26,10 @@ def run(options: argparse.Namespace) -> int:
     (loaded,) = location.select(options.name)
     tables = select_tables(loaded.capture, options.tables)
     limits = SyncLimits(wait_seconds=options.wait_seconds)
-    with open_instance() as instance:
-        report = sync_capture(instance, location, loaded, say=say, limits=limits, resnapshot=tables)
+    with open_instance() as instance, progress() as display:
+        report = sync_capture(
+            instance, location, loaded, say=display.say, limits=limits, resnapshot=tables
+        )
     names = ", ".join(table.qualified_name for table in tables)
     print(
         f"{options.name}: new snapshots of {names} are merged, with what was committed before "

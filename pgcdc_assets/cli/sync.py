@@ -7,7 +7,8 @@ import json
 import time
 from dataclasses import asdict
 
-from pgcdc_assets.cli.output import complain, say
+from pgcdc_assets.cli.output import complain
+from pgcdc_assets.cli.progress import progress
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 
 
@@ -33,14 +34,15 @@ def run(options: argparse.Namespace) -> int:
         start_up = time.monotonic() - started
         for loaded in captures:
             try:
-                report = sync_capture(
-                    instance,
-                    location,
-                    loaded,
-                    say=say,
-                    limits=SyncLimits(wait_seconds=options.wait_seconds),
-                    adopt_slot=options.adopt_slot,
-                )
+                with progress() as display:
+                    report = sync_capture(
+                        instance,
+                        location,
+                        loaded,
+                        say=display.say,
+                        limits=SyncLimits(wait_seconds=options.wait_seconds),
+                        adopt_slot=options.adopt_slot,
+                    )
             except PgcdcError as error:
                 if len(captures) == 1:
                     raise

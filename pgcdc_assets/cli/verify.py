@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.activity import activity
 from pgcdc_assets.cli.output import complain, say
+from pgcdc_assets.cli.progress import progress
 from pgcdc_assets.cli.tables import print_table
 from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError
 from pgcdc_assets.verify import (
@@ -105,7 +106,8 @@ def _verify(
         else:
             limits = SyncLimits(wait_seconds=options.wait_seconds)
             try:
-                sync_capture(instance, location, loaded, say=say, limits=limits)
+                with progress() as display:
+                    sync_capture(instance, location, loaded, say=display.say, limits=limits)
             except PgcdcError as error:
                 # A table that cannot be merged is no reason to compare nothing: what is captured
                 # and not merged counts as well.
@@ -116,16 +118,17 @@ def _verify(
                 yield error
             wait_captured(zone, moment, 0.0)
         spark = loaded.spark.session()
-        began = time.monotonic()
         targets = [target_of(table, [1]) for table in tables]
-        for found in compare_tables(spark, settings, zone, capture.publication, targets, moment):
-            if isinstance(found, ComparisonFailure):
-                complain(f"{found.qualified_name}: {found.error}")
-                yield found.error
-                continue
-            say(f"{found.qualified_name}: compared, {found.source_rows:,} rows")
-            yield found
-        say(f"{capture.name}: {len(tables)} tables in {time.monotonic() - began:.1f} s")
+        found = compare_tables(spark, settings, zone, capture.publication, targets, moment)
+        with progress() as display, activity(f"comparison of {capture.name}", "tables") as work:
+            for outcome in found:
+                work.count += 1
+                if isinstance(outcome, ComparisonFailure):
+                    complain(f"{outcome.qualified_name}: {outcome.error}")
+                    yield outcome.error
+                    continue
+                display.say(f"{outcome.qualified_name}: compared, {outcome.source_rows:,} rows")
+                yield outcome
 
 
 def _print_left_out(captures: Sequence[CdcCapture]) -> None:

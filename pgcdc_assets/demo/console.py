@@ -7,12 +7,32 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from pgcdc_assets.activity import Activity
+
 _BEGIN = time.monotonic()
 
 
 def say(text: str) -> None:
     """Print a line with the seconds since the start."""
     print(f"[{time.monotonic() - _BEGIN:6.1f} s] {text}", flush=True)
+
+
+class Lines:
+    """Shows each piece of work in a line when it has ended.
+
+    Args:
+        say: takes a line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def began(self, activity: Activity) -> None:
+        """Show nothing: the signs of life go on."""
+
+    def ended(self, activity: Activity) -> None:
+        """Show the figures."""
+        self._say(f"  {activity}")
 
 
 @contextmanager

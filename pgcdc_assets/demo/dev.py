@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import time
+import urllib.request
 from types import FrameType
 
-from pgcdc_assets.demo.console import say
+from pgcdc_assets.demo.console import say, signs_of_life
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.demo.stage import LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
@@ -22,6 +25,7 @@ from pgcdc_assets.orchestration.instance import prepare_home
 from pgcdc_assets.spark_server import SparkServer
 
 HOST = "127.0.0.1"
+_POLL_SECONDS = 0.5
 
 
 def run_dev(
@@ -47,18 +51,35 @@ def run_dev(
 
 
 def _run_dagster(set_up: Stage, port: int) -> int:
-    say(f"Dagster: http://{HOST}:{port}  The shop: psql '{set_up.conninfo}'  Ctrl-C stops all")
+    say("Starting Dagster")
     dagster = start_dagster(
         ["-w", "workspace.yaml", "-h", HOST, "-p", str(port)],
         project_root(),
         {"DAGSTER_HOME": str(prepare_home())},
     )
     try:
+        if _answers(dagster, port):
+            say(
+                f"Dagster: http://{HOST}:{port}  The shop: psql '{set_up.conninfo}'  Ctrl-C stops "
+                "all"
+            )
         return dagster.wait()
     finally:
         if dagster.poll() is None:
             say("Stopping Dagster")
         stop_dagster(dagster)
+
+
+def _answers(dagster: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until the page is served; false when Dagster ends before."""
+    with signs_of_life(lambda: "Dagster starts"):
+        while dagster.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://{HOST}:{port}/server_info", timeout=5):
+                    return True
+            except OSError:
+                time.sleep(_POLL_SECONDS)
+    return False
 
 
 def _check_free(port: int) -> None:

@@ -13,11 +13,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import dagster as dg
 
+from pgcdc_assets.activity import watched_by
 from pgcdc_assets.cli.tables import size
-from pgcdc_assets.demo.console import say, signs_of_life, table
+from pgcdc_assets.demo.console import Lines, say, signs_of_life, table
 from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.defaults import state_folder
@@ -131,7 +133,7 @@ class _Demo:
     def sync(self, title: str) -> None:
         """Bring everything committed by now into the tables."""
         say(title)
-        with signs_of_life(self._describe):
+        with signs_of_life(self._describe), watched_by(Lines(say)):
             report = sync_capture(
                 self.instance, self.location, self.loaded, say=lambda line: say(f"  {line}")
             )
@@ -154,17 +156,19 @@ class _Demo:
             DifferenceFound: one differs.
         """
         say("Comparing each table with its source, value by value")
-        comparisons = [
-            compare_table(
-                self.settings,
-                self.zone,
-                self.loaded.capture.publication,
-                each.schema,
-                each.table,
-                each.key,
-            )
-            for each in self.loaded.capture.tables
-        ]
+        comparisons = []
+        for each in self.loaded.capture.tables:
+            with signs_of_life(partial("comparing {}".format, each.qualified_name)):
+                found = compare_table(
+                    self.settings,
+                    self.zone,
+                    self.loaded.capture.publication,
+                    each.schema,
+                    each.table,
+                    each.key,
+                )
+            comparisons.append(found)
+            say(f"  {each.qualified_name}: {found.source_rows:,} rows")
         print(f"\n{self._contents(comparisons)}\n\n{self._rates(lag_before, lag_after)}\n")
         different = [f"{c.schema}.{c.table}" for c in comparisons if not c.is_equal]
         if different:

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
@@ -129,7 +130,17 @@ def _side_by_side(
         session = free.get()
         activate(session)
         try:
-            return _guarded(work, lambda busy: merge.run(session, busy), session)
+            if merge.root is not None:
+                # A fold for a comparison or a rebuild, which says itself what it does.
+                return _guarded(work, lambda busy: merge.run(session, busy), session)
+            name = f"merge of {work.plan.target.qualified_name} (scd{work.scd})"
+            with activity(name, "changes") as shown:
+                report = _guarded(work, lambda busy: merge.run(session, busy), session)
+                if isinstance(report, MergeReport):
+                    shown.count = report.changes_read
+                else:
+                    shown.name = f"{name} failed"
+                return report
         finally:
             free.put(session)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.dead_runs import close_dead_runs
@@ -266,7 +267,7 @@ class _Sync:
     def _merge(self, job_name: str, request: dg.RunRequest) -> None:
         wanted = set(request.asset_selection or ())
         try:
-            with self._timed("session"):
+            with self._timed("session"), activity("start of the Spark session"):
                 self.loaded.spark.session()
         except PgcdcError as error:
             self.failed_merges |= wanted

@@ -1,0 +1,93 @@
+"""Progress of a command: a moving line on a terminal, lines with figures elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from pgcdc_assets.activity import Activity, watched_by
+from pgcdc_assets.orchestration.output import terminal
+
+# Work that nothing is counted of is shown in the end only if it took long.
+_SECONDS_TO_MENTION = 1.0
+
+
+class ProgressDisplay:
+    """Shows each piece of work when it has ended, and how far the present ones are.
+
+    Args:
+        stream: where to.
+        every_seconds: between two lines about present work, where there is no terminal.
+    """
+
+    def __init__(self, stream: TextIO, every_seconds: float = 10.0) -> None:
+        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._every_seconds = every_seconds
+        self._present: list[Activity] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._said_at = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Show a line with the time."""
+        with self._lock:
+            self._said_at = time.monotonic()
+        self._console.print(Text(f"{time.strftime('%H:%M:%S')} {line}"))
+
+    def began(self, activity: Activity) -> None:
+        """Show the work until it has ended."""
+        with self._lock:
+            self._present.append(activity)
+
+    def ended(self, activity: Activity) -> None:
+        """Show the figures of the whole work."""
+        with self._lock:
+            self._present.remove(activity)
+        if not activity.is_done:
+            self.say(f"  {activity} (failed)")
+        elif activity.unit or activity.seconds >= _SECONDS_TO_MENTION:
+            self.say(f"  {activity}")
+
+    @contextmanager
+    def shown(self) -> Iterator[ProgressDisplay]:
+        """Watch the process's work inside the block."""
+        target = self._move if self._console.is_terminal else self._tell
+        thread = threading.Thread(target=target, name="progress", daemon=True)
+        with watched_by(self):
+            thread.start()
+            try:
+                yield self
+            finally:
+                self._closed.set()
+                thread.join()
+
+    def _move(self) -> None:
+        """Keep one line at the bottom of the terminal."""
+        with self._console.status("") as status:
+            while not self._closed.wait(0.2):
+                line = self._line()
+                status.update(Text(line[: self._console.width - 4]))
+
+    def _tell(self) -> None:
+        while not self._closed.wait(min(1.0, self._every_seconds)):
+            with self._lock:
+                is_quiet = time.monotonic() - self._said_at >= self._every_seconds
+            if is_quiet:
+                self.say(f"  ... {self._line()}")
+
+    def _line(self) -> str:
+        with self._lock:
+            return "; ".join(str(each) for each in self._present) or "working"
+
+
+@contextmanager
+def progress() -> Iterator[ProgressDisplay]:
+    """Show progress beside the command's result inside the block."""
+    with ProgressDisplay(terminal()).shown() as display:
+        yield display

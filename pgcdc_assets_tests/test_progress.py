@@ -1,0 +1,91 @@
+"""What a command shows of its work: a moving line on a terminal, lines with figures elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import threading
+import time
+
+import pytest
+
+from pgcdc_assets.activity import activity, watched_by
+from pgcdc_assets.cli.progress import ProgressDisplay
+from pgcdc_assets.demo.console import Lines
+
+
+def test_elsewhere_each_piece_of_work_is_a_line_and_long_work_has_news() -> None:
+    stream = io.StringIO()
+    with ProgressDisplay(stream, every_seconds=0.05).shown() as display:
+        display.say("t_snapshot: public.a")
+        with activity("snapshot of public.a", "rows") as work:
+            work.count = 12_345
+            deadline = time.monotonic() + 30
+            while "... " not in stream.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.01)
+    lines = stream.getvalue().splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
+    assert re.search(r"^\S+   \.\.\. snapshot of public\.a: 12,345 rows, \d", lines[1])
+    assert re.search(r"^\S+   snapshot of public\.a: 12,345 rows, \d+\.\d s$", lines[-1])
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_has_one_line_that_moves() -> None:
+    reader, writer = pty.openpty()
+    shown = b""
+
+    def read() -> None:
+        nonlocal shown
+        while True:
+            try:
+                part = os.read(reader, 4096)
+            except OSError:
+                return
+            shown += part
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with (
+        open(writer, "w") as terminal,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TERM", "xterm")
+        with (
+            ProgressDisplay(terminal).shown(),
+            activity("merge of public.[a]", "changes") as work,
+        ):
+            for count in (100, 200):
+                work.count = count
+                deadline = time.monotonic() + 30
+                while f"{count} changes".encode() not in shown and time.monotonic() < deadline:
+                    time.sleep(0.01)
+    thread.join(timeout=30)
+    os.close(reader)
+    text = shown.decode()
+    assert re.search(r"merge of public\.\[a\]: 100 changes, .*merge of .*200 changes", text, re.S)
+    assert "\x1b[2K" in text, "the line is erased"
+
+
+def test_work_that_fails_is_shown_as_failed_and_ends() -> None:
+    stream = io.StringIO()
+    with ProgressDisplay(stream).shown(), pytest.raises(ValueError), activity("copy", "rows"):
+        raise ValueError
+    assert stream.getvalue().rstrip().endswith("(failed)")
+
+
+def test_work_of_other_threads_is_seen_and_nobody_watches_afterwards() -> None:
+    seen: list[str] = []
+
+    def work() -> None:
+        with activity("merge", "changes") as shown:
+            shown.count = 3
+
+    with watched_by(Lines(seen.append)):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    work()
+    (line,) = seen
+    assert line.startswith("  merge: 3 changes, ")
