@@ -40,6 +40,7 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
 )
 from pgcdc_assets.postgres.stream import ReplicationStream, StreamSettings
+from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.summary import WindowSummary
@@ -136,7 +137,13 @@ def capture_window(
         _check_slot(conn, zone, slot, captured_through)
         watch = _watch(conn, limits, began, lambda: summary is not None)
         stream = ReplicationStream(
-            settings, slot, publication, captured_through, limits.stream, watch
+            settings,
+            slot,
+            publication,
+            captured_through,
+            limits.stream,
+            watch,
+            lambda server: _check_timeline(zone, server),
         )
         already_captured = summary is not None
         warnings: Counter[str] = Counter()
@@ -146,7 +153,7 @@ def capture_window(
                 if summary is None:
                     with closing(_catalog(settings, zone, publication, window)) as catalog:
                         decoder = _decoder(zone, catalog, window)
-                        landing = Landing(zone, window, stream, decoder, lease)
+                        landing = Landing(zone, window, stream, decoder, lease, settings)
                         summary = landing.run_within(_seconds_left(limits, began))
                     warnings += decoder.warnings + catalog.warnings
                     failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
@@ -188,6 +195,14 @@ def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindo
             "changes end. Capture windows in order.",
         )
     return captured_through
+
+
+def _check_timeline(zone: RawZone, server: ServerTimeline) -> None:
+    """Refuse a server that lost WAL which was captured, before it is asked for what follows."""
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    through, timeline = zone.captured_on(epoch)
+    check_timeline(zone.changes.table.uri, timeline, through, server)
 
 
 def _is_behind(conn: Connection, slot: str, captured_through: Lsn) -> bool:

@@ -18,8 +18,10 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.lease import Lease
 from pgcdc_assets.postgres.stream import ReplicationStream
+from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.raw.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -36,6 +38,7 @@ class Landing:
     stream: ReplicationStream
     decoder: Decoder
     lease: Lease
+    settings: ConnectionSettings
     is_left: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run_within(self, seconds: float | None) -> WindowSummary:
@@ -65,8 +68,9 @@ class Landing:
     def _run(self) -> WindowSummary:
         try:
             with activity(f"capture of window {self.window.key}", "changes") as work:
-                rows = self._rows(work)
-                return self.zone.changes.land(self.window, rows, self._before_commit).summary
+                return self.zone.changes.land(
+                    self.window, self._rows(work), self._before_commit, self._timeline
+                ).summary
         except BaseException:
             self.zone.relations.discard()
             raise
@@ -82,6 +86,16 @@ class Landing:
             failpoints.reach(failpoints.MID_STREAM)
             if self.decoder.is_finished:
                 return
+
+    def _timeline(self) -> int:
+        """Return the timeline of the window's end.
+
+        A standby goes over to another one while it streams, without a gap.
+        """
+        if not self.stream.is_standby:
+            return self.stream.timeline
+        with server_timeline(self.settings) as server:
+            return server.number
 
     def _before_commit(self) -> None:
         failpoints.reach(failpoints.BEFORE_DELTA_COMMIT)

@@ -16,7 +16,7 @@ import datetime as dt
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import ConfigurationError, SlotBusy
+from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy
 from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -32,6 +32,7 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
     slot_taken,
 )
+from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, server_timeline
 from pgcdc_assets.raw.epochs import Epoch
 
 if TYPE_CHECKING:
@@ -69,13 +70,15 @@ def renew_epoch(
                 "(pgcdc sync)."
             )
         identity = read_server_identity(conn)
+        with server_timeline(settings) as server:
+            has_lost_wal = _has_lost_wal(zone, old, server)
         read_publication(conn, publication)
         status = read_slot_status(conn, slot)
         if status is not None:
             check_slot_usable(status, identity.database)
             end = zone.changes.captured_through(old.epoch) or old.start_lsn
             is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
-            if is_ours and _can_go_on(status, end):
+            if is_ours and _can_go_on(status, end) and not has_lost_wal:
                 raise ConfigurationError(
                     reason=f"Replication slot {slot} can go on from {end}: nothing is lost, and "
                     "giving it up would lose what it holds. Run pgcdc sync instead."
@@ -103,13 +106,23 @@ def renew_epoch(
             publication=publication,
             database=identity.database,
             system_identifier=identity.system_identifier,
-            timeline=identity.timeline,
+            timeline=server.number,
             server_version=identity.server_version,
             created_at=dt.datetime.now(dt.UTC),
         )
         zone.epochs.append(renewed)
         claim_slot(conn, slot, publication)
         return renewed
+
+
+def _has_lost_wal(zone: RawZone, epoch: Epoch, server: ServerTimeline) -> bool:
+    """Say whether the server lost WAL that was captured."""
+    through, timeline = zone.captured_on(epoch)
+    try:
+        check_timeline(zone.changes.table.uri, timeline, through, server)
+    except DefiniteError:
+        return True
+    return False
 
 
 def _can_go_on(status: SlotStatus, captured_through: Lsn) -> bool:

@@ -54,6 +54,7 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
     slot_taken,
 )
+from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.table_name import TableName
@@ -175,6 +176,9 @@ def _establish(
     """Find or found the epoch; with a new slot comes the snapshot it was made in."""
     with query_connection(settings, "snapshot") as conn:
         identity = read_server_identity(conn)
+        if identity.in_recovery:
+            with server_timeline(settings) as server:
+                identity = replace(identity, timeline=server.number)
         # The publication must exist before the slot: decoding looks it up as of the WAL it reads.
         read_publication(conn, publication)
 
@@ -185,6 +189,11 @@ def _establish(
             status = read_slot_status(conn, slot)
             if known is not None or status is not None:
                 _check_slot(status, slot, identity, zone, known)
+            if known is not None:
+                through, timeline = zone.captured_on(known)
+                if identity.in_recovery or timeline != identity.timeline:
+                    with server_timeline(settings) as server:
+                        check_timeline(zone.changes.table.uri, timeline, through, server)
             return known, status
 
         known, _ = find()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, DefiniteError, TransientError
 from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.orchestration.settings import CdcCapture
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.preflight import Finding, run_preflight
+from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.raw.zone import RawZone
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
@@ -41,16 +42,28 @@ def run(options: argparse.Namespace) -> int:
 def check_capture(
     settings: ConnectionSettings, capture: CdcCapture, zone: RawZone
 ) -> list[Finding]:
-    """Check what a declared capture needs."""
+    """Check what a declared capture needs of its server, and that it fits what is captured."""
+    epoch = zone.epochs.latest()
     keys = {(table.schema, table.table): table.key for table in capture.tables if table.key}
-    return run_preflight(
+    findings = run_preflight(
         settings,
         capture.publication,
         capture.slot,
         capture.table_names,
         keys=keys,
-        is_slot_ours=capture.adopt_slot or zone.epochs.latest() is not None,
+        is_slot_ours=capture.adopt_slot or epoch is not None,
     )
+    if epoch is not None:
+        through, timeline = zone.captured_on(epoch)
+        try:
+            with server_timeline(settings) as server:
+                check_timeline(zone.changes.table.uri, timeline, through, server)
+        except DefiniteError as error:
+            findings.append(Finding("timeline", "error", str(error)))
+        except (ConfigurationError, TransientError):
+            # Why there is no replication connection is among the findings.
+            pass
+    return findings
 
 
 def report(settings: ConnectionSettings, publication: str, findings: Sequence[Finding]) -> None:

@@ -30,6 +30,7 @@ from pgcdc_assets.postgres.libpq import connect, execute
 from pgcdc_assets.postgres.libpq_wire import LibpqWire
 from pgcdc_assets.postgres.socket_wire import SocketWire
 from pgcdc_assets.postgres.stream_failures import stream_failure
+from pgcdc_assets.postgres.timelines import ServerTimeline
 from pgcdc_assets.postgres.wire import ServerError, StreamEnded, Wire, WireSettings
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.messages import standby_status
@@ -40,7 +41,8 @@ _REPLY_REQUESTED_AT = 17
 _FACTS = b"""
 select (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'),
        exists (select from pg_catalog.pg_stat_gssapi
-                where pid = pg_catalog.pg_backend_pid() and encrypted)
+                where pid = pg_catalog.pg_backend_pid() and encrypted),
+       pg_catalog.pg_is_in_recovery()
 """
 
 _AS_IS = f"set client_encoding = '{SQL_ASCII}'".encode()
@@ -72,15 +74,22 @@ def nothing() -> None:
     """Do nothing: the default of `watch`."""
 
 
+def accept(timeline: ServerTimeline) -> None:
+    """Accept any timeline: the default of `check_timeline`."""
+
+
 class ReplicationStream:
     """The pgoutput stream of one slot and publication, as a context.
 
     Args:
         start_lsn: what the raw zone is durable through; the stream goes on there.
         watch: called every second by the reader thread; an error that it raises ends the stream.
+        check_timeline: called on the stream's connection before the server starts the stream.
 
     Attributes:
         backend_pid: the walsender's process.
+        timeline: that the server wrote on, or replayed, at the start.
+        is_standby: the server was a standby then, whose timeline may change while it streams.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class ReplicationStream:
         start_lsn: Lsn,
         settings: StreamSettings | None = None,
         watch: Callable[[], None] = nothing,
+        check_timeline: Callable[[ServerTimeline], None] = accept,
     ) -> None:
         self._connection = connection
         self._server = connection.describe()
@@ -98,6 +108,7 @@ class ReplicationStream:
         self._publication = publication
         self._settings = settings or StreamSettings()
         self._watch = watch
+        self._check_timeline = check_timeline
         self._flush_lsn = start_lsn
         self._queue: queue.Queue[MessageBatch | BaseException] = queue.Queue(
             self._settings.queued_batches
@@ -112,6 +123,8 @@ class ReplicationStream:
             self._settings.status_seconds, self._settings.silence_seconds / 3
         )
         self.backend_pid = 0
+        self.timeline = 0
+        self.is_standby = False
 
     @property
     def bytes_received(self) -> int:
@@ -223,6 +236,10 @@ class ReplicationStream:
             if timeout_ms not in (None, b"0"):
                 # A third: one packet may be lost in a busy second and the server still hears us.
                 self._status_seconds = min(self._status_seconds, int(timeout_ms) / 3000)
+            self.is_standby = facts.get_value(0, 2) == b"t"
+            timeline = ServerTimeline.read(conn, self._settings.wire.start_seconds)
+            self.timeline = timeline.number
+            self._check_timeline(timeline)
             if conn.parameter_status(b"server_encoding") == SQL_ASCII.encode():
                 # Under UTF8 the server refuses to send bytes that are not, and the stream ends.
                 said = execute(conn, _AS_IS, self._settings.wire.start_seconds)

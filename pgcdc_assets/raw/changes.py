@@ -124,11 +124,27 @@ class ChangeLog:
         """Name the application whose transaction version is the lowest LSN that is kept."""
         return f"{self.app_id(epoch)}:floor"
 
+    def timeline_app_id(self, epoch: int) -> str:
+        """Name the application whose transaction version is the newest window's timeline."""
+        return f"{self.app_id(epoch)}:timeline"
+
+    def captured_on(self, epoch: int) -> tuple[Lsn | None, int | None]:
+        """Return the end of the newest landed window, and the server's timeline that it is of.
+
+        None as the end: the epoch has no window. None as the timeline: an earlier release landed
+        the window.
+        """
+        table = self.table.load()
+        if table is None:
+            return None, None
+        return self._end(table, epoch), table.transaction_version(self.timeline_app_id(epoch))
+
     def land(
         self,
         window: LsnWindow,
         batches: Iterable[pa.RecordBatch],
         before_commit: Callable[[], None] = nothing,
+        timeline: Callable[[], int | None] = lambda: None,
     ) -> LandReport:
         """Write all batches and commit them as the window's content.
 
@@ -139,6 +155,7 @@ class ChangeLog:
             batches: rows with the columns of `schema.CHANGES`; epoch and window may be left out.
             before_commit: called when all files are written, just before they become visible: the
                 place to check that the lease is still held.
+            timeline: called after it: the server's timeline that the rows were read on.
 
         Raises:
             RawZoneError: the window does not follow the landed ones, or a row does not belong to
@@ -155,6 +172,7 @@ class ChangeLog:
                 writer.write(group)
             files = writer.finish()
             before_commit()
+            number = timeline()
         # From here on a failure may come after the commit took effect: files are not removed any
         # more.
         summary = builder.build()
@@ -164,6 +182,7 @@ class ChangeLog:
                 files,
                 app_id=self.app_id(window.epoch),
                 app_version=int(window.end),
+                facts={} if number is None else {self.timeline_app_id(window.epoch): number},
                 record=summary.as_record(),
             )
         except CommitRefused as refusal:

@@ -169,6 +169,7 @@ class RawTable:
         app_id: str | None = None,
         app_version: int = 0,
         excludes: str | None = None,
+        facts: Mapping[str, int] | None = None,
         record: Mapping[str, Any] | None = None,
         data_change: bool = True,
     ) -> None:
@@ -179,6 +180,8 @@ class RawTable:
             app_id: application id of the transaction, with `app_version`.
             excludes: a second application id, whose commits since `table` was loaded make this one
                 be refused too, and the other way round.
+            facts: numbers that the table carries from now on, each as an application transaction
+                of its own.
             record: facts kept in the commit, readable through the table's history.
             data_change: False when rows only moved between files.
 
@@ -201,6 +204,7 @@ class RawTable:
             for file in added
         ]
         transactions = [Transaction(app_id, app_version)] if app_id else []
+        transactions += [Transaction(name, value) for name, value in (facts or {}).items()]
         if excludes:
             transactions.append(Transaction(excludes, table.version() + 1))
         properties = CommitProperties(

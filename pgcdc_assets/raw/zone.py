@@ -7,9 +7,10 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw import changes, journal, schema, snapshots
 from pgcdc_assets.raw.changes import ChangeLog
-from pgcdc_assets.raw.epochs import EpochLog
+from pgcdc_assets.raw.epochs import Epoch, EpochLog
 from pgcdc_assets.raw.journal import WindowJournal
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationRegistry
@@ -32,6 +33,14 @@ class RawZone:
     def uri(self) -> str:
         """The folder of the tables."""
         return self.lake.path(self.name, "raw")
+
+    def captured_on(self, epoch: Epoch) -> tuple[Lsn, int | None]:
+        """Return through which LSN an epoch is captured, and on which timeline of the server.
+
+        None: an earlier release landed the newest window, and did not record the timeline.
+        """
+        end, timeline = self.changes.captured_on(epoch.epoch)
+        return (epoch.start_lsn, epoch.timeline) if end is None else (end, timeline)
 
     def app_id(self, epoch: int) -> str:
         """Name the application of all Delta transactions of a capture's epoch."""
