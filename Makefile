@@ -19,7 +19,15 @@ $(STAMP): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	    { echo "Python's venv module is needed: apt-get install python3-venv" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	@echo "Installing the package and its tools into .venv, which takes some minutes"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' & \
+	    pip=$$!; trap 'kill $$pip' INT TERM; SECONDS=0; \
+	    while sleep 0.2; kill -0 $$pip 2>/dev/null; do \
+	        if (( SECONDS >= next )); then \
+	            (( next = SECONDS + 5 )); \
+	            (( SECONDS < 5 )) || echo "... $$(du -sm .venv | cut -f1) MB installed ($$SECONDS s)"; \
+	        fi; \
+	    done; wait $$pip
 	@touch $@
 
 .PHONY: java

@@ -212,12 +212,12 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
     clone.pgcdc("verify", "--name", "t", **without_java)
 
     database.execute("insert into t values (99, 'during a kill')")
-    syncing = clone.begin("sync", "--name", "t", **without_java)
+    remote = clone.running().remote
+    syncing = clone.begin("sync", "--name", "t", **without_java, PGCDC_SPARK_REMOTE=remote)
     assert syncing.stderr is not None
     said = ""
-    while "t_merge: " not in said and (line := syncing.stderr.readline()):
+    while "start of the Spark session: " not in said and (line := syncing.stderr.readline()):
         said += line
-    time.sleep(1)
     os.kill(clone.running().pid, signal.SIGKILL)
     said += syncing.communicate(timeout=120)[1]
     assert syncing.returncode == 3, said

@@ -14,9 +14,6 @@ from rich.text import Text
 from pgcdc_assets.activity import Activity, watched_by
 from pgcdc_assets.orchestration.output import terminal
 
-# Work that nothing is counted of is shown in the end only if it took long.
-_SECONDS_TO_MENTION = 1.0
-
 
 class ProgressDisplay:
     """Shows each piece of work when it has ended, and how far the present ones are.
@@ -49,10 +46,7 @@ class ProgressDisplay:
         """Show the figures of the whole work."""
         with self._lock:
             self._present.remove(activity)
-        if not activity.is_done:
-            self.say(f"  {activity} (failed)")
-        elif activity.unit or activity.seconds >= _SECONDS_TO_MENTION:
-            self.say(f"  {activity}")
+        self.say(f"  {activity}" if activity.is_done else f"  {activity} (failed)")
 
     @contextmanager
     def shown(self) -> Iterator[ProgressDisplay]:
