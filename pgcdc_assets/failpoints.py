@@ -15,6 +15,7 @@ AFTER_RELATIONS_COMMIT = "after_relations_commit"
 AFTER_DELTA_COMMIT = "after_delta_commit"
 AFTER_STATUS_PACKET = "after_status_packet"
 MID_STREAM = "mid_stream"
+AFTER_COLUMNS_ADDED = "after_columns_added"
 
 _passed: dict[str, int] = {}
 

@@ -158,7 +158,17 @@ class Fold:
     def _is_newest_only(self) -> bool:
         return all(x.positions == tuple(range(len(self.shape.fields))) for x in self.layouts)
 
-    def _by_layout(self, template: str, index: int, missing: str = "CAST(NULL AS STRING)") -> str:
+    def _by_layout(self, template: str, index: int, missing: str | None = None) -> str:
+        """Write the SQL of what the tuples of each layout say of a field.
+
+        Args:
+            missing: the SQL for layouts without the field; None: the value that rows from before
+                the field have.
+        """
+        if missing is None:
+            default = self.shape.fields[index].default
+            missing = "CAST(NULL AS STRING)" if default is None else string(default)
+
         def one(position: int | None) -> str:
             return missing if position is None else template.format(position)
 

@@ -1,12 +1,14 @@
 """The table's columns follow those of the source before the merge that needs it.
 
-A column that was added is added. Other changes cannot be replayed from the stream and are refused
-when the shape is built (`shape.py`), until the table is copied anew. A table that keeps what came
-before the copy then gives a column its new type, and its old values with it.
+A column that was added is added, and the rows from before get its default. Other changes cannot be
+replayed from the stream and are refused when the shape is built (`shape.py`), until the table is
+copied anew. A table that keeps what came before the copy then gives a column its new type, and its
+old values with it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql import SparkSession
@@ -16,18 +18,51 @@ from pgcdc_assets.errors import SchemaChangeError
 from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.shape import Field, TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier, string
-from pgcdc_assets.merge.writing import table_properties
+from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.merge.writing import alter_all, table_properties
+
+# Which columns a merge adds and fills, and the fence of the state that it found.
+_FILL = "pgcdc.fill"
 
 _EMPTY = "CAST(map() AS MAP<STRING, STRING>)"
 
 
-def add_columns(spark: SparkSession, path: str, existing: Sequence[str], shape: TableShape) -> None:
-    """Add the fields that the table lacks; each step can be repeated after a crash between them."""
-    missing = [i for i, field in enumerate(shape.fields) if field.name not in existing]
+def fields_to_fill(state: TargetState, shape: TableShape) -> list[Field]:
+    """Find the columns whose default the rows of the table lack.
+
+    These are columns that the table lacks, and those that a merge added before it died.
+    """
+    interrupted: set[str] = set()
+    noted = json.loads(state.properties.get(_FILL, "{}"))
+    # Every write takes the table to another fence: then the rows were filled, or are others.
+    if noted.get("fence") == state.fence:
+        interrupted = set(noted["columns"])
+    return [
+        field
+        for field in shape.fields
+        if field.default is not None
+        and (field.name not in state.columns or field.name in interrupted)
+    ]
+
+
+def add_columns(
+    spark: SparkSession, state: TargetState, shape: TableShape, filled: Sequence[Field] = ()
+) -> None:
+    """Add the fields that the table lacks; each step can be repeated after a crash between them.
+
+    Args:
+        filled: fields that `fill_columns` is to be called for; the table notes them.
+    """
+    path = state.path
+    missing = [i for i, field in enumerate(shape.fields) if field.name not in state.columns]
     if not missing:
         return
     table = delta_table(path)
-    _set(spark, path, {**table_properties(shape), **_features(shape)})
+    properties = {**table_properties(shape), **_features(shape)}
+    if filled:
+        noted = {"fence": state.fence, "columns": [field.name for field in filled]}
+        properties[_FILL] = json.dumps(noted)
+    _set(spark, path, properties)
     for i in missing:
         field = shape.fields[i]
         place = f"AFTER {identifier(shape.fields[i - 1].name)}" if i else "FIRST"
@@ -35,6 +70,37 @@ def add_columns(spark: SparkSession, path: str, existing: Sequence[str], shape: 
             f"ALTER TABLE {table} ADD COLUMNS ({identifier(field.name)} {field.type.ddl} "
             f"COMMENT {string(field.comment)} {place})"
         )
+
+
+def fill_columns(
+    spark: SparkSession, path: str, fields: Sequence[Field], condition: str, step: Step
+) -> None:
+    """Give all rows of the table the defaults of columns that were added, in one commit.
+
+    For columns `n` (DEFAULT 5) and `x` (DEFAULT 'NaN', which no DECIMAL holds) the clause is
+
+        WHEN NOT MATCHED BY SOURCE THEN UPDATE SET
+          `n` = try_cast('5' AS INT), `x` = try_cast('NaN' AS DECIMAL(5,2)),
+          `_rescued` = ... map_filter(map('n', IF(... IS NULL, '5', NULL), ...), value IS NOT NULL)
+
+    Args:
+        condition: SQL that holds for the rows `t` that hold a row of the source.
+    """
+    texts = {field.name: string(field.default or "") for field in fields}
+    values = {field.name: field.type.expression(texts[field.name]) for field in fields}
+    updates = [f"{identifier(name)} = {value}" for name, value in values.items()]
+    typed = [field.name for field in fields if not field.type.is_text]
+    if typed:
+        entries = ", ".join(
+            f"{string(name)}, IF({values[name]} IS NULL, {texts[name]}, NULL)" for name in typed
+        )
+        rescued = (
+            f"map_concat(coalesce(t._rescued, {_EMPTY}), "
+            f"map_filter(map({entries}), (k, v) -> v IS NOT NULL))"
+        )
+        updates.append(f"_rescued = IF(size({rescued}) = 0, NULL, {rescued})")
+    clause = f"WHEN NOT MATCHED BY SOURCE AND {condition} THEN UPDATE SET {', '.join(updates)}"
+    alter_all(spark, path, clause, step)
 
 
 def retype_columns(

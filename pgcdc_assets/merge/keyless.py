@@ -8,7 +8,6 @@ from typing import ClassVar
 from pgcdc_assets.errors import ReplicaIdentityError
 from pgcdc_assets.merge import bags
 from pgcdc_assets.merge.events import Fold
-from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.facts import ChangeFacts
 from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.kind import Counts, Kind, rows_in
@@ -44,7 +43,7 @@ class Bag(Kind):
             return self.empty(state, step)
         _check_whole_rows(work, facts)
         shape = shape_of_changes(work, state, self.system)
-        add_columns(self.spark, work.path, state.columns, shape)
+        step = self.follow_columns(state, shape, step)
         fold = Fold(shape, facts)
         changes = read_changes(self.spark, self.zone, work)
         if state.is_empty or facts.truncates:
@@ -64,6 +63,7 @@ class ChangeLog(Kind):
     """Appends every change as a row."""
 
     system: ClassVar[SystemColumns] = CHANGE_LOG_COLUMNS
+    holds_row: ClassVar[str] = "t._op <> 'T'"
 
     def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Add the copied rows; what was logged before stays."""
@@ -83,7 +83,7 @@ class ChangeLog(Kind):
         if work.version_order:
             _check_whole_rows(work, facts)
         shape = shape_of_changes(work, state, self.system)
-        add_columns(self.spark, work.path, state.columns, shape)
+        step = self.follow_columns(state, shape, step)
         changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
         rows = bags.logged_changes(changes, Fold(shape, facts))
         append(work.path, rows, shape, step)

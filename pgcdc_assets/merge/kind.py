@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.merge.evolution import add_columns, retype_columns, set_properties
+from pgcdc_assets import failpoints
+from pgcdc_assets.merge.evolution import (
+    add_columns,
+    fields_to_fill,
+    fill_columns,
+    retype_columns,
+    set_properties,
+)
 from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
-from pgcdc_assets.merge.sources import version_of_copy
+from pgcdc_assets.merge.sources import relations_of, version_of_copy
 from pgcdc_assets.merge.tuning import SMALL_BYTES
 from pgcdc_assets.merge.watermark import TargetState, check_written
 from pgcdc_assets.merge.writing import overwrite
@@ -65,16 +72,22 @@ class Counts:
 class Kind(ABC):
     """Writes one SCD table; each method is at most one commit with rows, which carries a step.
 
+    Columns that were added or have another type are commits of their own before that.
+
     Attributes:
         spark: a session that nobody else uses meanwhile.
+        filled: the columns whose default was given to the rows from before.
+        holds_row: SQL that holds for the table's rows `t` that hold a row of the source.
     """
 
     system: ClassVar[SystemColumns] = SCD1_COLUMNS
+    holds_row: ClassVar[str] = "true"
     partitioned_by: ClassVar[tuple[str, ...]] = ()
 
     spark: SparkSession
     zone: RawZone
     work: TableWork
+    filled: list[str] = field(default_factory=list)
 
     @property
     def takes_copy_with_changes(self) -> bool:
@@ -96,7 +109,25 @@ class Kind(ABC):
     def shape_of_copy(self, copy: Copy) -> TableShape:
         """Build the shape of a copy's tuples."""
         version = version_of_copy(self.work, copy)
-        return build_shape([version], self.work.plan.target.key, system=self.system)
+        key, known = self.work.plan.target.key, relations_of(self.work)
+        return build_shape([version], key, system=self.system, known=known)
+
+    def follow_columns(self, state: TargetState, shape: TableShape, step: Step) -> Step:
+        """Add the columns that the table lacks, and give its rows their defaults.
+
+        Returns:
+            The step for the rows: a filled column is one of its own.
+        """
+        fields = [] if state.is_empty else fields_to_fill(state, shape)
+        add_columns(self.spark, state, shape, fields)
+        if not fields:
+            return step
+        failpoints.reach(failpoints.AFTER_COLUMNS_ADDED)
+        fill = step.keeping(state.watermark)
+        fill_columns(self.spark, state.path, fields, self.holds_row, fill)
+        check_written(self.zone, state.path, fill)
+        self.filled.extend(each.name for each in fields)
+        return replace(step, number=fill.number + 1)
 
     def follow_relation(self, state: TargetState, shape: TableShape, step: Step) -> Step:
         """Have the table note the relation of a new copy, and take over its columns.
@@ -105,7 +136,7 @@ class Kind(ABC):
             The step for the rows: a rewrite of columns is one of its own.
         """
         path = self.work.path
-        add_columns(self.spark, path, state.columns, shape)
+        step = self.follow_columns(state, shape, step)
         rewrite = step.keeping(state.watermark)
         if retype_columns(self.spark, path, shape, self.partitioned_by, rewrite):
             check_written(self.zone, path, rewrite)

@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import scd1
 from pgcdc_assets.merge.events import Fold
-from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.keyless import Bag, ChangeLog
 from pgcdc_assets.merge.kind import Counts, Kind, is_large, rows_in
@@ -125,7 +124,7 @@ class CurrentImage(Kind):
             create_or_replace(work.path, rows, shape, step)
             return Counts(None, 0, before, shape.may_rescue)
         assert state is not None
-        add_columns(self.spark, work.path, state.columns, shape)
+        step = self.follow_columns(state, shape, step)
         if state.is_empty or facts.truncates:
             rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
             replace_contents(work.path, rows, shape, step)

@@ -14,7 +14,6 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import scd1, scd2, soft_deletes
 from pgcdc_assets.merge.bounds import Bounds
 from pgcdc_assets.merge.events import Fold
-from pgcdc_assets.merge.evolution import add_columns
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
 from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.kind import Counts, Kind, is_large
@@ -96,7 +95,7 @@ class Lasting(Kind):
             altered = alter_all(self.spark, work.path, clause, step)
             return Counts(updated=altered)
         shape = shape_of_changes(work, state, self.system)
-        add_columns(self.spark, work.path, state.columns, shape)
+        step = self.follow_columns(state, shape, step)
         fold = Fold(shape, facts)
         changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
         stored = None if state.is_empty else self.read_stored()

@@ -97,6 +97,7 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         rows_updated=counts.updated,
         rows_deleted=counts.deleted,
         rows_rescued=_count_rescued(spark, work, state) if counts.may_be_rescued else 0,
+        columns_filled=tuple(kind.filled),
         snapshot_lsn=plan.copy.snapshot_lsn if plan.copy is not None else None,
         row_count=state.row_count,
         seconds=time.monotonic() - started,

@@ -78,6 +78,7 @@ class MergeReport:
         steps: commits that folded changes, of which each is within the limit.
         windows_folded: windows whose changes are in the table now and were not before.
         changes_read: changes of the table in these windows.
+        columns_filled: columns that were added, and whose default the rows from before were given.
         snapshot_lsn: the copy that replaced the contents; None without one.
         row_count: rows after the merge, where it is known for nothing.
     """
@@ -95,6 +96,7 @@ class MergeReport:
     rows_updated: int = 0
     rows_deleted: int = 0
     rows_rescued: int = 0
+    columns_filled: tuple[str, ...] = ()
     snapshot_lsn: Lsn | None = None
     row_count: int | None = None
     seconds: float = 0.0
@@ -111,6 +113,7 @@ class MergeReport:
             rows_updated=self.rows_updated + later.rows_updated,
             rows_deleted=self.rows_deleted + later.rows_deleted,
             rows_rescued=self.rows_rescued + later.rows_rescued,
+            columns_filled=self.columns_filled + later.columns_filled,
             snapshot_lsn=later.snapshot_lsn or self.snapshot_lsn,
             seconds=self.seconds + later.seconds,
         )

@@ -48,11 +48,16 @@ SCD2_COLUMNS: SystemColumns = (
 
 @dataclass(frozen=True)
 class Field:
-    """A source column in the SCD table."""
+    """A source column in the SCD table.
+
+    Attributes:
+        default: the text that rows from before the column have; None: NULL.
+    """
 
     name: str
     type: DeltaType
     comment: str
+    default: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,11 +109,13 @@ def build_shape(
     key: tuple[str, ...] | None,
     known_key: str | None = None,
     system: SystemColumns = SCD1_COLUMNS,
+    known: Sequence[RelationVersion] = (),
 ) -> TableShape:
     """Build the shape that holds the tuples of all the versions.
 
     Args:
         versions: of one table, ascending; the last one gives the columns.
+        known: all versions of the table in the epoch, which tell the defaults of added columns.
         key: the configured merge key, if any.
         known_key: the key that the existing table was made with, as `key_text` writes it.
 
@@ -119,7 +126,7 @@ def build_shape(
     """
     newest = versions[-1].relation
     check_names(newest, system)
-    fields = tuple(_field(column) for column in newest.columns)
+    fields = tuple(_field(column, newest, known) for column in newest.columns)
     names = key or default_key(newest)
     if known_key is not None and known_key != key_text(names):
         raise SchemaChangeError(
@@ -169,8 +176,40 @@ def _folded(name: str) -> str:
     return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)
 
 
-def _field(column: Column) -> Field:
-    return Field(column.name, delta_type(column), column.type or "(type no longer known)")
+def _field(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> Field:
+    comment = column.type or "(type no longer known)"
+    return Field(column.name, delta_type(column), comment, _default(column, relation, known))
+
+
+def _default(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> str | None:
+    """Find the value of the rows from before a column was added.
+
+    A column that an earlier version does not have may have existed and not been published. It was
+    added later only if its attnum is higher than any that the table had by then.
+    """
+    attnum = column.attnum
+    if attnum is None:
+        return None
+    ours = sorted(
+        (v for v in known if v.relation.relation_id == relation.relation_id),
+        key=lambda v: v.version,
+    )
+    text: str | None = None
+    is_known = False
+    for version in ours:
+        found = next((c for c in version.relation.columns if c.attnum == attnum), None)
+        if found is not None:
+            is_known = True
+            text = found.missing if found.missing is not None else text
+        elif not is_known and _highest_attnum(version.relation) >= attnum:
+            return None
+    return text
+
+
+def _highest_attnum(relation: Relation) -> int:
+    if relation.attribute_count is not None:
+        return relation.attribute_count
+    return max((column.attnum or 0 for column in relation.columns), default=0)
 
 
 def default_key(relation: Relation) -> tuple[str, ...]:

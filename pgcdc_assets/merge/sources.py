@@ -93,7 +93,7 @@ def shape_of_changes(
             reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
         )
     ordered = [versions[number] for number in order]
-    return build_shape(ordered, work.plan.target.key, known_key, system)
+    return build_shape(ordered, work.plan.target.key, known_key, system, relations_of(work))
 
 
 def relations_of(work: TableWork) -> list[RelationVersion]:

@@ -155,6 +155,8 @@ def _merge_figures(report: MergeReport) -> dict[str, Any]:
     }
     if report.seconds > 0 and report.changes_read:
         figures["changes_per_second"] = round(report.changes_read / report.seconds, 1)
+    if report.columns_filled:
+        figures["columns_filled"] = ", ".join(report.columns_filled)
     if report.snapshot_lsn is not None:
         figures["snapshot_lsn"] = str(report.snapshot_lsn)
     return figures

@@ -190,3 +190,42 @@ def test_a_type_is_shown_with_its_limit(kind: str, name: str, typmod: int, shown
     assert full_type(column) == shown
     array = Column("c", 0, typmod=typmod, type=f"{name}[]", base_type="_x", element_type=kind)
     assert full_type(array) == f"{shown}[]"
+
+
+def _with_default(relation: Relation, text: str, attribute_count: int | None = None) -> Relation:
+    last = replace(relation.columns[-1], missing=text)
+    return replace(
+        relation, columns=(*relation.columns[:-1], last), attribute_count=attribute_count
+    )
+
+
+def _at(attnum: int, name: str) -> Column:
+    return replace(column(name, "int4"), attnum=attnum)
+
+
+@pytest.mark.parametrize(
+    ("attribute_count", "default"),
+    [
+        pytest.param(1, "5", id="added since"),
+        pytest.param(None, "5", id="version of an earlier release"),
+        pytest.param(2, None, id="there before, and not published"),
+    ],
+)
+def test_rows_from_before_a_column_have_its_default_if_it_was_added_since(
+    attribute_count: int | None, default: str | None
+) -> None:
+    key = replace(column("id", "int4", is_key=True), attnum=1)
+    before = replace(relation(key), attribute_count=attribute_count)
+    after = _with_default(relation(key, _at(2, "n")), "5", 2)
+    versions = _versions(before, after)
+    assert build_shape(versions, ("id",), known=versions).fields[1].default == default
+
+
+def test_a_default_that_the_catalog_has_forgotten_since_is_still_known() -> None:
+    key = replace(column("id", "int4", is_key=True), attnum=1)
+    with_default = _with_default(relation(key, _at(2, "n")), "5")
+    later = relation(key, _at(2, "n"), _at(3, "m"))
+    versions = _versions(relation(key), with_default, later)
+    shape = build_shape([versions[0], versions[2]], ("id",), known=versions)
+    assert [field.default for field in shape.fields] == [None, "5", None]
+    assert build_shape(versions[:1], ("id",)).fields[0].default is None
