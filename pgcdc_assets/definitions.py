@@ -1,16 +1,16 @@
-"""The code location: every capture declared in the defs folder.
+"""The code location: every capture declared in the defs folders.
 
-In a clone that folder is `pgcdc_assets/defs`; for an installed package it is `./defs`, where `pgcdc
-init` writes.
+That is `./defs`, where `pgcdc init` writes; in a clone, `defs` at its root, and the sample shop in
+`pgcdc_assets/defs`.
 """
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.defaults import default_defs_folder
-from pgcdc_assets.orchestration.loading import load_defs_folder
+from pgcdc_assets.orchestration.defaults import defs_folders
+from pgcdc_assets.orchestration.loading import load_defs_folders
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Load the defs folder; nothing connects and nothing starts."""
-    return load_defs_folder(default_defs_folder())
+    """Load the defs folders; nothing connects and nothing starts."""
+    return load_defs_folders(defs_folders())

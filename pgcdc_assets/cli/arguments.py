@@ -40,15 +40,21 @@ def build_parser() -> argparse.ArgumentParser:
 
     init = _command(commands, "init", "check a source, then declare its capture")
     init.add_argument("--name", required=True, help="the capture's name: a-z, 0-9 and _")
-    init.add_argument("--publication", required=True, help="an existing publication")
+    init.add_argument("--publication", help="an existing publication; --update knows the file's")
     init.add_argument("--slot", help="replication slot; default: pgcdc_<name>")
     init.add_argument(
         "--defs",
         type=Path,
         metavar="DIR",
-        help="writes DIR/NAME/defs.yaml; default: pgcdc_assets/defs in a clone, else ./defs",
+        help="writes DIR/NAME/defs.yaml; default: ./defs",
     )
     init.add_argument("--force", action="store_true", help="replace an existing defs.yaml")
+    init.add_argument(
+        "--update",
+        action="store_true",
+        help="add the publication's new tables to the file, keep all that stands in it, and name "
+        "what else differs",
+    )
 
     sync = _command(
         commands,

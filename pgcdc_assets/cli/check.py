@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from pgcdc_assets.errors import ConfigurationError, DefiniteError, TransientError
+from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
+from pgcdc_assets.merge.shape import (
+    CHANGE_LOG_COLUMNS,
+    SCD1_COLUMNS,
+    SCD2_COLUMNS,
+    SOFT_DELETE_COLUMNS,
+    SystemColumns,
+    check_names,
+)
 from pgcdc_assets.orchestration import defaults
-from pgcdc_assets.orchestration.settings import CdcCapture
-from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.postgres.catalog import published_relations
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight import Finding, run_preflight
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
+from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
@@ -63,7 +73,31 @@ def check_capture(
         except (ConfigurationError, TransientError):
             # Why there is no replication connection is among the findings.
             pass
-    return findings
+    with query_connection(settings, "check") as conn:
+        relations = published_relations(conn, capture.publication)
+    return [*findings, *check_columns(relations, capture.tables)]
+
+
+def check_columns(relations: Iterable[Relation], tables: Iterable[CdcTable]) -> Iterator[Finding]:
+    """Name the tables with columns that Delta cannot tell apart; they cannot be merged."""
+    declared = {table.name: table for table in tables}
+    for relation in relations:
+        table = declared.get(relation.name)
+        if table is None:
+            continue
+        try:
+            for system in _system_columns(table):
+                check_names(relation, system)
+        except MergeConflict as error:
+            yield Finding("columns", "error", str(error), table=relation.qualified_name)
+
+
+def _system_columns(table: CdcTable) -> Iterator[SystemColumns]:
+    if 1 in table.scd:
+        log = CHANGE_LOG_COLUMNS if table.without_key == "log" else SCD1_COLUMNS
+        yield SOFT_DELETE_COLUMNS if table.soft_deletes else log
+    if 2 in table.scd:
+        yield SCD2_COLUMNS
 
 
 def report(settings: ConnectionSettings, publication: str, findings: Sequence[Finding]) -> None:

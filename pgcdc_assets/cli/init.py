@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pgcdc_assets.cli.check import report
+from pgcdc_assets.cli.check import check_columns, report
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.shape import default_key
 from pgcdc_assets.orchestration import defaults
+from pgcdc_assets.orchestration.defs_file import check_defs_folders
+from pgcdc_assets.orchestration.defs_tables import DefsTables
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, component_yaml
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -17,30 +19,99 @@ from pgcdc_assets.protocol.relation import Relation
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the source, then write the capture's component instance.
+    """Check the source, then write the capture's component instance, or add to it.
 
     Raises:
         ConfigurationError: the source is not ready, or the file is there already.
     """
+    return _update(options) if options.update else _write(options)
+
+
+def _write(options: argparse.Namespace) -> int:
+    if options.publication is None:
+        raise ConfigurationError(reason="--publication is missing; only --update does without it")
     folder: Path = options.defs or defaults.default_defs_folder()
     path = folder / options.name / "defs.yaml"
     if path.exists() and not options.force:
         raise ConfigurationError(
-            reason=f"{path} exists already: edit it, or replace it with --force"
+            reason=f"{path} exists already: --update adds the tables that it lacks, --force "
+            "replaces it"
         )
-    settings = ConnectionSettings(defaults.conninfo(), name=options.name)
     slot = options.slot or f"pgcdc_{options.name}"
-    report(settings, options.publication, run_preflight(settings, options.publication, slot))
-    with query_connection(settings, "check") as conn:
-        relations = published_relations(conn, options.publication)
-    tables = tuple(_table(relation) for relation in relations)
+    tables = _published(defaults.conninfo(), options.name, options.publication, slot)
     capture = CdcCapture(options.name, options.publication, tables, slot=slot)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        component_yaml(capture.name, capture.publication, capture.tables, slot=capture.slot)
-    )
+    text = component_yaml(capture.name, capture.publication, capture.tables, slot=capture.slot)
+    path.write_text(text, "utf-8")
     print(f"Wrote {path} with {len(tables)} tables. Next: pgcdc sync --name {options.name}")
     return 0
+
+
+def _update(options: argparse.Namespace) -> int:
+    """Add the publication's new tables to the file, and name what else differs."""
+    if options.force or options.slot is not None:
+        raise ConfigurationError(reason="--update goes with neither --force nor --slot")
+    path = _find(options)
+    check_defs_folders([path.parent])
+    listed = DefsTables.read(path, options.name)
+    publication = listed.attributes["publication"]
+    if options.publication not in (None, publication):
+        raise ConfigurationError(
+            reason=f"{path} captures publication {publication}, not {options.publication}: "
+            "declare another capture for it"
+        )
+    slot = listed.attributes.get("slot") or f"pgcdc_{options.name}"
+    conninfo = defaults.conninfo(listed.attributes.get("dsn_env", defaults.DSN_VARIABLE))
+    tables = _published(conninfo, options.name, publication, slot)
+    published = {table.name: table for table in tables}
+    added = [table for name, table in published.items() if name not in listed.names]
+    listed.add(added)
+    for table in added:
+        key = ", ".join(table.key or ()) or "none"
+        print(f"Added {table.qualified_name}, key: {key}.")
+    for name in listed.names:
+        if name not in published:
+            print(
+                f"{name} is not in publication {publication} any more: its entry stays. Take it "
+                "out of the file to end its capture; its tables in the lake stay too."
+            )
+            continue
+        declared, found = listed.key(name), list(published[name].key or ())
+        if declared and declared != found:
+            print(
+                f"{name} has key ({', '.join(declared)}) in the file and "
+                f"({', '.join(found) or 'none'}) in the source: the file's stays."
+            )
+    what = f"added {len(added)} tables to {path}" if added else f"{path} has all tables already"
+    print(f"{options.name}: {what}.")
+    return 0
+
+
+def _find(options: argparse.Namespace) -> Path:
+    given: Path | None = options.defs
+    folders = defaults.defs_folders() if given is None else [given]
+    name: str = options.name
+    paths = [folder / name / "defs.yaml" for folder in folders]
+    for path in paths:
+        if path.is_file():
+            return path
+    raise ConfigurationError(
+        reason=f"There is no {' or '.join(map(str, paths))} to update: write it by pgcdc init "
+        "without --update"
+    )
+
+
+def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[CdcTable, ...]:
+    """Check the source, and describe the tables of the publication that can be merged."""
+    settings = ConnectionSettings(conninfo, name=name)
+    report(settings, publication, run_preflight(settings, publication, slot))
+    with query_connection(settings, "check") as conn:
+        relations = published_relations(conn, publication)
+    tables = tuple(map(_table, relations))
+    refused = {finding.table: finding for finding in check_columns(relations, tables)}
+    for finding in refused.values():
+        print(f"Left out: {finding.message}")
+    return tuple(table for table in tables if table.qualified_name not in refused)
 
 
 def _table(relation: Relation) -> CdcTable:

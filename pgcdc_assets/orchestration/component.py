@@ -236,9 +236,10 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
 
 
 def _is_replaced(context: dg.ComponentLoadContext) -> bool:
-    """Whether the folder declares a capture beside the sample, for a database of the user's own."""
+    """Whether a capture is declared beside the sample, for a database of the user's own."""
     if not os.environ.get(defaults.DSN_VARIABLE, "").strip():
         return False
     path = Path(context.path)
-    folder = path.parent if path.is_file() else path
-    return any(other.parent != folder for other in folder.parent.glob("*/defs.yaml"))
+    own = path.parent if path.is_file() else path
+    folders = [own.parent, *defaults.defs_folders()]
+    return any(file.parent != own for folder in folders for file in folder.glob("*/defs.yaml"))

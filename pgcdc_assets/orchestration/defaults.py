@@ -38,10 +38,17 @@ def default_lake() -> Path:
 
 
 def default_defs_folder() -> Path:
-    """Where `pgcdc init` writes component instances, and definitions are loaded from."""
-    if clone_root() is not None:
-        return _PACKAGE / "defs"
+    """Where `pgcdc init` writes component instances."""
     return Path.cwd() / "defs"
+
+
+def defs_folders() -> list[Path]:
+    """Where component instances are loaded from: the current folder's `defs`, and in a clone its
+    own, with the sample shop of the package.
+    """
+    root = clone_root()
+    further = [] if root is None else [root / "defs", _PACKAGE / "defs"]
+    return list(dict.fromkeys([default_defs_folder(), *further]))
 
 
 def conninfo(variable: str = DSN_VARIABLE) -> str:

@@ -27,6 +27,7 @@ from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.orchestration.settings import (
     CdcCapture,
     CdcTable,
+    CheckPolicy,
     RetentionPolicy,
     StreamPolicy,
     WindowPolicy,
@@ -37,6 +38,8 @@ FILE_NAMES = ("defs.yaml", "component.yaml")
 COMPONENT = "pgcdc_assets.PostgresCdcComponent"
 
 _TOP_LEVEL = ("type", "attributes", "requirements", "post_processing", "template_vars_module")
+# YAML's key for what an alias has.
+_MERGE = "<<"
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _VARIABLE = re.compile(
     r"""\{\{\s*env(?:\.([A-Za-z_]\w*)|\(\s*['"]([^'"]+)['"]\s*\)|\[\s*['"]([^'"]+)['"]\s*\])\s*\}\}"""
@@ -51,6 +54,7 @@ _POLICIES: dict[str, Callable[..., object]] = {
     "windows": WindowPolicy,
     "stream": StreamPolicy,
     "retention": RetentionPolicy,
+    "checks": CheckPolicy,
     "merge_step": StepLimit,
 }
 
@@ -59,14 +63,15 @@ class _Template(str):
     """A value that is known only when Dagster has put in what stands in its braces."""
 
 
-def check_defs_folder(folder: Path) -> None:
-    """Check every file that declares components below a folder.
+def check_defs_folders(folders: Sequence[Path]) -> None:
+    """Check every file that declares components below some folders.
 
     Raises:
         ConfigurationError: the first thing that is wrong, with file, line and column.
     """
     declared: dict[str, str] = {}
-    for path in sorted(path for name in FILE_NAMES for path in folder.rglob(name)):
+    found = [path for folder in folders for name in FILE_NAMES for path in folder.rglob(name)]
+    for path in sorted(found):
         for name in _File(path).check():
             if name in declared:
                 raise ConfigurationError(
@@ -154,17 +159,11 @@ class _File:
         nodes = self._nodes(attributes)
         tables = self._tables(nodes["tables"]) if "tables" in nodes else ()
         for section, policy in _POLICIES.items():
-            if section in nodes:
+            if isinstance(values.get(section), dict):
                 given = _known(values[section])
                 names = self._nodes(nodes[section])
                 self._judged(partial(policy, **given), nodes[section], names)
-        schedule = values.get("retention", {}).get("schedule", "0 0 * * *")
-        if not isinstance(schedule, _Template) and not is_valid_cron_schedule(schedule):
-            self.fail(
-                self._nodes(nodes["retention"])["schedule"],
-                "`retention.schedule` must be a cron expression of five fields, such as "
-                f"{RetentionPolicy.schedule}",
-            )
+                self._check_schedule(section, given.get("schedule"), names)
         own = ("name", "publication", "slot", "merge_parallelism", "verify_wait_seconds")
         given = {key: value for key, value in _known(values).items() if key in own}
         defaults = {"name": "name", "publication": "publication"}
@@ -172,6 +171,16 @@ class _File:
         self._judged(build, attributes, nodes)
         name = values["name"]
         return None if isinstance(name, _Template) else name
+
+    def _check_schedule(
+        self, section: str, schedule: str | None, nodes: dict[str, yaml.Node]
+    ) -> None:
+        if schedule is not None and not is_valid_cron_schedule(schedule):
+            self.fail(
+                nodes["schedule"],
+                f"`{section}.schedule` must be a cron expression of five fields, such as "
+                f"{RetentionPolicy.schedule}",
+            )
 
     def _tables(self, node: yaml.Node) -> tuple[CdcTable, ...]:
         tables: dict[TableName, CdcTable] = {}
@@ -217,14 +226,14 @@ class _File:
         entries: dict[str, yaml.Node] = {}
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
-            if name not in known:
+            if name not in (*known, _MERGE):
                 near = difflib.get_close_matches(name, known, 1)
                 what = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
                 self.fail(key, f"unknown setting `{name}` in {place}; {what}")
             if name in entries:
                 self.fail(key, f"`{name}` stands in {place} a second time")
             entries[name] = value
-        return entries
+        return self._nodes(node)
 
     def _checked(self, node: yaml.Node, wanted: Any, place: str) -> Any:
         value = _value(node)
@@ -269,6 +278,8 @@ class _File:
                 )
 
     def _nodes(self, node: yaml.Node) -> dict[str, yaml.Node]:
+        if isinstance(node, yaml.MappingNode):
+            yaml.SafeLoader("").flatten_mapping(node)
         return {key.value: value for key, value in node.value}
 
 

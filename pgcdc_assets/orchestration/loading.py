@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import dagster as dg
 from dagster.components.resolved.errors import ResolutionException
+from dagster_shared.record import replace
 from pydantic import ValidationError
 
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_of
-from pgcdc_assets.orchestration.defs_file import check_defs_folder
+from pgcdc_assets.orchestration.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.settings import CdcCapture
@@ -72,9 +74,25 @@ def load_defs_folder(folder: Path) -> dg.Definitions:
     Raises:
         ConfigurationError: a component cannot be loaded.
     """
-    if not folder.is_dir():
-        return dg.Definitions()
-    check_defs_folder(folder)
+    return load_defs_folders([folder])
+
+
+def load_defs_folders(folders: Sequence[Path]) -> dg.Definitions:
+    """Load every component below some folders; those that do not exist have none.
+
+    Raises:
+        ConfigurationError: a component cannot be loaded, or two captures have one name.
+    """
+    there = [folder for folder in folders if folder.is_dir()]
+    check_defs_folders(there)
+    loaded = [_load(folder) for folder in there]
+    # Dagster keeps the components of one folder to show them, and refuses to merge those of two.
+    return dg.Definitions.merge(
+        *loaded[:1], *(replace(definitions, component_tree=None) for definitions in loaded[1:])
+    )
+
+
+def _load(folder: Path) -> dg.Definitions:
     tree = dg.ComponentTree(defs_module=_module_of(folder), project_root=folder.parent)
     try:
         return tree.build_defs()
@@ -167,7 +185,7 @@ def _definitions_of(module: ModuleType) -> dg.Definitions:
 
 def _module_of(folder: Path) -> ModuleType:
     """Make a package of a folder, as Dagster's component tree wants one, wherever it lies."""
-    name = "pgcdc_assets.defs"
+    name = f"pgcdc_assets.defs_{zlib.crc32(str(folder).encode()):08x}"
     if name in sys.modules and list(sys.modules[name].__path__) == [str(folder)]:
         return sys.modules[name]
     module = ModuleType(name)

@@ -328,13 +328,14 @@ def component_yaml(
     attributes: dict[str, Any] = {"name": name, "publication": publication}
     if slot is not None and slot != f"pgcdc_{name}":
         attributes["slot"] = slot
-    attributes["tables"] = [
-        {
-            "name": table.qualified_name,
-            **({"key": list(table.key)} if table.key is not None else {}),
-            "scd": list(table.scd),
-        }
-        for table in tables
-    ]
+    attributes["tables"] = [table_entry(table) for table in tables]
     document = {"type": "pgcdc_assets.PostgresCdcComponent", "attributes": attributes}
-    return yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=96)
+    return yaml.safe_dump(
+        document, sort_keys=False, default_flow_style=None, width=96, allow_unicode=True
+    )
+
+
+def table_entry(table: CdcTable) -> dict[str, Any]:
+    """Return the entry of a table that `pgcdc init` writes."""
+    key = {"key": list(table.key)} if table.key is not None else {}
+    return {"name": table.qualified_name, **key, "scd": list(table.scd)}

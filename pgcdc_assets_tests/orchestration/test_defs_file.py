@@ -84,6 +84,10 @@ WRONG = {
         GOOD + TABLE + "  retention: {schedule: never}\n",
         "7:25: `retention.schedule` must be a cron expression of five fields, such as 17 3 * * *",
     ),
+    "a bad schedule of the checks": (
+        GOOD + TABLE + "  checks: {schedule: 1 2 3}\n",
+        "7:22: `checks.schedule` must be a cron expression of five fields, such as 17 3 * * *",
+    ),
     "a list for a mapping": (
         HEAD + "  - name: shop\n",
         "3:3: `attributes` must be a mapping, with lines such as `name: ...`",
@@ -201,6 +205,8 @@ def test_every_setting_that_is_documented_is_taken(tmp_path: Path) -> None:
   windows: {max_bytes: 1000000, min_bytes: 1000, max_age_seconds: 0.5, retry_seconds: 1, keep: 50}
   stream: {batch_bytes: 1000, total_seconds: null, slot_wait_seconds: 1}
   retention: {raw_days: 30, old_version_days: 7, schedule: "0 4 * * *"}
+  checks: {schedule: null}
+  merge_step: {changes: 1000, bytes: 1000000}
   merge_parallelism: 4
   verify_wait_seconds: 10
   is_sample: false
