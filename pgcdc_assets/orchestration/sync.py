@@ -287,7 +287,7 @@ class _Sync:
 
     def _put_off(self, error: PgcdcError) -> None:
         """Keep an error for the end."""
-        self.say(f"{error} Going on with the rest.")
+        self.say(f"{str(error).rstrip('.')}. Going on with the rest.")
         self.failures.append(error)
 
     def _tables_of(self, request: dg.RunRequest) -> list[str]:
