@@ -29,7 +29,7 @@ from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.planning import Capture, CaptureProgress, plan_window
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.run_claims import claim_run
+from pgcdc_assets.orchestration.run_claims import claimed_step
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, StreamPolicy
 from pgcdc_assets.postgres.slots import read_current_lsn
 from pgcdc_assets.postgres.stream import StreamSettings
@@ -74,12 +74,13 @@ def build_raw_asset(
         pool=names.slot_pool,
         required_resource_keys={names.postgres, names.lake},
     )
+    @claimed_step
     def raw(context: dg.AssetExecutionContext) -> Any:
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
         following = Following.of(context, names.slot_pool, capture.windows)
         windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
-        with claim_run(context), dagster_failures(capture.name):
+        with dagster_failures(capture.name):
             landing = _Landing(context, capture, postgres, lake.zone(capture.name))
             recounts = []
             for window in windows:

@@ -13,8 +13,9 @@ from dagster._core.execution.context.system import PlanOrchestrationContext
 from dagster._core.execution.plan.plan import ExecutionPlan
 from dagster._core.execution.retries import RetryMode
 from dagster._core.execution.step_dependency_config import StepDependencyConfig
+from dagster._utils.interrupts import pop_captured_interrupt
 
-from pgcdc_assets.orchestration.run_claims import claimed_run
+from pgcdc_assets.orchestration.run_claims import claimed_run, interrupt_steps
 
 
 class _ClaimingExecutor(dg.Executor):
@@ -35,7 +36,12 @@ class _ClaimingExecutor(dg.Executor):
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
     ) -> Iterator[dg.DagsterEvent]:
         with claimed_run(plan_context.instance, plan_context.dagster_run):
-            yield from self._inner.execute(plan_context, execution_plan)
+            for event in self._inner.execute(plan_context, execution_plan):
+                yield event
+                # A signal that came while Dagster recorded the event: Dagster would raise an error
+                # with a stack before the step continues. The step raises its own instead.
+                if pop_captured_interrupt():
+                    interrupt_steps()
 
 
 def _create(init_context: Any) -> dg.Executor:

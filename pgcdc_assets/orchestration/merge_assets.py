@@ -27,7 +27,7 @@ from pgcdc_assets.orchestration.keys import shown_windows
 from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
-from pgcdc_assets.orchestration.run_claims import claim_run
+from pgcdc_assets.orchestration.run_claims import claimed_step
 from pgcdc_assets.orchestration.runs import MERGE_PURPOSE, PURPOSE_TAG
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.state import copied_tables
@@ -74,11 +74,12 @@ def build_scd_assets(
         pool=names.merge_pool,
         required_resource_keys={names.lake, names.spark},
     )
+    @claimed_step
     def merge(context: dg.AssetExecutionContext) -> Any:
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         following = Following.of(context, names.merge_pool, capture.windows)
-        with claim_run(context), dagster_failures(capture.name), ExitStack() as held:
+        with dagster_failures(capture.name), ExitStack() as held:
             rounds = _Rounds(
                 context,
                 capture,

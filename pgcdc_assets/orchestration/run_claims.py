@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
 
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
@@ -33,6 +35,9 @@ BEAT_SECONDS = 15.0
 
 _INTERRUPTED = "The run was interrupted. What it had committed stays; the rest is asked for again."
 
+# Set for good: the process ends with its run.
+_interrupted = threading.Event()
+
 _log = logging.getLogger(__name__)
 
 
@@ -41,7 +46,9 @@ class RunInterrupted(DagsterExecutionInterruptedError, DagsterUserCodeProcessErr
 
     def __init__(self) -> None:
         shown = SerializableErrorInfo(_INTERRUPTED, [], DagsterExecutionInterruptedError.__name__)
-        DagsterUserCodeProcessError.__init__(self, _INTERRUPTED, [shown])  # type: ignore[no-untyped-call]
+        DagsterUserCodeProcessError.__init__(  # type: ignore[no-untyped-call]
+            self, _INTERRUPTED, user_code_process_error_infos=[shown]
+        )
 
 
 def process_tag(pid: int | None = None) -> str:
@@ -81,12 +88,12 @@ def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]
     with beating(instance, run.run_id):
         try:
             yield
-        except RunInterrupted:
-            raise
-        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
             # A terminal and Dagster may both send a signal: the second one must not end this.
             with capture_interrupts():
                 _cancel(instance, run.run_id)
+            if isinstance(interrupt, RunInterrupted):
+                raise
             raise RunInterrupted from None
 
 
@@ -95,6 +102,27 @@ def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iter
     """Claim the run of a step for this process, whatever executor started the step."""
     with claimed_run(context.instance, context.run):
         yield
+
+
+def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> Any:
+    """Claim the run for a step that yields events, and end the step when it was interrupted."""
+
+    @wraps(step)
+    def claimed(context: dg.AssetExecutionContext) -> Any:
+        with claim_run(context):
+            events = step(context)
+            for event in events:
+                yield event
+                if _interrupted.is_set():
+                    events.close()  # type: ignore[attr-defined]
+                    raise RunInterrupted
+
+    return claimed
+
+
+def interrupt_steps() -> None:
+    """Have the step of this process end after the event that it has yielded."""
+    _interrupted.set()
 
 
 @contextmanager
