@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import (
+    ConfigurationError,
     ConnectionLost,
     RawZoneError,
     SlotAdvanced,
@@ -32,6 +33,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.catalog import CatalogResolver
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease, wait_or_terminate_stale_walsender
+from pgcdc_assets.postgres.publication import read_publication
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
@@ -135,6 +137,7 @@ def capture_window(
         ours = settings.application_name("capture")
         wait_or_terminate_stale_walsender(conn, slot, limits.slot_wait_seconds, ours)
         _check_slot(conn, zone, slot, captured_through)
+        _check_publication(conn, zone, publication)
         watch = _watch(conn, limits, began, lambda: summary is not None)
         stream = ReplicationStream(
             settings,
@@ -195,6 +198,15 @@ def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindo
             "changes end. Capture windows in order.",
         )
     return captured_through
+
+
+def _check_publication(conn: Connection, zone: RawZone, publication: str) -> None:
+    """Refuse a publication that is gone."""
+    try:
+        read_publication(conn, publication)
+    except ConfigurationError:
+        copies = zone.snapshots.complete_copies()
+        read_publication(conn, publication, [(copy.schema, copy.table) for copy in copies])
 
 
 def _check_timeline(zone: RawZone, server: ServerTimeline) -> None:

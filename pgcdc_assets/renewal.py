@@ -28,6 +28,7 @@ from pgcdc_assets.postgres.slots import (
     claim_slot,
     create_slot,
     drop_slot,
+    has_publication_gap,
     read_server_identity,
     read_slot_status,
     slot_taken,
@@ -72,13 +73,15 @@ def renew_epoch(
         identity = read_server_identity(conn)
         with server_timeline(settings) as server:
             has_lost_wal = _has_lost_wal(zone, old, server)
-        read_publication(conn, publication)
+        copies = zone.snapshots.complete_copies()
+        read_publication(conn, publication, [(copy.schema, copy.table) for copy in copies])
         status = read_slot_status(conn, slot)
         if status is not None:
             check_slot_usable(status, identity.database)
             end = zone.changes.captured_through(old.epoch) or old.start_lsn
             is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
-            if is_ours and _can_go_on(status, end) and not has_lost_wal:
+            can_go_on = is_ours and _can_go_on(status, end) and not has_lost_wal
+            if can_go_on and not has_publication_gap(conn, status, publication):
                 raise ConfigurationError(
                     reason=f"Replication slot {slot} can go on from {end}: nothing is lost, and "
                     "giving it up would lose what it holds. Run pgcdc sync instead."

@@ -147,7 +147,9 @@ def copy_each_table(
     """
     zone.lake.check_writable()
     with contextlib.ExitStack() as open_snapshot:
-        epoch, snapshot = _establish(settings, zone, slot, publication, open_snapshot, adopt_slot)
+        epoch, snapshot = _establish(
+            settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot
+        )
         with query_connection(settings, "snapshot") as conn:
             wanted = _wanted(conn, zone, epoch, publication, tables)
         if snapshot is None and any(isinstance(outcome, PublishedTable) for outcome in wanted):
@@ -170,6 +172,7 @@ def _establish(
     zone: RawZone,
     slot: str,
     publication: str,
+    tables: Sequence[tuple[str, str]],
     open_snapshot: contextlib.ExitStack,
     adopt_slot: bool,
 ) -> tuple[int, ExportedSnapshot | None]:
@@ -180,7 +183,7 @@ def _establish(
             with server_timeline(settings) as server:
                 identity = replace(identity, timeline=server.number)
         # The publication must exist before the slot: decoding looks it up as of the WAL it reads.
-        read_publication(conn, publication)
+        read_publication(conn, publication, tables)
 
         def find() -> tuple[Epoch | None, SlotStatus | None]:
             known = zone.epochs.check_source(

@@ -122,7 +122,7 @@ class _Sync:
         while True:
             progress.is_blocked = False
             acted = self._execute_all(self._tick(self.names.lag_sensor))
-            why_no_capture = progress.waiting
+            why_no_capture, progress.waiting = progress.waiting, ""
             merges = self._tick(self.names.merge_sensor)
             if self._is_through(merges):
                 return
@@ -333,16 +333,21 @@ class _Sync:
     def _wait(self, since: float, reason: str) -> None:
         """Wait for what is in the way, a run of the daemon as a rule.
 
+        Args:
+            reason: why nothing was captured.
+
         Raises:
             TransientError: it took too long.
         """
         limits = self.limits
         limit = limits.wait_seconds if self.progress.is_blocked else limits.idle_seconds
         if time.monotonic() - since > limit:
+            # Once all is captured, a merge is what is awaited, whatever the lag sensor says.
+            reasons = [*([] if self.progress.is_captured else [reason]), self.progress.waiting]
             raise TransientError(
                 reason=f"Capture {self.name} did not get through WAL position "
                 f"{self.progress.barrier} within {limit:g} s: "
-                f"{reason or self.progress.waiting}. Run it again."
+                f"{'; '.join(filter(None, reasons)) or reason}. Run it again."
             )
         time.sleep(self.limits.poll_seconds)
 

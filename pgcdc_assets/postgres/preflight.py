@@ -47,7 +47,7 @@ def run_preflight(
         server = read_server(conn)
         findings = [*check_server(server), *check_replication(settings, server)]
         try:
-            published = read_publication(conn, publication)
+            published = read_publication(conn, publication, tables or ())
         except ConfigurationError as error:
             findings.append(Finding("publication", "error", str(error)))
         else:

@@ -38,6 +38,7 @@ select current_setting('server_version_num')::int, current_setting('server_versi
        (select count(*) from pg_replication_slots)::int,
        (select string_agg(slot_name, ', ' order by slot_name)
           from pg_replication_slots where active_pid is null),
+       current_setting('max_wal_senders')::int, (select count(*) from pg_stat_replication)::int,
        current_setting('wal_sender_timeout'),
        (select setting::bigint from pg_settings where name = 'max_slot_wal_keep_size'),
        (select setting::bigint from pg_settings where name = 'idle_replication_slot_timeout')
@@ -69,6 +70,8 @@ class Server:
     max_slots: int
     slot_count: int
     idle_slots: str | None
+    max_walsenders: int
+    walsender_count: int
     wal_sender_timeout: str
     max_slot_wal_keep_mb: int
     idle_slot_timeout: int | None
@@ -162,8 +165,12 @@ def check_slot(
 ) -> Iterator[Finding]:
     """Check a slot that exists, or whether one can be made."""
     status = read_slot_status(conn, slot)
+    is_streaming = status is not None and status.is_active
+    room = list(_check_room(server, needs_slot=status is None, is_streaming=is_streaming))
+    yield from room
     if status is None:
-        yield from _check_room_for_slot(conn, server, slot)
+        if not any(finding.severity == "error" for finding in room):
+            yield from _check_creation(conn, slot)
         return
     try:
         check_slot_usable(status, server.database)
@@ -182,17 +189,52 @@ def check_slot(
     yield from _check_health(status)
 
 
-def _check_room_for_slot(conn: Connection, server: Server, slot: str) -> Iterator[Finding]:
-    if server.slot_count >= server.max_slots:
+def _check_room(server: Server, *, needs_slot: bool, is_streaming: bool) -> Iterator[Finding]:
+    """Check that what the commands need of slots and walsenders is free.
+
+    A capture holds a slot and a walsender. A new snapshot of a table, `pgcdc verify` and the first
+    snapshot with a slot of an administrator make a temporary slot beside it.
+
+    Args:
+        needs_slot: the capture's own slot is not there yet.
+        is_streaming: a capture holds its walsender now.
+    """
+    free = server.max_slots - server.slot_count
+    if free < 1 + needs_slot:
         idle = f" Nobody reads these now: {server.idle_slots}." if server.idle_slots else ""
-        yield Finding(
-            "slot",
-            "error",
-            f"No free replication slot: all {server.max_slots} of max_replication_slots are taken.",
+        remedy = (
             "Drop one that nobody needs with select pg_drop_replication_slot(NAME), or raise "
-            f"max_replication_slots and restart the server.{idle}",
+            f"max_replication_slots and restart the server.{idle}"
         )
-        return
+        if free < 1:
+            yield Finding(
+                "slot",
+                "error",
+                f"No free replication slot: all {server.max_slots} of max_replication_slots are "
+                "taken.",
+                remedy,
+            )
+        else:
+            yield Finding(
+                "free_slots",
+                "warning",
+                "One replication slot is free, which the capture takes: new snapshots of tables "
+                "and pgcdc verify need another one for a moment.",
+                remedy,
+            )
+    free_walsenders = server.max_walsenders - server.walsender_count
+    # Without a free one the check of the replication connection has failed already.
+    if 0 < free_walsenders < 2 - is_streaming:
+        yield Finding(
+            "walsenders",
+            "warning",
+            f"One walsender is free, of {server.max_walsenders} (max_wal_senders): a capture holds "
+            "it, and new snapshots of tables and pgcdc verify need another one for a moment.",
+            "Raise max_wal_senders and restart the server.",
+        )
+
+
+def _check_creation(conn: Connection, slot: str) -> Iterator[Finding]:
     yield Finding("slot", "ok", f"Slot {slot} does not exist yet; the first snapshot creates it.")
     blocker = oldest_open_transaction(conn)
     if blocker is not None:

@@ -7,10 +7,12 @@ changes arrive.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.findings import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -111,8 +113,13 @@ class Member:
     row_filter: str | None
 
 
-def read_publication(conn: Connection, publication: str) -> Publication:
+def read_publication(
+    conn: Connection, publication: str, tables: Iterable[tuple[str, str]] = ()
+) -> Publication:
     """Read a publication's switches.
+
+    Args:
+        tables: that it should have, for the remedy.
 
     Raises:
         ConfigurationError: there is none of that name in this database.
@@ -128,10 +135,16 @@ def read_publication(conn: Connection, publication: str) -> Publication:
             known = f" (it has: {', '.join(sorted(others))})" if others else ""
             raise ConfigurationError(
                 reason=f"Publication {publication} does not exist in database {database}{known}. "
-                f"Create it "
-                f'before the slot: create publication "{publication}" for table SCHEMA.TABLE, ...'
+                f"Create it before the slot: {create_publication_sql(publication, tables)}. If "
+                "changes were made while it was gone, a new epoch is needed: pgcdc renew."
             )
     return Publication(publication, *row)
+
+
+def create_publication_sql(publication: str, tables: Iterable[tuple[str, str]] = ()) -> str:
+    """Write the remedy of a publication that is missing."""
+    names = ", ".join(quoted(*table) for table in sorted(set(tables)))
+    return f"create publication {quoted(publication)} for table {names or 'SCHEMA.TABLE'}"
 
 
 def read_members(conn: Connection, publication: str) -> list[Member]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg2
-from psycopg2.errors import ObjectInUse
+from psycopg2.errors import ObjectInUse, QueryCanceled, UndefinedObject
 
 from pgcdc_assets.errors import ConfigurationError, SlotBusy, SlotLost, SlotTaken
 from pgcdc_assets.lsn import Lsn
@@ -39,6 +39,7 @@ __all__ = [
     "claim_slot",
     "create_slot",
     "drop_slot",
+    "has_publication_gap",
     "lost_slot",
     "oldest_open_transaction",
     "read_current_lsn",
@@ -306,6 +307,35 @@ def slot_taken(status: SlotStatus, lake: str, remedy: str) -> SlotTaken:
         lake=lake,
         remedy=remedy,
     )
+
+
+def has_publication_gap(
+    conn: Connection, status: SlotStatus, publication: str, limit: str = "10min"
+) -> bool:
+    """Say whether a slot holds changes that were made while its publication did not exist.
+
+    The server says so when it decodes them: a peek at all that the slot holds, which confirms
+    nothing. It is spared where the publication is older than what the slot holds.
+    """
+    with conn.cursor() as cursor:
+        cursor.execute("select age(xmin) from pg_publication where pubname = %s", (publication,))
+        row = cursor.fetchone()
+        if row is None or row[0] > (status.catalog_xmin_age or 0):
+            return False
+        conn.notices.clear()
+        try:
+            cursor.execute("select set_config('statement_timeout', %s, false)", (limit,))
+            cursor.execute(
+                "select count(*) from pg_logical_slot_peek_binary_changes(%s, %s, null, "
+                "'proto_version', '1', 'publication_names', %s)",
+                (status.slot, str(status.current_lsn), quoted(publication)),
+            )
+        except UndefinedObject:
+            return True
+        except (ObjectInUse, QueryCanceled):
+            return False
+    # Since Postgres 18 a mere warning, and the changes are left out.
+    return any(f'"{publication}"' in notice for notice in conn.notices)
 
 
 def claim_slot(conn: Connection, slot: str, publication: str) -> None:

@@ -34,11 +34,11 @@ def stream_failure(
             application_name="another walsender",
         )
     if sqlstate == _UNDEFINED_OBJECT and "publication" in message:
-        return ConfigurationError(
-            reason=f"{server}: {reason} as of the WAL that slot {slot} reads now. If it exists "
-            f"meanwhile, it was made too late for this slot: drop the slot (select "
-            f"pg_drop_replication_slot('{slot}')) and begin a new epoch with pgcdc renew. If not: "
-            f"create publication {publication} for table ..."
+        return DefiniteError(
+            reason=f"{server}: {reason} as of the WAL that slot {slot} reads now: publication "
+            f"{publication} was dropped for a while, or made after the slot. What it would have "
+            "sent of that time is lost to this slot; nothing of it was confirmed. Begin a new "
+            "epoch, with new copies of the tables, by pgcdc renew."
         )
     if sqlstate == _UNDEFINED_FILE or (
         sqlstate == _NOT_IN_PREREQUISITE_STATE and re.search(r"invalidated|can no longer", message)

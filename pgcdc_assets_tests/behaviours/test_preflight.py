@@ -106,11 +106,11 @@ def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
         database = Database(server.start(), "postgres")
         database.execute("create table t (id int primary key); create publication pub for table t")
         problems = problems_in(findings_of(database.settings()))
-        assert problems == {
-            ("wal_level", None): "error: wal_level is replica, and logical is needed. alter "
-            "system set "
-            "wal_level = logical; then restart the server."
-        }
+        assert problems.pop(("wal_level", None)) == (
+            "error: wal_level is replica, and logical is needed. alter system set wal_level = "
+            "logical; then restart the server."
+        )
+        assert set(problems) == {("free_slots", None), ("walsenders", None)}
         with (
             pytest.raises(ConfigurationError, match=r"wal_level .* is not logical"),
             create_slot(database.settings(), "s"),
@@ -134,6 +134,45 @@ def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
             create_slot(database.settings(), "s"),
         ):
             pass
+        # The capture's own slot: a new snapshot and verify need another one for a moment.
+        problem = problems_in(findings_of(database.settings(), slot="taken"))["slot", None]
+        assert problem.startswith("error: No free replication slot: all 1 of")
+    finally:
+        server.remove()
+        folder.rmdir()
+
+
+def test_slots_and_walsenders_are_counted_for_what_the_commands_need() -> None:
+    """B8: enough for a capture, too few for `pgcdc verify` beside it; then just enough."""
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
+    few = {**UNSAFE_BUT_FAST, "max_replication_slots": "2", "max_wal_senders": "2"}
+    server = EmbeddedServer(folder / "data", 18, few)
+    try:
+        database = Database(server.start(), "postgres")
+        settings = database.settings("shop")
+        database.execute("create table t (id int primary key); create publication pub for table t")
+        assert problems_in(findings_of(settings, slot="ours")) == {}
+        with create_slot(settings, "ours"):
+            pass
+        assert problems_in(findings_of(settings, slot="ours")) == {}
+        assert set(problems_in(findings_of(settings, slot="other"))) == {("free_slots", None)}
+
+        stream = psycopg2.connect(
+            settings.conninfo_for("capture", replication=True),
+            connection_factory=LogicalReplicationConnection,
+        )
+        with closing(stream), stream.cursor() as cursor:
+            options = {"proto_version": "1", "publication_names": "pub"}
+            cursor.start_replication("ours", options=options)
+            # Our capture has its walsender already; another capture would have none beside it.
+            problems = problems_in(findings_of(settings, slot="ours"))
+            assert ("walsenders", None) not in problems
+            problem = problems_in(findings_of(settings, slot="other"))["walsenders", None]
+            assert problem.startswith("warning: One walsender is free, of 2 (max_wal_senders)")
+        with create_slot(settings, "other"):
+            pass
+        problem = problems_in(findings_of(settings, slot="ours"))["slot", None]
+        assert problem.startswith("error: No free replication slot: all 2 of")
     finally:
         server.remove()
         folder.rmdir()

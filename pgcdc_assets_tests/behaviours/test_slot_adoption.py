@@ -86,7 +86,14 @@ def _capture_and_reset(database: Database, zone: RawZone, slot: str) -> None:
 
 
 @pytest.mark.every_pg
-@pytest.mark.parametrize("use", [_claim, _capture_once, _capture_and_reset])
+@pytest.mark.parametrize(
+    "use",
+    [
+        _claim,
+        pytest.param(_capture_once, marks=pytest.mark.soak),
+        pytest.param(_capture_and_reset, marks=pytest.mark.soak),
+    ],
+)
 def test_a_slot_that_another_lake_was_filled_from_is_not_taken(
     database: Database,
     zone: RawZone,

@@ -25,6 +25,7 @@ from pgcdc_assets.orchestration.settings import CdcTable
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
 from pgcdc_assets.postgres.barrier import read_barrier
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.orchestration.test_following import land_aside
 
@@ -245,6 +246,47 @@ def test_it_ends_when_others_capture_beyond_the_barrier_meanwhile(
     sync(orchestrated)
     assert orchestrated.equals_source("a")
     assert orchestrated.equals_source("b")
+
+
+def test_a_slot_of_another_lake_is_taken_over_by_the_flag_alone(
+    orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same settings with an empty lake; without Spark, since copies are what it is about."""
+
+    def refuse(self: SparkResource) -> SparkSession:
+        raise TransientError(reason="no Spark today")
+
+    monkeypatch.setattr(SparkResource, "session", refuse)
+    orchestrated.copy()
+    elsewhere = replace(orchestrated, lake=Lake(str(tmp_path / "elsewhere")))
+    location = elsewhere.location
+
+    def sync_elsewhere(*, adopt_slot: bool) -> None:
+        loaded, instance = location.captures[NAME], elsewhere.instance
+        sync_capture(instance, location, loaded, limits=LIMITS, adopt_slot=adopt_slot)
+
+    with pytest.raises(PgcdcError, match=r"was read before.*--adopt-slot") as caught:
+        sync_elsewhere(adopt_slot=False)
+    assert caught.value.exit_status == 4
+    assert elsewhere.zone.epochs.latest() is None
+    with pytest.raises(PgcdcError, match="no Spark today"):
+        sync_elsewhere(adopt_slot=True)
+    assert elsewhere.zone.epochs.latest() is not None
+    assert main(["sync", "--adopt-slot"]) == 2
+
+
+def test_a_call_that_waits_in_vain_for_a_merge_of_others_says_so(
+    orchestrated: Orchestrated,
+) -> None:
+    """Another `pgcdc sync`, or the daemon: all is captured, and its merge is under way."""
+    orchestrated.copy()
+    orchestrated.commit("insert into b values (1, 1)")
+    orchestrated.land()
+    orchestrated.start_run("merge", {})
+    location = orchestrated.location
+    limits = SyncLimits(wait_seconds=0.5, poll_seconds=0.1)
+    with pytest.raises(TransientError, match=r"within 0.5 s: a merge is under way\. Run"):
+        sync_capture(orchestrated.instance, location, location.captures[NAME], limits=limits)
 
 
 @pytest.mark.soak
