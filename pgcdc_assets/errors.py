@@ -15,6 +15,7 @@
     │   ├── RawExpired
     │   ├── ReplicaIdentityError
     │   ├── SchemaChangeError
+    │   ├── TableMoved
     │   ├── ProtocolError
     │   ├── RawZoneError
     │   ├── TableDamaged
@@ -279,6 +280,15 @@ class SchemaChangeError(SnapshotError):
 
     about = "relation"
     message = "Table {relation}, column {column}: {reason}. {remedy}"
+
+
+class TableMoved(DefiniteError):
+    """A declared table is not what it was captured from: renamed, moved, dropped, unpublished."""
+
+    message = (
+        "Table {relation} {reason}, so its changes do not arrive under its name. Give it back its "
+        "name and its place in the publication, or declare the new one, and take a new snapshot."
+    )
 
 
 class ProtocolError(DefiniteError):

@@ -16,6 +16,7 @@ from pgcdc_assets.merge.shape import (
 )
 from pgcdc_assets.orchestration import defaults
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.orchestration.table_places import find_moved
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight import Finding, run_preflight
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         settings = loaded.postgres.settings()
         zone = loaded.lake.zone(loaded.capture.name)
         findings = check_capture(settings, loaded.capture, zone)
+        for error in find_moved(settings, zone, loaded.capture, "check"):
+            findings.append(Finding("moved", "error", str(error), table=error.relation))
         report(settings, loaded.capture.publication, findings)
         loaded.lake.lake().check_writable()
     return 0

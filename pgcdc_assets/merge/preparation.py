@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from pgcdc_assets.errors import ConfigurationError, PgcdcError, WatermarkGap
+from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableMoved, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.facts import ChangeFacts, Range, read_facts, versions_in_order
 from pgcdc_assets.merge.planning import Landed, Limits, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure, StepLimit, TableTarget
-from pgcdc_assets.merge.watermark import TargetState, read_target, table_path
+from pgcdc_assets.merge.watermark import RELATION_ID, TargetState, read_target, table_path
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Copy, CopyIdentity
@@ -127,6 +127,10 @@ def prepare(
         except PgcdcError as error:
             yield MergeFailure(place.target.schema, place.target.table, error)
             continue
+        moved = _find_move(place, plan, relations(plan.epoch), copies)
+        if moved is not None:
+            yield MergeFailure(place.target.schema, place.target.table, moved)
+            continue
         copied_at = None
         if plan.copy is not None and place.target.keeps_history(place.scd):
             copied_at = _copied_at(
@@ -189,6 +193,40 @@ def _plan(
         if not in_order or skips_to_copy:
             raise
         return plan(True)
+
+
+def _find_move(
+    place: _Place, plan: Plan, relations: Sequence[RelationVersion], copies: Sequence[Copy]
+) -> TableMoved | None:
+    """Find another name under which changes of the table arrived in the plan's range.
+
+    They are in no declared table, or in one that is not this table. A later snapshot has them.
+    """
+    target, state = place.target, place.state
+    if state is None or RELATION_ID not in state.properties:
+        return None
+    relation_id = int(state.properties[RELATION_ID])
+    own = (target.schema, target.table)
+    healed = max(
+        (
+            copy.snapshot_lsn
+            for copy in copies
+            if (copy.schema, copy.table) == own and copy.epoch == plan.epoch
+        ),
+        default=Lsn(0),
+    )
+    for version in relations:
+        relation = version.relation
+        if (
+            relation.relation_id == relation_id
+            and (relation.schema, relation.table) != own
+            and max(plan.start, healed) <= version.lsn < plan.end
+        ):
+            return TableMoved(
+                relation=target.qualified_name,
+                reason=f"is called {relation.qualified_name} since {version.lsn}",
+            )
+    return None
 
 
 def _copied_at(

@@ -8,8 +8,8 @@ from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import SystemColumns, TableShape, build_shape
 from pgcdc_assets.merge.sql import string
-from pgcdc_assets.merge.watermark import TargetState
-from pgcdc_assets.merge.writing import KEY, RELATION_ID, RELATION_VERSION
+from pgcdc_assets.merge.watermark import RELATION_ID, TargetState
+from pgcdc_assets.merge.writing import KEY, RELATION_VERSION
 from pgcdc_assets.raw.reading import change_files
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.snapshots import Copy

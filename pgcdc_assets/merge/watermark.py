@@ -32,6 +32,8 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
 
+# The property of a table with the OID of the source table.
+RELATION_ID = "pgcdc.relation_id"
 # The property of a table that is never replaced by a copy: the position of its first one.
 BEGINS_WITH = "pgcdc.begins_with"
 

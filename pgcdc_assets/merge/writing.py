@@ -16,10 +16,9 @@ from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.rows import target_columns
 from pgcdc_assets.merge.shape import TableShape, key_text
 from pgcdc_assets.merge.sql import delta_table, identifier
-from pgcdc_assets.merge.watermark import BEGINS_WITH
+from pgcdc_assets.merge.watermark import BEGINS_WITH, RELATION_ID
 
 KEY = "pgcdc.key"
-RELATION_ID = "pgcdc.relation_id"
 RELATION_VERSION = "pgcdc.relation_version"
 
 SOURCE_VIEW = "pgcdc_source"

@@ -52,6 +52,7 @@ from pgcdc_assets.orchestration.state import (
     read_state,
     window_end,
 )
+from pgcdc_assets.orchestration.table_places import find_moved
 from pgcdc_assets.postgres.barrier import read_barrier
 from pgcdc_assets.postgres.heartbeat import emit_heartbeat
 from pgcdc_assets.postgres.slots import (
@@ -120,7 +121,9 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.Senso
                 raise
             return dg.SkipReason(str(error))
         is_capturing = running is not None
-        tick = _Tick(capture, targets, context, zone, status, flush_lsn, progress, is_capturing)
+        tick = _Tick(
+            capture, targets, context, zone, postgres, status, flush_lsn, progress, is_capturing
+        )
         return tick.run()
 
     return lag
@@ -134,6 +137,7 @@ class _Tick:
     targets: LagSensorTargets
     context: dg.SensorEvaluationContext
     zone: RawZone
+    postgres: PostgresResource
     status: SlotStatus | None
     flush_lsn: Lsn
     progress: SyncProgress | None
@@ -350,6 +354,14 @@ class _Tick:
         if newest and time.time() - newest[0].timestamp < OBSERVE_EVERY_SECONDS:
             return
         metadata = lag_metadata(status, through, lag_seconds)
+        try:
+            moved = find_moved(self.postgres.settings(), self.zone, self.capture, "sensor")
+        except TransientError:
+            moved = []
+        metadata["moved_tables"] = "; ".join(map(str, moved)) or "none"
+        for error in moved:
+            self.context.log.error(str(error))
+            self.reasons.append(str(error))
         self.events.append(dg.AssetObservation(self.targets.raw, metadata=metadata))
         self.events.append(slot_evaluation(self.targets.raw, status))
 

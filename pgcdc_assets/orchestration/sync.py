@@ -45,6 +45,7 @@ from pgcdc_assets.orchestration.runs import (
 from pgcdc_assets.orchestration.settings import CdcTable
 from pgcdc_assets.orchestration.state import Position, TableState, read_state
 from pgcdc_assets.orchestration.sync_report import SyncLimits, SyncReport
+from pgcdc_assets.orchestration.table_places import find_moved
 
 __all__ = ["SyncLimits", "SyncReport", "requested_job", "sync_capture"]
 
@@ -107,6 +108,8 @@ class _Sync:
             if resnapshot:
                 self._resnapshot(resnapshot)
             self._come_through()
+            settings, zone = self.loaded.postgres.settings(), self.loaded.lake.zone(self.name)
+            self.failures += find_moved(settings, zone, self.loaded.capture, "sync")
         except PgcdcError as error:
             self.failures.append(error)
         finally:

@@ -6,6 +6,7 @@ that is captured again after a crash names the same versions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -44,6 +45,18 @@ class RelationRegistry:
         stored = self._read().values()
         found = [version for version in stored if version.epoch == epoch]
         return sorted(found, key=lambda v: (v.relation.relation_id, v.version))
+
+    def newest_ids(
+        self, epoch: int, tables: Iterable[tuple[str, str]]
+    ) -> dict[tuple[str, str], int]:
+        """Say by which OID each of these tables was last seen; those never seen are left out."""
+        wanted = set(tables)
+        newest: dict[tuple[str, str], RelationVersion] = {}
+        for version in self.versions(epoch):
+            name = (version.relation.schema, version.relation.table)
+            if name in wanted and (name not in newest or version.lsn > newest[name].lsn):
+                newest[name] = version
+        return {name: version.relation.relation_id for name, version in newest.items()}
 
     def registered(self, epoch: int, relation_id: int) -> list[Relation]:
         """List the versions of a relation, oldest first, those not flushed yet included."""

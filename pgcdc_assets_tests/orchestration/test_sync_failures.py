@@ -15,7 +15,13 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import merge
 from pgcdc_assets.cli import main
-from pgcdc_assets.errors import MergeConflict, PgcdcError, RawZoneError, TransientError
+from pgcdc_assets.errors import (
+    MergeConflict,
+    PgcdcError,
+    RawZoneError,
+    TableMoved,
+    TransientError,
+)
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.orchestration import capture_assets, instance, loading
@@ -318,3 +324,12 @@ def test_verify_compares_the_others_when_a_table_cannot_be_merged(
     assert "Not merged: public.b" in printed.err
     assert "public.a" in printed.out
     assert "public.b" in printed.out
+
+
+def test_a_renamed_table_makes_a_sync_fail_though_no_change_came(
+    orchestrated: Orchestrated,
+) -> None:
+    sync(orchestrated)
+    orchestrated.database.execute("alter table a rename to z")
+    with pytest.raises(TableMoved, match=r"public\.a is called public\.z now"):
+        sync(orchestrated)

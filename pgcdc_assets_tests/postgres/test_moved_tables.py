@@ -1,0 +1,44 @@
+"""Declared tables that are renamed, moved, dropped or unpublished are named with what became of
+them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.moved_tables import find_moved_tables
+from pgcdc_assets_tests.fixtures.database import Database
+
+pytestmark = pytest.mark.postgres
+
+
+def test_each_table_that_is_not_where_it_was_is_found(database: Database) -> None:
+    tables = "stays renamed moved dropped made_again swapped unpublished".split()
+    for table in tables:
+        database.execute(f"create table {table} (id int primary key)")
+    database.execute(f"create publication pub for table {', '.join(tables)}")
+    known = {
+        ("public", table): database.value("select %s::regclass::oid::bigint", (table,))
+        for table in tables
+    }
+    with query_connection(database.settings(), "test") as conn:
+        assert find_moved_tables(conn, "pub", {}) == []
+        assert find_moved_tables(conn, "pub", known) == []
+        database.execute("create schema other")
+        database.execute("alter table renamed rename to called")
+        database.execute("alter table moved set schema other")
+        database.execute("drop table dropped, made_again")
+        database.execute("create table made_again (id int primary key)")
+        database.execute("alter table swapped rename to swapped_old")
+        database.execute("create table swapped (id int primary key)")
+        database.execute("alter publication pub drop table unpublished")
+        database.execute("alter publication pub add table made_again, swapped")
+        found = {e.relation: e.reason for e in find_moved_tables(conn, "pub", known)}
+    assert found == {
+        "public.renamed": "is called public.called now",
+        "public.moved": "is called other.moved now",
+        "public.dropped": "was dropped",
+        "public.made_again": "was dropped and created again",
+        "public.swapped": "is called public.swapped_old now, and another table has its name",
+        "public.unpublished": "is not in publication pub any more",
+    }
