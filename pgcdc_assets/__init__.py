@@ -21,6 +21,7 @@ _EXPORTS = {
     "SparkResource": "pgcdc_assets.orchestration.resources",
     "WindowPolicy": "pgcdc_assets.orchestration.settings",
     "build_cdc_definitions": "pgcdc_assets.orchestration.build",
+    "on_new_merges": "pgcdc_assets.orchestration.automation",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -1,0 +1,161 @@
+"""Assets of one's own that are made of SCD tables, evaluated as Dagster's daemon does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterEvent, DagsterEventType
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions, on_new_merges
+from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+CAPTURE = CdcCapture(NAME, "pub", (CdcTable("public", "a"), CdcTable("public", "b")))
+A = dg.AssetKey([NAME, "scd1", "public", "a"])
+B = dg.AssetKey([NAME, "scd1", "public", "b"])
+MART = dg.AssetKey("mart")
+
+
+def with_mart(
+    definitions: dg.Definitions, condition: dg.AutomationCondition[dg.AssetKey]
+) -> dg.Definitions:
+    """Add an asset without partitions that depends on both tables."""
+
+    @dg.asset(key=MART, deps=[A, B], automation_condition=condition)
+    def mart() -> None: ...
+
+    return dg.Definitions.merge(definitions, dg.Definitions(assets=[mart]))
+
+
+@dataclass
+class Automated:
+    """Definitions under an instance, evaluated tick by tick."""
+
+    definitions: dg.Definitions
+    instance: dg.DagsterInstance
+    cursor: Any = None
+
+    def asks(self) -> bool:
+        """Evaluate; say whether the asset was asked for."""
+        result = dg.evaluate_automation_conditions(
+            self.definitions, self.instance, cursor=self.cursor
+        )
+        self.cursor = result.cursor
+        return result.total_requested > 0
+
+    def open(self, *windows: str) -> None:
+        self.instance.add_dynamic_partitions(CAPTURE.windows_name, list(windows))
+
+    def materialize(self, key: dg.AssetKey, window: str | None = None) -> None:
+        self.instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=window))
+
+    def start(self, job: dg.JobDefinition, window: str | None = None) -> dg.DagsterRun:
+        """Bring a run into the state of one that is under way."""
+        tags = {} if window is None else {"dagster/partition": window}
+        run = self.instance.create_run_for_job(job, tags=tags)
+        self._report(run, DagsterEventType.RUN_START)
+        return run
+
+    def end(self, run: dg.DagsterRun) -> None:
+        self._report(run, DagsterEventType.RUN_SUCCESS)
+
+    def _report(self, run: dg.DagsterRun, kind: DagsterEventType) -> None:
+        event = DagsterEvent(kind.value, job_name=run.job_name)
+        self.instance.report_dagster_event(event, run.run_id)
+
+
+@pytest.fixture
+def automated() -> Iterator[Automated]:
+    definitions = with_mart(build_cdc_definitions(CAPTURE), on_new_merges())
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Automated(definitions, instance)
+
+
+def test_eager_waits_for_a_window_that_is_never_merged() -> None:
+    definitions = with_mart(build_cdc_definitions(CAPTURE), dg.AutomationCondition.eager())
+    with dg.DagsterInstance.ephemeral() as instance:
+        automated = Automated(definitions, instance)
+        automated.open("1", "2")
+        automated.asks()
+        for key in (A, B):
+            automated.materialize(key, "1")
+        assert not automated.asks()
+
+
+def test_a_merge_asks_once_though_other_windows_wait(automated: Automated) -> None:
+    automated.open("1", "2", "3")
+    assert not automated.asks()
+    automated.materialize(A, "1")
+    assert not automated.asks(), "one table has no contents yet"
+    automated.materialize(B, "1")
+    assert automated.asks()
+    automated.materialize(MART)
+    assert not automated.asks()
+    automated.materialize(A, "2")
+    assert automated.asks(), "one table is enough"
+    automated.materialize(MART)
+    assert not automated.asks()
+    automated.open("4")
+    assert not automated.asks(), "an open window is no news"
+
+
+def test_a_run_that_goes_on_does_not_hold_up_what_it_has_merged(automated: Automated) -> None:
+    automated.open("1", "2")
+    for key in (A, B):
+        automated.materialize(key, "1")
+    assert automated.asks()
+    automated.materialize(MART)
+    automated.start(automated.definitions.resolve_job_def(f"{NAME}_merge"), "2")
+    assert not automated.asks()
+    automated.materialize(A, "2")
+    assert automated.asks()
+
+
+def test_a_merge_while_the_asset_is_made_asks_for_it_again_afterwards(
+    automated: Automated,
+) -> None:
+    automated.open("1", "2")
+    for key in (A, B):
+        automated.materialize(key, "1")
+    assert automated.asks()
+    job = automated.definitions.resolve_implicit_job_def_def_for_assets([MART])
+    assert job is not None
+    run = automated.start(job)
+    automated.materialize(A, "2")
+    assert not automated.asks(), "one run of it at a time"
+    automated.materialize(MART)
+    automated.end(run)
+    assert automated.asks()
+    automated.materialize(MART)
+    assert not automated.asks()
+
+
+@pytest.mark.soak
+@pytest.mark.postgres
+@pytest.mark.spark
+def test_real_merges_ask_and_quiet_does_not(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    location = orchestrated.location
+    definitions = with_mart(location.definitions, on_new_merges())
+    automated = Automated(definitions, orchestrated.instance)
+    limits = SyncLimits(wait_seconds=20, poll_seconds=0.1)
+
+    def sync() -> None:
+        sync_capture(orchestrated.instance, location, location.captures[NAME], limits=limits)
+
+    assert not automated.asks()
+    sync()
+    assert automated.asks()
+    automated.materialize(MART)
+    assert not automated.asks()
+    orchestrated.database.execute("insert into b values (1, 1)")
+    sync()
+    assert automated.asks()
+    automated.materialize(MART)
+    assert not automated.asks()
