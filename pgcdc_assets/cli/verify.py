@@ -106,8 +106,16 @@ def _verify(
         else:
             limits = SyncLimits(wait_seconds=options.wait_seconds)
             try:
+                # Merged through the moment and no further, tables need not be folded for it.
                 with progress() as display:
-                    sync_capture(instance, location, loaded, say=display.say, limits=limits)
+                    sync_capture(
+                        instance,
+                        location,
+                        loaded,
+                        say=display.say,
+                        limits=limits,
+                        barrier=moment.lsn,
+                    )
             except PgcdcError as error:
                 # A table that cannot be merged is no reason to compare nothing: what is captured
                 # and not merged counts as well.

@@ -77,7 +77,7 @@ def plan_window(
 
     Args:
         barrier: of a one-shot run: everything before it is captured without waiting for bytes or
-            age, and nothing is opened once it is reached.
+            age, the last window ends there, and nothing is opened once it is reached.
     """
     if progress.is_capturing:
         return Wait("a capture is under way")
@@ -95,6 +95,8 @@ def plan_window(
             f"{policy.max_age_seconds:g} s after the last one"
         )
     end = min(progress.flush_lsn, progress.captured_through + policy.max_bytes)
+    if barrier is not None:
+        end = min(end, barrier)
     return Capture(LsnWindow.of(progress.epoch, progress.captured_through, end), is_new=True)
 
 

@@ -21,7 +21,7 @@ import dagster as dg
 
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.keys import (
     PARTITION_TAG,
@@ -61,10 +61,12 @@ def sync_capture(
     limits: SyncLimits | None = None,
     resnapshot: Sequence[CdcTable] = (),
     adopt_slot: bool = False,
+    barrier: Lsn | None = None,
 ) -> SyncReport:
     """Bring one capture through the WAL position at the start.
 
     Args:
+        barrier: bring the capture through this LSN, and merge no further.
         say: takes a line of progress.
         resnapshot: tables to take new snapshots of before.
         adopt_slot: take over a slot that something else has read before.
@@ -74,7 +76,9 @@ def sync_capture(
             with the sentences of all. After one of a copy or a merge everything else is done.
     """
     tags = {ADOPT_SLOT_TAG: "true"} if adopt_slot else {}
-    return _Sync(instance, location, loaded, say, limits or SyncLimits(), tags).run(resnapshot)
+    sync = _Sync(instance, location, loaded, say, limits or SyncLimits(), tags)
+    sync.progress.barrier = barrier
+    return sync.run(resnapshot)
 
 
 class _Sync:

@@ -13,7 +13,7 @@ from pgcdc_assets.raw.lake import Lake
 
 # What one message to a Spark server carries and the driver plans without effort.
 _SMALL_BYTES = 2 << 20
-_SMALL_ROWS = 20_000
+SMALL_ROWS = 20_000
 _SMALL_MEMORY = 16 << 20
 
 # Properties of a table that say something to the merge; others hold for whoever writes the table.
@@ -43,7 +43,7 @@ def read_small(table: DeltaTable) -> SmallTable | None:
     files = pa.table(table.get_add_actions(flatten=True))
     rows = row_limit(table)
     size = int(pc.sum(files.column("size_bytes")).as_py() or 0)
-    if rows is None or rows > _SMALL_ROWS or size > _SMALL_BYTES:
+    if rows is None or rows > SMALL_ROWS or size > _SMALL_BYTES:
         return None
     try:
         schema = table.schema()

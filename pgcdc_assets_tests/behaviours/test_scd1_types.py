@@ -16,11 +16,12 @@ from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify import Comparison, small_table
 from pgcdc_assets_tests.fixtures.database import create_database, drop_database
 from pgcdc_assets_tests.fixtures.servers import ServerPool
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 from pgcdc_assets_tests.merge.type_values import EXTENSIONS, GROUPS, RESCUED, SAME, Case
-from pgcdc_assets_tests.verify.comparing import verify
+from pgcdc_assets_tests.verify.comparing import verify_all
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -49,6 +50,15 @@ def merged(
 ) -> Iterator[Pipeline]:
     """All groups, copied, streamed and merged."""
     yield from _merge(server, spark, tmp_path_factory.mktemp("types"), GROUPS, _SETTINGS)
+
+
+@pytest.fixture(scope="module", params=["small", "large"])
+def compared(merged: Pipeline, request: pytest.FixtureRequest) -> dict[str, Comparison]:
+    """All groups, compared at one moment, as small tables and as large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "large":
+            patch.setattr(small_table, "SMALL_ROWS", -1)
+        return verify_all(merged)
 
 
 def _merge(
@@ -101,9 +111,11 @@ def test_values_are_typed_exactly_or_rescued_exactly(merged: Pipeline, group: st
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_each_value_is_equal_to_the_source_at_one_lsn(merged: Pipeline, group: str) -> None:
+def test_each_value_is_equal_to_the_source_at_one_lsn(
+    compared: Mapping[str, Comparison], group: str
+) -> None:
     """G1 to G10, by the digests that Postgres and Spark compute."""
-    found = verify(merged, group)
+    found = compared[group]
     assert found.is_equal, found
     assert found.source_rows > 0
 

@@ -93,5 +93,6 @@ def test_the_pause_after_failures_doubles_up_to_its_limit() -> None:
 def test_a_one_shot_run_opens_windows_up_to_its_barrier_without_waiting() -> None:
     """A16: writers that never stop do not keep it going."""
     recent = progress(500, 510, seconds_since_landing=0.0)
-    assert plan_window(recent, POLICY, Lsn(505)) == Capture(window(500, 510), is_new=True)
+    assert plan_window(recent, POLICY, Lsn(505)) == Capture(window(500, 505), is_new=True)
+    assert plan_window(recent, POLICY, Lsn(600)) == Capture(window(500, 510), is_new=True)
     assert isinstance(plan_window(progress(510, 99_000), POLICY, Lsn(505)), Wait)

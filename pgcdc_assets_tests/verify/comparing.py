@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pgcdc_assets.merge import TableTarget
-from pgcdc_assets.verify import Comparison, Moment, compare_at, source_moment, wait_captured
+from pgcdc_assets.verify import (
+    Comparison,
+    Moment,
+    compare_at,
+    compare_tables,
+    source_moment,
+    wait_captured,
+)
 from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
 
 
@@ -30,6 +37,22 @@ def compare(
         TableTarget("public", table, key=key),
         moment,
     )
+
+
+def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
+    """Take a moment, capture through it without merging, and compare all tables together."""
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        wait_captured(pipeline.zone, moment, 0)
+        compared = compare_tables(
+            pipeline.spark,
+            pipeline.database.settings(),
+            pipeline.zone,
+            PUBLICATION,
+            [TableTarget("public", table) for table in pipeline.tables],
+            moment,
+        )
+        return {found.table: found for found in compared if isinstance(found, Comparison)}
 
 
 def verify(pipeline: Pipeline, table: str = "t", key: tuple[str, ...] | None = None) -> Comparison:

@@ -11,9 +11,12 @@ from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.verify import (
     Comparison,
+    ComparisonFailure,
     Difference,
     Kind,
     compare_at,
+    compare_tables,
+    small_table,
     source_moment,
     wait_captured,
 )
@@ -67,10 +70,12 @@ def test_equal_after_the_copy_after_changes_and_before_they_are_merged(pipeline:
     assert not staging.exists() or not list(staging.iterdir())
 
 
-@pytest.mark.parametrize("is_merged", [True, False])
+@pytest.mark.parametrize(("is_merged", "is_small"), [(True, True), (False, True), (False, False)])
 def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
-    pipeline: Pipeline, is_merged: bool
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_merged: bool, is_small: bool
 ) -> None:
+    if not is_small:
+        monkeypatch.setattr(small_table, "SMALL_ROWS", -1)
     pipeline.start(
         "create table t (id int primary key, v text, n int)",
         "insert into t select i, 'row ' || i, i from generate_series(1, 2000) i",
@@ -95,6 +100,42 @@ def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
         Difference(Kind.EXTRA, ("9999",)),
         Difference(Kind.DIFFERS, ("17",), ("v", "n")),
     }
+
+
+def test_tables_compared_together_are_told_apart_and_one_that_fails_holds_up_no_other(
+    pipeline: Pipeline,
+) -> None:
+    """Equal, wrong, never merged and wrong again; the unmerged changes are folded for all."""
+    pipeline.tables = ("t", "u", "w")
+    for table in ("t", "u", "w", "unmerged"):
+        pipeline.database.execute(f"create table {table} (id int primary key, v text)")
+        pipeline.database.execute(f"insert into {table} values (1, '{table}'), (2, 'same')")
+    pipeline.start()
+    pipeline.sync()
+    for table in ("t", "u"):
+        pipeline.database.execute(f"update {table} set v = 'changed' where id = 2")
+    plant(pipeline, "UPDATE {t} SET v = 'wrong' WHERE id = 1", "u")
+    plant(pipeline, "DELETE FROM {t} WHERE id = 2", "w")
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        found = list(
+            compare_tables(
+                pipeline.spark,
+                pipeline.database.settings(),
+                pipeline.zone,
+                PUBLICATION,
+                [TableTarget("public", table) for table in ("t", "u", "unmerged", "w")],
+                moment,
+            )
+        )
+    equal, wrong, failure, missing = found
+    assert [each.table for each in found] == ["t", "u", "unmerged", "w"]
+    assert isinstance(equal, Comparison) and equal.is_equal
+    assert isinstance(wrong, Comparison) and isinstance(missing, Comparison)
+    assert wrong.differences == (Difference(Kind.DIFFERS, ("1",), ("v",)),)
+    assert missing.differences == (Difference(Kind.MISSING, ("2",)),)
+    assert isinstance(failure, ComparisonFailure)
+    assert "never merged" in str(failure.error)
 
 
 def test_a_row_that_is_there_twice_is_extra(pipeline: Pipeline) -> None:
