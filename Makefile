@@ -4,8 +4,9 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Two processes, each with servers of its own, take the test files in the order of their names: in the
-# order of their tests' numbers, the long files of few tests would come last, and one process idle.
+# Two processes, each with servers of its own, take the test files in the order that
+# pgcdc_assets_tests/fixtures/balance.py gives them: by the number of tests, long files of few would
+# come last, and leave one process idle.
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

@@ -8,6 +8,7 @@ pytest_plugins = [
     "pgcdc_assets_tests.fixtures.lake",
     "pgcdc_assets_tests.fixtures.capturing",
     "pgcdc_assets_tests.fixtures.spark",
+    "pgcdc_assets_tests.fixtures.balance",
     "pgcdc_assets_tests.fixtures.pipeline",
     "pgcdc_assets_tests.fixtures.preflight",
 ]

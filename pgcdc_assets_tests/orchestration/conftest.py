@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,14 +139,24 @@ class Orchestrated:
         return result
 
 
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """A persistent instance of the test's own, with the package's dagster.yaml."""
+@pytest.fixture(scope="session")
+def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an instance that nothing ran on, to copy: Dagster takes a second to make it."""
     from pgcdc_assets.orchestration.instance import CONFIG
 
-    home = tmp_path / "dagster"
-    home.mkdir()
+    home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text(CONFIG.read_text())
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        instance.get_runs(limit=1)
+        instance.get_dynamic_partitions("none")
+        instance.all_instigator_state()
+    return home
+
+
+@pytest.fixture
+def instance(tmp_path: Path, fresh_home: Path) -> Iterator[dg.DagsterInstance]:
+    """A persistent instance of the test's own, with the package's dagster.yaml."""
+    home = shutil.copytree(fresh_home, tmp_path / "dagster")
     with dg.DagsterInstance.from_config(str(home)) as instance:
         yield instance
 
