@@ -6,12 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pgcdc_assets.demo.console import say
 from pgcdc_assets.errors import PgcdcError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; the exit status is the error's."""
     options = _parser().parse_args(arguments)
+    say("Loading Dagster and Spark's client")
     try:
         # Imported late, so that `--help` and a wrong option do not wait for Dagster.
         if options.mode == "dev":

@@ -90,7 +90,9 @@ def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fre
 def _run(connections: int, rate: float, scale: float, seconds: float, *, fresh: bool) -> int:
     _quiet()
     with stage(fresh=fresh, scale=scale) as set_up, open_instance() as instance:
-        location = load_location()
+        say("Loading the definitions")
+        with signs_of_life(lambda: "Dagster loads"):
+            location = load_location()
         demo = _Demo(location, location.select(CAPTURE)[0], instance)
         with LiveWorkload(set_up.conninfo, connections=connections, rate=rate) as workload:
             say(f"The shop is open: {connections} connections, {rate:g} transactions a second")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgcdc_assets.demo import shop
-from pgcdc_assets.demo.console import say
+from pgcdc_assets.demo.console import say, signs_of_life
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.locking import locked
@@ -63,9 +63,11 @@ def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
             for leftover in ("lake", "dagster"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
         say(f"Starting Postgres {server.version} in {server.data_dir}")
-        server.start()
+        with signs_of_life(lambda: "Postgres starts"):
+            server.start()
         try:
-            _open_shop(server, scale)
+            with signs_of_life(lambda: "the shop opens"):
+                _open_shop(server, scale)
             yield Stage(server)
         finally:
             server.stop()
