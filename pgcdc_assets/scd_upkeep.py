@@ -64,18 +64,15 @@ def tidy_table(spark: SparkSession, path: str, keep_hours: float) -> TidyReport:
 
 
 def _merge_files(session: SparkSession, path: str) -> TidyReport:
+    from pgcdc_assets.merge.spark_errors import is_conflict
+
     try:
         metrics = session.sql(f"OPTIMIZE {delta_table(path)}").collect()[0]["metrics"]
     except Exception as error:
-        if not _is_conflict(error):
+        if not is_conflict(error):
             raise _failure(path, error) from error
         return TidyReport(path, is_put_off=True)
     return TidyReport(path, int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))
-
-
-def _is_conflict(error: Exception) -> bool:
-    condition = getattr(error, "getCondition", lambda: None)() or ""
-    return "CONCURRENT" in condition.upper() or "Concurrent" in type(error).__name__
 
 
 def _failure(path: str, error: Exception) -> TransientError:

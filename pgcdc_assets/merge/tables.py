@@ -12,33 +12,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import (
-    ConfigurationError,
     DefiniteError,
     PgcdcError,
-    SnapshotNeeded,
-    TransientError,
 )
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge.bags import MISSING_ROW
 from pgcdc_assets.merge.one_table import merge_table, pass_by
 from pgcdc_assets.merge.preparation import TableWork, prepare
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, StepLimit, TableTarget
 from pgcdc_assets.merge.session import (
     activate,
-    has_ended,
     own_sessions,
-    runs_embedded,
-    text_of,
 )
-from pgcdc_assets.merge.unknown import UNKNOWN_VALUE
+from pgcdc_assets.merge.spark_errors import explain
 from pgcdc_assets.raw.zone import RawZone
-
-_OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 def merge_tables(
@@ -165,54 +155,4 @@ def _guarded(
     except PgcdcError as error:
         return MergeFailure(*work.name, error)
     except Exception as error:
-        return MergeFailure(*work.name, _explained(work.plan.target, error, session))
-
-
-def _explained(target: TableTarget, error: Exception, session: SparkSession | None) -> PgcdcError:
-    """Say what Spark reported without its message, which may quote values; keep it as the cause."""
-    explained: PgcdcError
-    name, text = target.qualified_name, text_of(error) or ""
-    if UNKNOWN_VALUE in text:
-        explained = SnapshotNeeded(
-            table=name,
-            reason="an update leaves out a TOASTed value, and neither the changes before it nor "
-            "the table have the row",
-        )
-    elif MISSING_ROW in text:
-        explained = SnapshotNeeded(
-            table=name,
-            reason="a row was changed or deleted at the source that the table without a key does "
-            "not hold",
-        )
-    elif _OUT_OF_MEMORY in text or (session is not None and has_ended(session, error)):
-        explained = _ended(name, is_lasting=_OUT_OF_MEMORY in text or runs_embedded())
-    else:
-        kind = type(error).__name__
-        if isinstance(error, PySparkException):
-            kind = error.getCondition() or kind
-        explained = TransientError(
-            reason=f"Table {name} was not merged: Spark reported {kind}. Nothing of it was "
-            "committed; the cause is in the log."
-        )
-    explained.__cause__ = error
-    return explained
-
-
-def _ended(name: str, *, is_lasting: bool) -> PgcdcError:
-    """Say that Spark ended.
-
-    Args:
-        is_lasting: a retry cannot help: the same heap would be used up again, or the process has an
-            embedded session, of which there is one in its life.
-    """
-    if is_lasting:
-        return ConfigurationError(
-            reason=f"Table {name} was not merged, because Spark's memory was used up, or its "
-            "process was ended. The next run goes on from what was committed. Give Spark more "
-            "memory: spark.driver.memory in the capture's spark_config, or pgcdc spark start "
-            "--memory; a row of 200 MB takes 3 GB."
-        )
-    return TransientError(
-        reason=f"Table {name} was not merged, because the Spark server ended. The next run goes on "
-        "from what was committed; pgcdc spark start starts the server again."
-    )
+        return MergeFailure(*work.name, explain(work, error, session))
