@@ -7,18 +7,19 @@ as it was; what lies about is an orphan that VACUUM or the next upkeep removes.
 
 That commit is delta-rs's: only delta-rs puts the files of one table into the log of another, with
 schema and watermark. The commit has the next fence, so a merge that began before it writes nothing.
+A table with features that delta-rs does not write is overwritten by Spark from the staging folder.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
@@ -26,29 +27,32 @@ from pgcdc_assets.errors import (
     ConfigurationError,
     RawExpired,
     RawZoneError,
-    TableDamaged,
     TransientError,
     resnapshot_remedy,
 )
 from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
-from pgcdc_assets.merge.fence import fencing, read_fence
+from pgcdc_assets.merge.fence import Step, fence_app_id, fencing, read_fence
 from pgcdc_assets.merge.sql import delta_table, string
-from pgcdc_assets.merge.watermark import BEGINS_WITH, open_table, read_position, table_path
+from pgcdc_assets.merge.watermark import (
+    BEGINS_WITH,
+    OURS,
+    check_written,
+    is_unsupported,
+    table_path,
+)
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.table_files import move_files, replace_log
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.replaced_table import ReplacedTable, describe_replaced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ATTEMPTS = 5
-
-# Properties that describe the table's contents; others are its owner's.
-_OURS = ("pgcdc.", "delta.columnMapping.")
 
 # Columns of the kinds of table that show what was before their newest copy.
 _SHOWS_THE_PAST = frozenset({"_valid_from", "_deleted", "_op"})
@@ -79,21 +83,6 @@ class RebuildReport:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _LiveTable:
-    """The table that a rebuild replaces.
-
-    Attributes:
-        is_readable: its log can be read. If not, nothing of the table is known.
-    """
-
-    path: str
-    watermark: tuple[int, Lsn] | None
-    properties: Mapping[str, str]
-    columns: tuple[str, ...]
-    is_readable: bool = True
-
-
 def rebuild_table(
     spark: SparkSession, zone: RawZone, target: TableTarget, scd: int, through: Lsn | None = None
 ) -> RebuildReport:
@@ -113,7 +102,7 @@ def rebuild_table(
     started = time.monotonic()
     window = _range(zone, through)
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd)
-    before = _describe_live(zone, path)
+    before = describe_replaced(zone, target, path)
     if before is None:
         raise ConfigurationError(
             reason=f"Table {target.qualified_name} was never merged: there is no {path}. The next "
@@ -137,22 +126,6 @@ def rebuild_table(
         changes_read,
         time.monotonic() - started,
     )
-
-
-def _describe_live(zone: RawZone, path: str) -> _LiveTable | None:
-    """Read what a rebuild has to know of the table that it replaces; None if there is no table."""
-    try:
-        table = open_table(zone.lake, path)
-    except TableDamaged:
-        return _LiveTable(path, None, {}, (), is_readable=False)
-    if table is None:
-        return None
-    try:
-        watermark = read_position(zone, table, path)
-    except TableDamaged:
-        watermark = None
-    columns = tuple(field.name for field in table.schema().fields)
-    return _LiveTable(path, watermark, table.metadata().configuration, columns)
 
 
 def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
@@ -187,7 +160,7 @@ def _build(
     target: TableTarget,
     window: LsnWindow,
     root: str,
-    live: _LiveTable,
+    live: ReplacedTable,
 ) -> int:
     from pgcdc_assets.merge import merge_tables
 
@@ -206,7 +179,7 @@ def _check_kept(
     zone: RawZone,
     target: TableTarget,
     window: LsnWindow,
-    live: _LiveTable,
+    live: ReplacedTable,
     needed: Sequence[Copy] | None = None,
 ) -> Sequence[Copy]:
     """Check that the copies which the table is made of, and every change after them, are there.
@@ -264,7 +237,7 @@ def _check_kept(
 
 
 def _replace_contents(
-    spark: SparkSession, zone: RawZone, staged_path: str, live: _LiveTable, window: LsnWindow
+    spark: SparkSession, zone: RawZone, staged_path: str, live: ReplacedTable, window: LsnWindow
 ) -> int:
     """Replace a table's contents, schema and watermark by those of the staged table."""
     path = live.path
@@ -273,13 +246,17 @@ def _replace_contents(
         spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
         staged = _open(zone, staged_path)
     actions = _added_files(zone, staged, staged_path)
-    move_files(zone, [action.path for action in actions], staged_path, path)
-    reach("after_rebuild_moved")
-    if not live.is_readable:
-        replace_log(zone, staged_path, path)
+    if live.is_for_spark:
+        _commit_by_spark(spark, zone, staged, staged_path, live, window)
     else:
-        _commit(zone, staged, path, actions, window)
-        reach("after_rebuild_commit")
+        move_files(zone, [action.path for action in actions], staged_path, path)
+        reach("after_rebuild_moved")
+        if live.is_readable:
+            _commit(zone, staged, live, actions, window)
+        else:
+            replace_log(zone, staged_path, path)
+    reach("after_rebuild_commit")
+    if live.is_readable:
         _keep_properties_in_step(spark, zone, staged, path)
     return sum(json.loads(action.stats)["numRecords"] for action in actions)
 
@@ -310,9 +287,33 @@ def _added_files(zone: RawZone, staged: DeltaTable, path: str) -> list[AddAction
     ]
 
 
-def _commit(
-    zone: RawZone, staged: DeltaTable, path: str, actions: list[AddAction], window: LsnWindow
+def _commit_by_spark(
+    spark: SparkSession,
+    zone: RawZone,
+    staged: DeltaTable,
+    staged_path: str,
+    replaced: ReplacedTable,
+    window: LsnWindow,
 ) -> None:
+    """Write the staged rows once more, into a table that delta-rs cannot write."""
+    from pgcdc_assets.merge.evolution import overwrite_by_spark
+
+    number = read_fence(_open(zone, replaced.path), zone.name) + 1
+    step = Step(fence_app_id(zone.name), number, (window.epoch, window.end))
+    columns = staged.metadata().partition_columns
+    overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)
+    check_written(zone, replaced.path, step)
+
+
+def _commit(
+    zone: RawZone,
+    staged: DeltaTable,
+    replaced: ReplacedTable,
+    actions: list[AddAction],
+    window: LsnWindow,
+) -> None:
+    path = replaced.path
+    schema = Schema.from_json(replaced.owned.add_to(staged.schema().to_json()))
     for _ in range(_ATTEMPTS):
         live = _open(zone, path)
         fence = read_fence(live, zone.name) + 1
@@ -325,12 +326,17 @@ def _commit(
             live.create_write_transaction(
                 list(actions),
                 "overwrite",
-                staged.schema(),
+                schema,
                 partition_by=staged.metadata().partition_columns,
                 commit_properties=properties,
             )
             return
-        except CommitFailedError:
+        except CommitFailedError as error:
+            if is_unsupported(error):
+                raise ConfigurationError(
+                    reason=f"The Delta table {path} has features that a rebuild cannot write. "
+                    "Move the table away; the next merge makes it again."
+                ) from error
             # A merge committed meanwhile; what it wrote is replaced too.
             continue
         except (DeltaError, OSError) as error:
@@ -357,7 +363,7 @@ def _keep_properties_in_step(
     wanted = {
         name: value
         for name, value in staged.metadata().configuration.items()
-        if name.startswith(_OURS) and known.get(name) != value
+        if name.startswith(OURS) and known.get(name) != value
     }
     if wanted:
         pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())

@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from pgcdc_assets.errors import SchemaChangeError
 from pgcdc_assets.merge.fence import Step
-from pgcdc_assets.merge.shape import Field, TableShape
+from pgcdc_assets.merge.owned_columns import OwnedColumns
+from pgcdc_assets.merge.rows import target_columns
+from pgcdc_assets.merge.shape import Field, TableShape, folded
 from pgcdc_assets.merge.sql import delta_table, identifier, string
-from pgcdc_assets.merge.watermark import TargetState
+from pgcdc_assets.merge.watermark import OURS, TargetState
 from pgcdc_assets.merge.writing import alter_all, table_properties
 
 # Which columns a merge adds and fills, and the fence of the state that it found.
@@ -33,6 +36,7 @@ def fields_to_fill(state: TargetState, shape: TableShape) -> list[Field]:
     These are columns that the table lacks, and those that a merge added before it died.
     """
     interrupted: set[str] = set()
+    known = set(map(folded, state.columns))
     noted = json.loads(state.properties.get(_FILL, "{}"))
     # Every write takes the table to another fence: then the rows were filled, or are others.
     if noted.get("fence") == state.fence:
@@ -41,7 +45,7 @@ def fields_to_fill(state: TargetState, shape: TableShape) -> list[Field]:
         field
         for field in shape.fields
         if field.default is not None
-        and (field.name not in state.columns or field.name in interrupted)
+        and (folded(field.name) not in known or field.name in interrupted)
     ]
 
 
@@ -54,7 +58,8 @@ def add_columns(
         filled: fields that `fill_columns` is to be called for; the table notes them.
     """
     path = state.path
-    missing = [i for i, field in enumerate(shape.fields) if field.name not in state.columns]
+    known = set(map(folded, state.columns))
+    missing = [i for i, field in enumerate(shape.fields) if folded(field.name) not in known]
     if not missing:
         return
     table = delta_table(path)
@@ -108,6 +113,8 @@ def retype_columns(
 ) -> bool:
     """Rewrite the table where its columns have other types than the shape, in one commit.
 
+    A name that the shape writes in other letters, upper or lower case, is written so.
+
     A value that the new type does not hold exactly is kept as text in `_rescued`.
 
     Returns:
@@ -117,15 +124,25 @@ def retype_columns(
         SchemaChangeError: an array became something else, or something else an array.
     """
     rows = spark.read.format("delta").load(path)
-    there = {field.name: field.dataType.simpleString() for field in rows.schema}
+    by_name = {folded(field.name): field for field in shape.fields}
+    renamed = {
+        column.name: by_name[folded(column.name)].name
+        for column in rows.schema
+        if by_name.get(folded(column.name), column).name != column.name
+    }
+    there = {
+        renamed.get(column.name, column.name): column.dataType.simpleString()
+        for column in rows.schema
+    }
     wanted = _types_of(spark, shape)
     changed = {
         field.name: field
         for field, ddl in zip(shape.fields, wanted, strict=True)
         if there[field.name] != ddl
     }
-    if not changed:
+    if not changed and not renamed:
         return False
+    rows = _renamed(rows, renamed)
     for name, field in changed.items():
         if there[name].startswith("array") != field.type.ddl.startswith("ARRAY"):
             raise SchemaChangeError(
@@ -146,7 +163,8 @@ def retype_columns(
         f"map_filter(map({entries}), (k, v) -> v IS NOT NULL))"
     )
     new = {name: F.expr(_typed(field, there[name])) for name, field in changed.items()}
-    new["_rescued"] = F.expr(f"IF(size({rescued}) = 0, NULL, {rescued})")
+    if changed:
+        new["_rescued"] = F.expr(f"IF(size({rescued}) = 0, NULL, {rescued})")
     columns = []
     for column in rows.schema:
         value = new.get(column.name, F.col(identifier(column.name)))
@@ -166,13 +184,101 @@ def retype_columns(
     return True
 
 
+def _renamed(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
+    """Give columns their new names, in the table and in `_rescued`."""
+    if not renamed:
+        return rows
+    names = " ".join(f"WHEN {string(old)} THEN {string(new)}" for old, new in renamed.items())
+    rescued = F.expr(f"transform_keys(_rescued, (k, v) -> CASE k {names} ELSE k END)")
+    return rows.select(
+        *(
+            (rescued if column.name == "_rescued" else F.col(identifier(column.name))).alias(
+                renamed.get(column.name, column.name), metadata=dict(column.metadata)
+            )
+            for column in rows.schema
+        )
+    )
+
+
+def replace_table(
+    spark: SparkSession,
+    rows: DataFrame,
+    shape: TableShape,
+    state: TargetState,
+    owned: OwnedColumns,
+    step: Step,
+) -> None:
+    """Replace rows and columns by the numbered columns; what is the table's owner's stays.
+
+    Properties, constraints, clustering and the table's comment are not touched. Columns of the
+    owner's are NULL in the new rows.
+    """
+    if _features(shape) and not _has_ntz(state):
+        _set(spark, state.path, _features(shape))
+    set_properties(spark, state.path, state.properties, shape)
+    _overwrite(spark, rows.select(*target_columns(shape, owned.comments)), state.path, owned, step)
+
+
+def overwrite_by_spark(
+    spark: SparkSession,
+    source: str,
+    path: str,
+    owned: OwnedColumns,
+    partitioned_by: Sequence[str],
+    step: Step,
+) -> None:
+    """Replace rows and columns of a table by those of another; what is its owner's stays."""
+    rows = spark.read.format("delta").load(source)
+    described = []
+    for field in rows.schema:
+        comment = owned.comments.get(folded(field.name), field.metadata.get("comment"))
+        metadata = {} if comment is None else {"comment": comment}
+        described.append(F.col(identifier(field.name)).alias(field.name, metadata=metadata))
+    _overwrite(spark, rows.select(*described), path, owned, step, partitioned_by)
+
+
+def _overwrite(
+    spark: SparkSession,
+    rows: DataFrame,
+    path: str,
+    owned: OwnedColumns,
+    step: Step,
+    partitioned_by: Sequence[str] = (),
+) -> None:
+    known = set(map(folded, rows.columns))
+    theirs = []
+    for field in StructType.fromJson({"fields": list(owned.fields)}):
+        if folded(field.name) not in known:
+            metadata = {k: v for k, v in field.metadata.items() if not k.startswith("delta.")}
+            theirs.append(F.lit(None).cast(field.dataType).alias(field.name, metadata=metadata))
+    described = spark.sql(f"DESCRIBE DETAIL {delta_table(path)}").collect()[0]
+    clustered_by = [name for name in described["clusteringColumns"] if folded(name) in known]
+    (
+        rows.select("*", *theirs)
+        .write.format("delta")
+        .mode("overwrite")
+        .option("overwriteSchema", "true")
+        .partitionBy(*partitioned_by)
+        .options(**step.options)
+        .save(path)
+    )
+    if clustered_by:
+        # An overwrite of the schema takes the clustering off.
+        columns = ", ".join(map(identifier, clustered_by))
+        spark.sql(f"ALTER TABLE {delta_table(path)} CLUSTER BY ({columns})")
+
+
 def set_properties(
     spark: SparkSession, path: str, existing: Mapping[str, str], shape: TableShape
 ) -> None:
-    """Note which relation the table follows from now on."""
-    properties = table_properties(shape)
-    if any(existing.get(name) != value for name, value in properties.items()):
-        _set(spark, path, properties)
+    """Note which relation the table follows from now on; what its owner has set stays."""
+    changed = {
+        name: value
+        for name, value in table_properties(shape).items()
+        if existing.get(name) != value and (name.startswith(OURS) or name not in existing)
+    }
+    if changed:
+        _set(spark, path, changed)
 
 
 def _features(shape: TableShape) -> dict[str, str]:
@@ -180,6 +286,10 @@ def _features(shape: TableShape) -> dict[str, str]:
     if any("TIMESTAMP_NTZ" in field.type.ddl for field in shape.fields):
         return {"delta.feature.timestampNtz": "supported"}
     return {}
+
+
+def _has_ntz(state: TargetState) -> bool:
+    return "timestamp_ntz" in state.schema
 
 
 def _types_of(spark: SparkSession, shape: TableShape) -> list[str]:

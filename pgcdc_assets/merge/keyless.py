@@ -32,7 +32,7 @@ class Bag(Kind):
         """Replace the contents."""
         shape = self.shape_of_copy(copy)
         rows = bags.copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
-        create_or_replace(self.work.path, rows, shape, step)
+        self.replace_table(state, rows, shape, step)
         return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
 
     def apply_changes(self, state: TargetState | None, step: Step) -> Counts:

@@ -13,16 +13,18 @@ from pgcdc_assets.merge.evolution import (
     add_columns,
     fields_to_fill,
     fill_columns,
+    replace_table,
     retype_columns,
     set_properties,
 )
 from pgcdc_assets.merge.fence import Step
+from pgcdc_assets.merge.owned_columns import find_owned, versions_of_table
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
 from pgcdc_assets.merge.sources import relations_of, version_of_copy
 from pgcdc_assets.merge.tuning import SMALL_BYTES
 from pgcdc_assets.merge.watermark import TargetState, check_written
-from pgcdc_assets.merge.writing import overwrite
+from pgcdc_assets.merge.writing import create_or_replace, overwrite
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
 
@@ -143,6 +145,17 @@ class Kind(ABC):
             step = replace(step, number=rewrite.number + 1)
         set_properties(self.spark, path, state.properties, shape)
         return step
+
+    def replace_table(
+        self, state: TargetState | None, rows: DataFrame, shape: TableShape, step: Step
+    ) -> None:
+        """Write the numbered columns as the table's whole contents, in a table of this shape."""
+        path = self.work.path
+        if state is None:
+            create_or_replace(path, rows, shape, step)
+            return
+        owned = find_owned(state.schema, versions_of_table(self.zone, *self.work.name))
+        replace_table(self.spark, rows, shape, state, owned, step)
 
     def empty(self, state: TargetState | None, step: Step) -> Counts:
         """Take out all rows, where the changes are TRUNCATEs alone; the table keeps its shape."""

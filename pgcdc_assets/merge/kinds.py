@@ -32,7 +32,6 @@ from pgcdc_assets.merge.watermark import TargetState, check_written, read_target
 from pgcdc_assets.merge.whole_table import WholeTable, read_files
 from pgcdc_assets.merge.writing import (
     KEY,
-    create_or_replace,
     replace_contents,
 )
 from pgcdc_assets.raw.snapshots import Copy
@@ -105,7 +104,8 @@ class CurrentImage(Kind):
         """Replace the contents."""
         shape = self.shape_of_copy(copy)
         copied = read_copy(self.spark, self.zone, copy)
-        scd1.write_copy(self.work.path, copied, shape, copy.snapshot_lsn, step)
+        rows = scd1.copied_rows(copied, shape, copy.snapshot_lsn)
+        self.replace_table(state, rows, shape, step)
         return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
 
     def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
@@ -121,7 +121,7 @@ class CurrentImage(Kind):
         changes = read_changes(self.spark, self.zone, work)
         if makes_table:
             rows = scd1.rows_alone(scd1.fold_changes(changes, fold, None), fold)
-            create_or_replace(work.path, rows, shape, step)
+            self.replace_table(state, rows, shape, step)
             return Counts(None, 0, before, shape.may_rescue)
         assert state is not None
         step = self.follow_columns(state, shape, step)

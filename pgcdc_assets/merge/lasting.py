@@ -28,7 +28,7 @@ from pgcdc_assets.merge.shape import (
 from pgcdc_assets.merge.sources import read_changes, read_copy, shape_of_changes
 from pgcdc_assets.merge.versions import Touched, build_versions, find_touched, typed_events
 from pgcdc_assets.merge.watermark import TargetState, check_written
-from pgcdc_assets.merge.writing import alter_all, append, compute_once, run_merge
+from pgcdc_assets.merge.writing import alter_all, append, compute_once, create_or_replace, run_merge
 from pgcdc_assets.raw.snapshots import Copy
 
 # A range is written anew when it has at most so many current versions for each change. Measured up
@@ -143,8 +143,9 @@ class SoftDeletes(Lasting):
 
     def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
         """Make the table of a copy."""
-        path, rows, shape = self.work.path, copied.frame, copied.shape
-        scd1.write_copy(path, rows, shape, copied.lsn, step, copied.position)
+        rows = scd1.copied_rows(copied.frame, copied.shape, copied.lsn)
+        path, shape = self.work.path, copied.shape
+        create_or_replace(path, rows, shape, step, begins_with=copied.position)
 
     def read_stored(self) -> DataFrame:
         """Read all rows: a deleted one may come back."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.shape import TableShape
+from pgcdc_assets.merge.shape import TableShape, folded
 from pgcdc_assets.merge.sql import string
 
 
@@ -76,15 +76,19 @@ def _rescued(shape: TableShape) -> str:
     )
 
 
-def target_columns(shape: TableShape) -> list[Column]:
-    """Name and describe the numbered columns as the table has them."""
-    columns = [
-        F.col(f"c{i}").alias(field.name, metadata={"comment": field.comment})
-        for i, field in enumerate(shape.fields)
+def target_columns(shape: TableShape, comments: Mapping[str, str] | None = None) -> list[Column]:
+    """Name and describe the numbered columns as the table has them.
+
+    Args:
+        comments: by folded name, those of the table's owner.
+    """
+    numbered = [(f"c{i}", f.name, f.comment) for i, f in enumerate(shape.fields)]
+    numbered += [(name.removeprefix("_"), name, comment) for name, _, comment in shape.system]
+    kept = comments or {}
+    return [
+        F.col(number).alias(name, metadata={"comment": kept.get(folded(name), comment)})
+        for number, name, comment in numbered
     ]
-    for name, _, comment in shape.system:
-        columns.append(F.col(name.removeprefix("_")).alias(name, metadata={"comment": comment}))
-    return columns
 
 
 def local_rows(spark: SparkSession, rows: pa.Table, schema: str) -> DataFrame:

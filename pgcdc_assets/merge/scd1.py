@@ -24,26 +24,17 @@ from pgcdc_assets.merge.writing import (
     NEWER,
     SOURCE_VIEW,
     compute_once,
-    create_or_replace,
     insert_clause,
     run_merge,
 )
 
 
-def write_copy(
-    path: str,
-    copied: DataFrame,
-    shape: TableShape,
-    lsn: Lsn,
-    step: Step,
-    begins_with: str | None = None,
-) -> None:
-    """Replace the table, or create it, with the rows of a copy.
+def copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFrame:
+    """Give the rows of a copy their types and the copy's position.
 
     Args:
         copied: one column `new`, in the layout of `shape`.
         lsn: the copy's snapshot LSN.
-        begins_with: see `create_or_replace`.
     """
     keep = [
         f"CAST({int(lsn)} AS BIGINT) AS lsn",
@@ -52,8 +43,7 @@ def write_copy(
         "false AS deleted",
         "CAST(NULL AS BIGINT) AS deleted_at_lsn",
     ]
-    rows = typed(copied, shape, lambda i: f"new[{i}]", keep)
-    create_or_replace(path, rows, shape, step, begins_with=begins_with)
+    return typed(copied, shape, lambda i: f"new[{i}]", keep)
 
 
 def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:

@@ -19,6 +19,8 @@ SystemColumns = tuple[tuple[str, str, str], ...]
 
 _RESCUED = ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns cannot hold")
 
+UNKNOWN_TYPE = "(type no longer known)"
+
 SCD1_COLUMNS: SystemColumns = (
     ("_lsn", "BIGINT", "commit_lsn of the change that this row is"),
     ("_ordinal", "BIGINT", "position of that change in its transaction; negative for a copied row"),
@@ -158,11 +160,11 @@ def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> Non
     Raises:
         MergeConflict: two columns collide, or a column with one of ours.
     """
-    ours = {_folded(name) for name, _, _ in system}
-    seen: dict[str, str] = {_folded(name): name for name, _, _ in system}
+    ours = {folded(name) for name, _, _ in system}
+    seen: dict[str, str] = {folded(name): name for name, _, _ in system}
     for column in relation.columns:
-        other = seen.setdefault(_folded(column.name), column.name)
-        if other != column.name or _folded(column.name) in ours:
+        other = seen.setdefault(folded(column.name), column.name)
+        if other != column.name or folded(column.name) in ours:
             raise MergeConflict(
                 table=relation.qualified_name,
                 reason=f'column "{column.name}" and column "{other}" differ in case only or not '
@@ -171,13 +173,14 @@ def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> Non
             )
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+    """Return what names have in common that Delta cannot tell apart."""
     # Java's equalsIgnoreCase: character by character, so that the length stays.
     return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)
 
 
 def _field(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> Field:
-    comment = column.type or "(type no longer known)"
+    comment = column.type or UNKNOWN_TYPE
     return Field(column.name, delta_type(column), comment, _default(column, relation, known))
 
 

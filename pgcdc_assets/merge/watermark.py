@@ -34,6 +34,8 @@ from pgcdc_assets.table_name import folder_name
 
 # The property of a table with the OID of the source table.
 RELATION_ID = "pgcdc.relation_id"
+# What the names of properties begin with that describe a table's contents; others are its owner's.
+OURS = ("pgcdc.", "delta.columnMapping.")
 # The property of a table that is never replaced by a copy: the position of its first one.
 BEGINS_WITH = "pgcdc.begins_with"
 
@@ -188,6 +190,7 @@ def settle(zone: RawZone, path: str) -> None:
     """Record the watermark of a table's newest write as the application transaction of its epoch.
 
     A failure is no harm: the write's own commit has the watermark, and the next merge tries again.
+    Tables with clustering or row tracking stay so, because delta-rs does not write them.
     """
     for _ in range(_ATTEMPTS):
         table = open_table(zone.lake, path)
@@ -198,7 +201,9 @@ def settle(zone: RawZone, path: str) -> None:
             return
         try:
             _commit(table, settling(zone, *position, read_fence(table, zone.name)))
-        except CommitFailedError:
+        except CommitFailedError as error:
+            if is_unsupported(error):
+                return
             continue
         except (DeltaError, OSError):
             return
@@ -240,6 +245,11 @@ def _commit(table: DeltaTable, transactions: list[Transaction]) -> None:
         table.schema(),
         commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
     )
+
+
+def is_unsupported(error: CommitFailedError) -> bool:
+    """Return whether delta-rs cannot write the table, such as one with clustering."""
+    return "Unsupported table features" in str(error)
 
 
 def overtaken(path: str) -> TransientError:
