@@ -201,7 +201,7 @@ def merged_through(orchestrated: Orchestrated, table: str, lsn: Lsn) -> None:
     zone = orchestrated.zone
     path = table_path(zone.lake, zone.name, "public", table, 1)
     write_deltalake(path, pa.table({"id": pa.array([], pa.int32())}))
-    advance_watermark(zone.lake, path, zone.app_id(1), None, lsn)
+    advance_watermark(zone, path, None, (1, lsn))
 
 
 @contextmanager
