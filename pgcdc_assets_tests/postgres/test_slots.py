@@ -100,7 +100,7 @@ def test_a_temporary_slot_goes_with_its_connection(database: Database) -> None:
 
 @pytest.mark.every_pg
 def test_slots_made_for_something_else_are_refused(database: Database) -> None:
-    """Issue 3, bad input: another plugin, another database, a physical slot."""
+    """Another plugin, another database, a physical slot, a temporary one."""
     database.execute("select pg_create_physical_replication_slot('physical_slot')")
     # The embedded servers come without contrib modules.
     has_test_decoding = "/usr/lib/postgresql" in str(database.server.bin_dir)
@@ -121,6 +121,11 @@ def test_slots_made_for_something_else_are_refused(database: Database) -> None:
             with pytest.raises(ConfigurationError, match=f"{name} {reason}.*pg_drop_replication"):
                 check_slot_usable(status, database_name)
         drop_slot(conn, "physical_slot")
+        with create_slot(database.settings(), f"{slot}_temporary", temporary=True):
+            status = read_slot_status(conn, f"{slot}_temporary")
+            assert status is not None
+            with pytest.raises(ConfigurationError, match="is the temporary slot of another"):
+                check_slot_usable(status, database.name)
         if not has_test_decoding:
             return
         status = read_slot_status(conn, "decoding_slot")

@@ -8,7 +8,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from pgcdc_assets.errors import RawExpired, TransientError
+from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
 from pgcdc_assets.raw.upkeep import keep_up
@@ -108,6 +108,28 @@ def test_landing_goes_on_and_upkeep_too_after_windows_went(zone: RawZone) -> Non
     assert starts(zone) == [1040]
     assert landed(zone) == [(1045, 0)]
     assert zone.changes.kept_from(1) == Lsn(1040)
+
+
+def test_nothing_goes_when_rows_that_were_landed_are_not_there(zone: RawZone) -> None:
+    land_days(zone, 4)
+    damaged = zone.changes.table.load()
+    assert damaged is not None
+    damaged.delete("commit_lsn = 1015 AND ordinal = 1")
+    with pytest.raises(RawZoneError, match=r"4 rows were landed below .*, but 3 are there"):
+        remove_windows(zone, 1, Lsn(1020), LATER)
+    assert zone.changes.kept_from(1) is None
+    assert starts(zone) == [1000, 1010, 1020, 1030]
+
+
+def test_a_landing_that_began_before_windows_went_is_committed(zone: RawZone) -> None:
+    land_days(zone, 4)
+    rows = transaction(1045, 2, commit_ts=COMMIT_TS + 4 * DAY)
+
+    def retention() -> None:
+        assert remove_windows(zone, 1, Lsn(1020), LATER).window_count == 2
+
+    zone.changes.land(window(1040, 1050), [rows], retention)
+    assert starts(zone) == [1020, 1030, 1040]
 
 
 def test_retention_compaction_and_landing_at_once_lose_and_double_nothing(zone: RawZone) -> None:
