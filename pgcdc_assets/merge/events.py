@@ -1,5 +1,8 @@
 """Raw changes as events of keys: which row appears, changes or goes, and at which position.
 
+A key that the settings name has no NULL, else an error is raised: SQL tells rows with NULL keys
+apart, a table with one row for each key cannot.
+
 An insert or an update is a *content* of its key. A delete is the *departure* of its key; an update
 that changes the key is both: the departure of the old key and a content of the new one. The order
 is (commit_lsn, ordinal), and nothing else.
@@ -23,6 +26,18 @@ from pgcdc_assets.merge.shape import Layout, TableShape
 from pgcdc_assets.merge.sql import identifier, string
 
 _COMMON = ("commit_lsn", "ordinal", "commit_ts", "op")
+
+
+NULL_KEY = "pgcdc: NULL in a column of the configured key"
+
+
+def null_key_error(number: int) -> str:
+    """Write the SQL of the error that a NULL in one of the key's columns raises.
+
+    Args:
+        number: the column's place in the key.
+    """
+    return f"CAST(raise_error({string(f'{NULL_KEY} {number};')}) AS STRING)"
 
 
 @dataclass(frozen=True)
@@ -80,11 +95,13 @@ class Fold:
         """Write the select expressions of a key, given the SQL of a field's text."""
         expressions = []
         for number, index in enumerate(self.shape.key):
-            kind = self.shape.fields[index].type
-            value = kind.expression(text(index))
+            kind, given = self.shape.fields[index].type, text(index)
+            if typed == "k" and index in self.shape.nullable_key:
+                given = f"coalesce({given}, {null_key_error(number)})"
+            value = kind.expression(given)
             expressions.append(f"{value} AS {typed}{number}")
             if kind.may_rescue:
-                expressions.append(f"IF({value} IS NULL, {text(index)}, NULL) AS {rescued}{number}")
+                expressions.append(f"IF({value} IS NULL, {given}, NULL) AS {rescued}{number}")
         return expressions
 
     def same_key(self, typed: str, rescued: str) -> str:

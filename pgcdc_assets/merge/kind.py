@@ -9,6 +9,7 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.merge.events import null_key_error
 from pgcdc_assets.merge.evolution import (
     add_columns,
     fields_to_fill,
@@ -21,7 +22,7 @@ from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.owned_columns import find_owned, versions_of_table
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.shape import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
-from pgcdc_assets.merge.sources import relations_of, version_of_copy
+from pgcdc_assets.merge.sources import read_copy, relations_of, version_of_copy
 from pgcdc_assets.merge.tuning import SMALL_BYTES
 from pgcdc_assets.merge.watermark import TargetState, check_written
 from pgcdc_assets.merge.writing import create_or_replace, overwrite
@@ -113,6 +114,16 @@ class Kind(ABC):
         version = version_of_copy(self.work, copy)
         key, known = self.work.plan.target.key, relations_of(self.work)
         return build_shape([version], key, system=self.system, known=known)
+
+    def read_copy(self, copy: Copy, shape: TableShape) -> DataFrame:
+        """Read a copy's tuples: one column `new`. A NULL in the configured key raises an error."""
+        rows = read_copy(self.spark, self.zone, copy)
+        for index in shape.nullable_key:
+            is_there = (
+                f"coalesce(new[{index}], {null_key_error(shape.key.index(index))}) IS NOT NULL"
+            )
+            rows = rows.selectExpr(f"IF({is_there}, new, NULL) AS new")
+        return rows
 
     def follow_columns(self, state: TargetState, shape: TableShape, step: Step) -> Step:
         """Add the columns that the table lacks, and give its rows their defaults.

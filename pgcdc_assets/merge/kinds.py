@@ -22,7 +22,6 @@ from pgcdc_assets.merge.shape import (
 from pgcdc_assets.merge.sources import (
     is_made_by_its_changes,
     read_changes,
-    read_copy,
     relations_of,
     shape_of_changes,
     version_of_copy,
@@ -103,7 +102,7 @@ class CurrentImage(Kind):
     def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Replace the contents."""
         shape = self.shape_of_copy(copy)
-        copied = read_copy(self.spark, self.zone, copy)
+        copied = self.read_copy(copy, shape)
         rows = scd1.copied_rows(copied, shape, copy.snapshot_lsn)
         self.replace_table(state, rows, shape, step)
         return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)

@@ -25,7 +25,7 @@ from pgcdc_assets.merge.shape import (
     SystemColumns,
     TableShape,
 )
-from pgcdc_assets.merge.sources import read_changes, read_copy, shape_of_changes
+from pgcdc_assets.merge.sources import read_changes, shape_of_changes
 from pgcdc_assets.merge.versions import Touched, build_versions, find_touched, typed_events
 from pgcdc_assets.merge.watermark import TargetState, check_written
 from pgcdc_assets.merge.writing import alter_all, append, compute_once, create_or_replace, run_merge
@@ -76,7 +76,7 @@ class Lasting(Kind):
         assert at is not None
         shape = self.shape_of_copy(copy)
         lsn = copy.snapshot_lsn
-        rows = read_copy(self.spark, self.zone, copy)
+        rows = self.read_copy(copy, shape)
         copied = CopiedRows(rows, shape, lsn, at, copy.position)
         if state is None:
             self.write_first_copy(copied, step)

@@ -81,6 +81,7 @@ def prepare(
     root: str | None = None,
     *,
     skips_to_copy: bool = False,
+    after: str | None = None,
     limit: StepLimit | None = None,
 ) -> Iterator[TableWork | MergeFailure]:
     """Look at each table's state, plan its merge, and count its changes in one scan for all.
@@ -89,6 +90,7 @@ def prepare(
         root: the address that takes the place of the capture's folder; copies above `through` are
             not used there.
         skips_to_copy: for tables with history, see `plan_merge`.
+        after: only copies above this position are used.
         limit: how much a step folds at most.
     """
     limits = Limits(limit or StepLimit(), RowGroups(zone.changes.table).between)
@@ -122,6 +124,8 @@ def prepare(
     works = []
     for place in places:
         usable = kept if place.state is None else copies
+        if after is not None:
+            usable = [copy for copy in usable if copy.position > after]
         try:
             plan = _plan(place, usable, landed, through, root is not None, skips_to_copy, limits)
         except PgcdcError as error:

@@ -79,6 +79,8 @@ class TableShape:
         key: indexes of the key's fields; none for a table whose rows nothing tells apart.
         layouts: of every relation version that tuples may have.
         system: name, type and meaning of the columns that are ours.
+        nullable_key: those of the key's fields of which nothing says that they are never NULL: the
+            settings name them, and the replica identity is the whole row.
     """
 
     relation: Relation
@@ -87,6 +89,7 @@ class TableShape:
     key: tuple[int, ...]
     layouts: tuple[Layout, ...]
     system: SystemColumns = SCD1_COLUMNS
+    nullable_key: tuple[int, ...] = ()
 
     @property
     def may_rescue(self) -> bool:
@@ -146,6 +149,11 @@ def build_shape(
         key=tuple(order.index(name) for name in names),
         layouts=tuple(_layout(version, newest) for version in versions),
         system=system,
+        nullable_key=tuple(
+            order.index(name)
+            for name in names
+            if newest.replica_identity == "f" and name not in newest.primary_key
+        ),
     )
 
 

@@ -30,6 +30,7 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.merge.bags import MISSING_ROW
+from pgcdc_assets.merge.events import NULL_KEY
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.session import has_ended, runs_embedded, text_of
 from pgcdc_assets.merge.unknown import UNKNOWN_VALUE
@@ -127,6 +128,9 @@ def _explained(work: TableWork, error: Exception, session: SparkSession | None) 
             reason="a row was changed or deleted at the source that the table without a key does "
             "not hold",
         )
+    for number, column in enumerate(work.plan.target.key or ()):
+        if f"{NULL_KEY} {number};" in text:
+            return _null_key(work, column)
     if _OUT_OF_MEMORY in text or (session is not None and has_ended(session, error)):
         return _ended(name, is_lasting=_OUT_OF_MEMORY in text or runs_embedded())
     if any(part in condition or part in text for part in _MISSING_FILE):
@@ -144,6 +148,18 @@ def _explained(work: TableWork, error: Exception, session: SparkSession | None) 
             "that; otherwise build it again: pgcdc rebuild",
         )
     return _transient(name, condition)
+
+
+def _null_key(work: TableWork, column: str) -> MergeConflict:
+    table = work.plan.target
+    name = f'"{table.schema}"."{table.table}"'
+    return MergeConflict(
+        table=table.qualified_name,
+        reason=f'column "{column}" of its configured key is NULL in a row, so nothing tells that '
+        "row from others. Fill the column and run: "
+        f'alter table {name} alter column "{column}" set not null; or name another key in the '
+        "settings. Then take a new snapshot of the table",
+    )
 
 
 def _transient(name: str, condition: str) -> TransientError:

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import (
     DefiniteError,
+    MergeConflict,
     PgcdcError,
 )
 from pgcdc_assets.lsn import LsnWindow
@@ -87,14 +88,39 @@ class _Merge:
 
     def _step(self, spark: SparkSession, work: TableWork) -> MergeReport:
         try:
-            return merge_table(spark, self.zone, work)
+            return self._merge(spark, work)
         except DefiniteError:
-            if work.plan.is_last or work.plan.copy is not None:
+            if work.plan.is_last:
                 raise
             # The copy that follows says what came of the changes that cannot be folded.
-            return merge_table(spark, self.zone, self._following(work, skips_to_copy=True))
+            following = self._after_next_copy(work)
+            if following is None:
+                raise
+        return self._merge(spark, following)
 
-    def _following(self, work: TableWork, *, skips_to_copy: bool = False) -> TableWork:
+    def _merge(self, spark: SparkSession, work: TableWork) -> MergeReport:
+        try:
+            return merge_table(spark, self.zone, work)
+        except PgcdcError:
+            raise
+        except Exception as error:
+            raise explain(work, error, spark) from error
+
+    def _after_next_copy(self, work: TableWork) -> TableWork | None:
+        """Plan from the copy that follows; None if there is none, or the table goes on from one."""
+        copy = work.plan.copy
+        if copy is None:
+            return self._following(work, skips_to_copy=True)
+        if work.state is not None:
+            return None
+        try:
+            return self._following(work, skips_to_copy=True, after=copy.position)
+        except MergeConflict:
+            return None
+
+    def _following(
+        self, work: TableWork, *, skips_to_copy: bool = False, after: str | None = None
+    ) -> TableWork:
         target = replace(work.plan.target, scd=(work.scd,))
         (found,) = prepare(
             self.zone,
@@ -102,6 +128,7 @@ class _Merge:
             self.through,
             self.root,
             skips_to_copy=skips_to_copy,
+            after=after,
             limit=self.limit,
         )
         if isinstance(found, MergeFailure):

@@ -26,6 +26,15 @@ select c.oid::bigint, a.attname::text, a.attgenerated::text
  order by a.attnum
 """
 
+# A NOT NULL constraint may also be the domain's.
+_NULLABLE = """
+select a.attname::text
+  from pg_attribute a join pg_type t on t.oid = a.atttypid
+ where a.attrelid = %s::bigint::oid and a.attname = any(%s)
+   and not a.attnotnull and not t.typnotnull
+ order by a.attnum
+"""
+
 _STORED = "s"
 
 
@@ -65,8 +74,11 @@ def check_generated(
     )
 
 
-def check_key(relation: Relation, key: Sequence[str]) -> Iterator[Finding]:
-    """Name the columns of a declared key that the table does not have or send."""
+def check_key(conn: Connection, relation: Relation, key: Sequence[str]) -> Iterator[Finding]:
+    """Name the columns of a declared key that the table does not have or send, or that may be NULL.
+
+    Under another replica identity than FULL the key is part of an index without NULLs.
+    """
     sent = [column.name for column in relation.columns]
     missing = [name for name in key if name not in sent]
     if missing:
@@ -78,6 +90,24 @@ def check_key(relation: Relation, key: Sequence[str]) -> Iterator[Finding]:
             "Correct `key` of this table in the capture's settings.",
             relation.qualified_name,
         )
+    nullable = _read_nullable(conn, relation, key) if relation.replica_identity == "f" else []
+    if nullable:
+        table = quoted(relation.schema, relation.table)
+        changes = ", ".join(f"alter column {quoted(name)} set not null" for name in nullable)
+        yield Finding(
+            "key",
+            "error",
+            f"The declared key of table {relation.qualified_name} has columns that may be NULL: "
+            f"{', '.join(nullable)}. A merge refuses rows with a NULL in the key.",
+            f"alter table {table} {changes}",
+            relation.qualified_name,
+        )
+
+
+def _read_nullable(conn: Connection, relation: Relation, names: Sequence[str]) -> list[str]:
+    with conn.cursor() as cursor:
+        cursor.execute(_NULLABLE, (relation.relation_id, list(names)))
+        return [name for (name,) in cursor]
 
 
 def check_undeclared(

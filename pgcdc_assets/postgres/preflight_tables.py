@@ -108,7 +108,7 @@ def check_tables(
         relation_id = found.relation.relation_id
         findings = [
             *check_identity(publication, found, identities[relation_id], name in keys),
-            *check_key(found.relation, keys.get(name, ())),
+            *check_key(conn, found.relation, keys.get(name, ())),
             *_check_access(publication, found.relation, access[relation_id], quoted(role)),
         ]
         if not any(finding.code == "generated_column" for finding in findings):

@@ -132,6 +132,24 @@ def test_a_declared_key_of_a_column_that_is_not_there_is_an_error(database: Data
     )
 
 
+def test_a_declared_key_that_may_be_null_is_an_error(database: Database) -> None:
+    """A domain's NOT NULL holds too; under an index as identity the key has no NULL."""
+    database.execute("create domain code as text not null")
+    database.execute("create table t (id int, c code, v text)")
+    database.execute("create table u (id int primary key)")
+    database.execute("alter table t replica identity full; create publication pub for all tables")
+    keys = {("public", "t"): ("id", "c"), ("public", "u"): ("id",)}
+    problems = problems_in(findings_of(database.settings(), keys=keys))
+    assert problems["key", "public.t"] == (
+        "error: The declared key of table public.t has columns that may be NULL: id. A merge "
+        'refuses rows with a NULL in the key. alter table "public"."t" alter column "id" set not '
+        "null"
+    )
+    assert ("key", "public.u") not in problems
+    database.execute("alter table t alter column id set not null")
+    assert ("key", "public.t") not in problems_in(findings_of(database.settings(), keys=keys))
+
+
 @pytest.mark.every_pg
 def test_a_generated_column_that_is_not_published_is_named(database: Database) -> None:
     database.execute(

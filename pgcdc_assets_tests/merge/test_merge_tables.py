@@ -276,3 +276,23 @@ def test_a_folder_is_named_by_its_table(lake: Lake) -> None:
     odd = {table_path(lake, "n", "s", name, 1) for name in ("a/b", "a~2f~b", "a b", "..", ".")}
     assert len(odd) == 5
     assert all(Path(path).parent == Path(lake.path("n", "scd1", "s")) for path in odd)
+
+
+@pytest.mark.parametrize(
+    "target", [replace(ITEMS, key=("v",)), replace(ITEMS, key=("v",), scd=(2,))], ids="12"
+)
+@pytest.mark.parametrize("comes", ["copied", "inserted"])
+def test_a_null_in_a_configured_key_is_refused(
+    spark: SparkSession, zone: RawZone, target: TableTarget, comes: str
+) -> None:
+    """H8: two rows with NULL keys would be one row, or a new one with each update."""
+    made = relation(column("id"), column("v", "text"), key=("id",), identity="f")
+    landing = Landing(zone, [made])
+    landing.begin([["1", "a"], ["2", None if comes == "copied" else "b"]])
+    landing.land([insert("3", None if comes == "inserted" else "c")])
+    (failure,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, MergeConflict), failure.error
+    assert 'alter table "shop"."items" alter column "v" set not null' in str(failure.error)
+    landing.copy([["1", "a"], ["2", "b"], ["3", "c"]])
+    assert _merge(spark, zone, landing.land([insert("4", "d")]), target).row_count == 4
