@@ -8,6 +8,7 @@ go on without it; and all are waited for, so that what they use can be stopped a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -50,9 +51,27 @@ def stop_dagster(process: subprocess.Popen[bytes]) -> None:
         return
     dagster = psutil.Process(process.pid)
     family = [dagster, *dagster.children(recursive=True)]
-    os.killpg(process.pid, signal.SIGINT)
+    for each in psutil.process_iter():
+        if _is_in_group(each, process.pid) and not _is_watcher(each):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(signal.SIGINT)
     _, left = psutil.wait_procs(family, timeout=_SECONDS_TO_STOP)
     for each in left:
         each.kill()
     psutil.wait_procs(left, timeout=_SECONDS_TO_STOP)
     process.wait()
+
+
+def _is_in_group(process: psutil.Process, group: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == group
+    except ProcessLookupError:
+        return False
+
+
+def _is_watcher(process: psutil.Process) -> bool:
+    """Whether it is a watcher, which ends with its parent and prints a stack on SIGINT."""
+    try:
+        return any("watch_orphans" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
