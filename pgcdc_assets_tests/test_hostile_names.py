@@ -134,6 +134,9 @@ def test_a_legal_name_goes_through_every_command(
     assert main(["sync", "-m", module]) == 0
     compared = [] if tables is ALL else [str(ODD)]
     assert main(["rebuild", "mine", str(ODD), "-m", module]) == 0
+    if tables is ALL:
+        again = [str(table) for table in (ODD, KEYLESS, TableName("public", "a...b"))]
+        assert main(["resnapshot", "mine", *again, "-m", module]) == 0
     assert main(["verify", "-m", module, *compared]) == 0
     capsys.readouterr()
     assert main(["status", "-m", module]) == 0

@@ -7,6 +7,7 @@ absolute path, so that Spark, delta-rs and a Dagster run started elsewhere mean 
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from pathlib import Path
 from pgcdc_assets.errors import ConfigurationError
 
 ENVIRONMENT_VARIABLE = "PGCDC_LAKE"
+
+# delta-rs makes a URL of a local path: it decodes percent signs, and fails at the others.
+_UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\]")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ class Lake:
             )
         if "://" not in uri:
             uri = str(Path(uri).expanduser().absolute())
+            odd = _UNUSABLE.search(uri)
+            if odd is not None:
+                raise ConfigurationError(
+                    reason=f"The lake {uri} has {odd[0]} in its path, which delta-rs takes for "
+                    "something else. Choose a folder without it."
+                )
         object.__setattr__(self, "uri", uri.rstrip("/") or "/")
 
     @classmethod

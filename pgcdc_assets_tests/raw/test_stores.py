@@ -124,3 +124,20 @@ def test_the_lake_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert Lake("relative").is_local and Lake("relative").uri.startswith("/")
     with pytest.raises(ConfigurationError, match="PGCDC_LAKE"):
         Lake("")
+
+
+@pytest.mark.parametrize("folder", ["a%20b", "a[b", "a]b", "a|b", "a^b", "a\\b"])
+def test_a_lake_in_a_folder_that_delta_rs_misreads_is_refused(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="in its path, which delta-rs takes for"):
+        Lake(str(tmp_path / folder))
+
+
+@pytest.mark.parametrize("folder", ["a b", "100%", "a#b?c*d", "straße😀", "a;b{c}'d`e<f>g$h~i=j"])
+def test_a_lake_in_a_folder_of_any_other_name_works(folder: str, tmp_path: Path) -> None:
+    zone = RawZone(Lake(str(tmp_path / folder)), "t")
+    assert zone.epochs.latest() is None
+    zone.epochs.append(
+        Epoch(1, Lsn(16), "slot", "pub", "db", "1", 1, 170000, dt.datetime.now(dt.UTC))
+    )
+    assert zone.epochs.latest() is not None
+    assert (tmp_path / folder / "t" / "raw").is_dir()
