@@ -96,7 +96,9 @@ def test_init_writes_below_the_current_folder_and_the_capture_is_found_there(
     monkeypatch.delenv("PGCDC_DSN")
     assert set(find_captures(load_defs_folders(defs_folders()))) == {"mine", "shop"}
     assert main(["init", "--name", "mine", "--publication", "p"]) == 2
-    assert "--update adds the tables that it lacks" in capsys.readouterr().err
+    assert "--update adds the tables that it lacks, --force" in capsys.readouterr().err
+    assert main(["init", "--name", "shop", "--publication", "p", "--force"]) == 2
+    assert "shop/defs.yaml exists already" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")

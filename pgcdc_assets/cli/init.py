@@ -30,12 +30,12 @@ def run(options: argparse.Namespace) -> int:
 def _write(options: argparse.Namespace) -> int:
     if options.publication is None:
         raise ConfigurationError(reason="--publication is missing; only --update does without it")
-    folder: Path = options.defs or defaults.default_defs_folder()
-    path = folder / options.name / "defs.yaml"
-    if path.exists() and not options.force:
+    path, *others = _places(options)
+    there = [place for place in (path, *others) if place.is_file()]
+    if there and not (options.force and there == [path]):
+        remedy = ", --force replaces it" if there == [path] else ""
         raise ConfigurationError(
-            reason=f"{path} exists already: --update adds the tables that it lacks, --force "
-            "replaces it"
+            reason=f"{there[0]} exists already: --update adds the tables that it lacks{remedy}"
         )
     slot = options.slot or f"pgcdc_{options.name}"
     tables = _published(defaults.conninfo(), options.name, options.publication, slot)
@@ -88,17 +88,22 @@ def _update(options: argparse.Namespace) -> int:
 
 
 def _find(options: argparse.Namespace) -> Path:
-    given: Path | None = options.defs
-    folders = defaults.defs_folders() if given is None else [given]
-    name: str = options.name
-    paths = [folder / name / "defs.yaml" for folder in folders]
-    for path in paths:
+    places = _places(options)
+    for path in places:
         if path.is_file():
             return path
     raise ConfigurationError(
-        reason=f"There is no {' or '.join(map(str, paths))} to update: write it by pgcdc init "
+        reason=f"There is no {' or '.join(map(str, places))} to update: write it by pgcdc init "
         "without --update"
     )
+
+
+def _places(options: argparse.Namespace) -> list[Path]:
+    """List where the capture may be declared; the first place is where it is written to."""
+    given: Path | None = options.defs
+    folders = defaults.defs_folders() if given is None else [given]
+    name: str = options.name
+    return [folder / name / "defs.yaml" for folder in folders]
 
 
 def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[CdcTable, ...]:
