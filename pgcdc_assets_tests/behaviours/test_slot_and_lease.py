@@ -100,6 +100,23 @@ def test_a_lease_that_was_lost_is_noticed(database: Database, slot: str) -> None
             lease.verify()
 
 
+def test_a_lease_that_somebody_else_holds_by_now_is_noticed(database: Database, slot: str) -> None:
+    """B6: the session lives on, and has lost its locks, as behind a pooler that resets it."""
+    settings = database.settings("shop")
+    with (
+        query_connection(settings, "capture") as conn,
+        capture_lease(conn, "shop", slot) as lease,
+        conn.cursor() as cursor,
+    ):
+        lease.verify()
+        cursor.execute("select pg_advisory_unlock_all()")
+        with pytest.raises(ConnectionLost, match="this landing is discarded"):
+            lease.verify()
+        with query_connection(settings, "other") as other, capture_lease(other, "shop", slot):
+            with pytest.raises(ConnectionLost, match="this landing is discarded"):
+                lease.verify()
+
+
 @pytest.mark.every_pg
 def test_a_stale_walsender_of_ours_is_ended(database: Database, slot: str) -> None:
     """B4."""

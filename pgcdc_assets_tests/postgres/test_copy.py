@@ -256,6 +256,7 @@ def test_row_level_security_is_refused_instead_of_hiding_rows(database: Database
         "alter table t rename column note to remark",
         "alter table t drop column note",
         "alter table t rename to u",
+        "alter table t rename to u; create table t (id int primary key, note text)",
         "drop table t",
         "alter table t alter column note set data type text using note || '!'",
     ],
@@ -271,6 +272,22 @@ def test_a_table_altered_after_the_snapshot_is_not_copied(database: Database, ch
         with query_connection(settings, "test") as conn:
             [table] = published_tables(conn, "pub")
         database.execute(change)
+        with pytest.raises(TableChanged, match=r"public\.t was altered"):
+            list(copy_published(settings, table, snapshot.snapshot_name))
+
+
+def test_a_table_altered_between_the_look_at_it_and_the_snapshot_is_not_copied(
+    database: Database,
+) -> None:
+    """C13: both looks beside the snapshot agree, and the columns that are to be recorded do not."""
+    database.execute(
+        "create table t (id int primary key, note text); create publication pub for table t"
+    )
+    settings = database.settings()
+    with query_connection(settings, "test") as conn:
+        [table] = published_tables(conn, "pub")
+    database.execute("alter table t alter column id type bigint")
+    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         with pytest.raises(TableChanged, match=r"public\.t was altered"):
             list(copy_published(settings, table, snapshot.snapshot_name))
 
@@ -343,3 +360,26 @@ def test_a_copy_that_is_given_up_leaves_no_session_behind(database: Database) ->
         batches.close()
     sessions = "select count(*) from pg_stat_activity where application_name = 'pgcdc copy test'"
     assert database.value(sessions) == 0
+
+
+def test_a_copy_that_is_given_up_ends_the_servers_work(database: Database) -> None:
+    """Else whoever gives up would take all the rows that are left."""
+    database.execute(
+        "create table slow (id int primary key, note text); create publication pub for table slow"
+    )
+    database.execute("insert into slow select i, repeat('x', 2000) from generate_series(1, 220) i")
+    settings = database.settings()
+    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
+        with query_connection(settings, "test") as conn:
+            [table] = published_tables(conn, "pub")
+        batches = copy_relation(
+            settings,
+            table.relation,
+            snapshot.snapshot_name,
+            row_filter="id <= 20 or pg_catalog.pg_sleep(0.5) is not null",
+            chunk_bytes=2_000,
+        )
+        next(batches)
+        began = time.monotonic()
+        batches.close()
+    assert time.monotonic() - began < 30
