@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import scd1, scd2, soft_deletes
 from pgcdc_assets.merge.bounds import Bounds
+from pgcdc_assets.merge.epoch_columns import add_epochs
 from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import ChangeFacts, Truncate
 from pgcdc_assets.merge.fence import Step
@@ -20,6 +21,7 @@ from pgcdc_assets.merge.kind import Counts, Kind, is_large
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.rows import CopiedRows
 from pgcdc_assets.merge.shape import (
+    EPOCH_COLUMNS,
     SCD2_COLUMNS,
     SOFT_DELETE_COLUMNS,
     SystemColumns,
@@ -81,7 +83,7 @@ class Lasting(Kind):
         if state is None:
             self.write_first_copy(copied, step)
             return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
-        step = self.follow_relation(state, shape, step)
+        step = self.follow_relation(state, shape, self.add_system_columns(state, step))
         stored = None if state.is_empty else self.read_stored()
         events = self.copied_events(copied, stored)
         return self._write(state, events, stored, Fold(shape, ChangeFacts()), step)
@@ -90,6 +92,7 @@ class Lasting(Kind):
         """Find what the changes add, end and alter, and write that."""
         work, facts = self.work, self.work.facts
         assert facts is not None and state is not None
+        step = self.add_system_columns(state, step)
         if not work.version_order:
             clause = self.truncating(facts.truncates[0])
             altered = alter_all(self.spark, work.path, clause, step)
@@ -107,6 +110,10 @@ class Lasting(Kind):
             touched = touched.computed()
         events = self.changed_events(touched)
         return self._write(state, events, touched.stored, fold, step, touched.bounds)
+
+    def add_system_columns(self, state: TargetState, step: Step) -> Step:
+        """Add columns of ours that a table of an earlier release lacks; give the step for rows."""
+        return step
 
     def write_range(self, state: TargetState, touched: Touched, step: Step) -> Counts | None:
         """Write the range that changes touch anew; None where a MERGE is better."""
@@ -181,7 +188,16 @@ class History(Lasting):
 
     def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
         """Make the table of a copy."""
-        scd2.write_first_copy(self.work.path, copied, step)
+        scd2.write_first_copy(self.work.path, copied, self.work.plan.epoch, step)
+
+    def add_system_columns(self, state: TargetState, step: Step) -> Step:
+        """Add the epochs of LSNs."""
+        if set(EPOCH_COLUMNS) <= set(state.columns):
+            return step
+        rewrite = step.keeping(state.watermark)
+        add_epochs(self.spark, self.zone, self.work.path, self.work.name, rewrite)
+        check_written(self.zone, self.work.path, rewrite)
+        return replace(step, number=rewrite.number + 1)
 
     def read_stored(self) -> DataFrame:
         """Read the current versions: the others have ended for good."""
@@ -200,7 +216,8 @@ class History(Lasting):
         return self._versions(events, stored, fold).where("is_touched")
 
     def _versions(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
-        return build_versions(events, stored, fold, _tracked(self.work, fold.shape))
+        tracked = _tracked(self.work, fold.shape)
+        return build_versions(events, stored, fold, tracked, self.work.plan.epoch)
 
     def write_range(self, state: TargetState, touched: Touched, step: Step) -> Counts | None:
         """Write the current versions of the range anew, and add those that have ended."""
@@ -233,11 +250,11 @@ class History(Lasting):
     def statement(self, fold: Fold, bounds: Bounds | None) -> str:
         """Write the MERGE of an outcome."""
         tracked = _tracked(self.work, fold.shape)
-        return scd2.merge_statement(self.work.path, fold, tracked, bounds)
+        return scd2.merge_statement(self.work.path, fold, tracked, bounds, self.work.plan.epoch)
 
     def truncating(self, truncate: Truncate) -> str:
         """Write the MERGE's clause that ends them."""
-        return scd2.ending(truncate)
+        return scd2.ending(truncate, self.work.plan.epoch)
 
 
 def _tracked(work: TableWork, shape: TableShape) -> list[int] | None:

@@ -37,7 +37,7 @@ from pgcdc_assets.merge.writing import (
 PARTITIONED_BY = ("_is_current",)
 
 
-def write_first_copy(path: str, copied: CopiedRows, step: Step) -> None:
+def write_first_copy(path: str, copied: CopiedRows, epoch: int, step: Step) -> None:
     """Make the table of a copy: each row is a version that is current since the copy."""
     keep = [
         f"{_timestamp(copied.at)} AS valid_from",
@@ -45,6 +45,8 @@ def write_first_copy(path: str, copied: CopiedRows, step: Step) -> None:
         "true AS is_current",
         f"CAST({int(copied.lsn)} AS BIGINT) AS valid_from_lsn",
         "CAST(NULL AS BIGINT) AS valid_to_lsn",
+        f"{epoch} AS valid_from_epoch",
+        "CAST(NULL AS INT) AS valid_to_epoch",
         "CAST(-1 AS BIGINT) AS ordinal",
         "'S' AS op",
     ]
@@ -81,15 +83,16 @@ def current_rows(spark: SparkSession, path: str) -> DataFrame:
 
 
 def merge_statement(
-    path: str, fold: Fold, tracked: Sequence[int] | None, bounds: Bounds | None
+    path: str, fold: Fold, tracked: Sequence[int] | None, bounds: Bounds | None, epoch: int
 ) -> str:
     """Write the MERGE.
 
     Args:
+        epoch: of the changes.
         bounds: of a part of the table that holds every version to be ended.
     """
     fields = list(enumerate(fold.shape.fields))
-    ends = ["_valid_to", "_valid_to_lsn", "_is_current"]
+    ends = ["_valid_to", "_valid_to_lsn", "_valid_to_epoch", "_is_current"]
     updates = [f"t.{name} = s.{name.removeprefix('_')}" for name in ends]
     if tracked is not None:
         updates += [f"t.{identifier(f.name)} = s.c{i}" for i, f in fields if i not in tracked]
@@ -101,7 +104,7 @@ def merge_statement(
         f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_clause(values_by_name(fold.shape))}"
     )
     if fold.facts.truncates:
-        statement += f"\n{ending(fold.facts.truncates[0])}"
+        statement += f"\n{ending(fold.facts.truncates[0], epoch)}"
     return statement
 
 
@@ -142,12 +145,13 @@ class RangeOfVersions:
         return int(self.counted.get["altered"])
 
 
-def ending(truncate: Truncate) -> str:
+def ending(truncate: Truncate, epoch: int) -> str:
     """Write the clause that ends every other current version at a TRUNCATE."""
     first = truncate_struct(truncate)
     return (
         "WHEN NOT MATCHED BY SOURCE AND t._is_current THEN UPDATE SET "
-        f"t._valid_to = {first}.ts, t._valid_to_lsn = {first}.lsn, t._is_current = false"
+        f"t._valid_to = {first}.ts, t._valid_to_lsn = {first}.lsn, "
+        f"t._valid_to_epoch = {epoch}, t._is_current = false"
     )
 
 

@@ -42,10 +42,15 @@ SCD2_COLUMNS: SystemColumns = (
     ("_is_current", "BOOLEAN", "no change has ended this version"),
     ("_valid_from_lsn", "BIGINT", "commit_lsn of the change that made this version"),
     ("_valid_to_lsn", "BIGINT", "commit_lsn of the change that ended it; NULL while current"),
+    ("_valid_from_epoch", "INT", "epoch of _valid_from_lsn"),
+    ("_valid_to_epoch", "INT", "epoch of _valid_to_lsn; NULL while current"),
     ("_ordinal", "BIGINT", "position of the making change in its transaction; -1 for a copy"),
     ("_op", "STRING", "I insert, U update, S copied row"),
     _RESCUED,
 )
+
+# The system columns of a history that earlier releases did not write.
+EPOCH_COLUMNS = ("_valid_from_epoch", "_valid_to_epoch")
 
 
 @dataclass(frozen=True)

@@ -76,25 +76,29 @@ def build_versions(
     stored: DataFrame | None,
     fold: Fold,
     tracked: Sequence[int] | None,
+    epoch: int,
 ) -> DataFrame:
     """Find the versions that the events open, and what becomes of those of the table.
 
     Columns: the key, `c0` ..., `rescued`, `is_stored` (it is in the table already), `valid_from`,
-    `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `ordinal`, `op`, and `is_touched`:
-    false for a version that is in the table and stays as it is.
+    `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `valid_from_epoch`,
+    `valid_to_epoch`, `ordinal`, `op`, and `is_touched`: false for a version that is in the table
+    and stays as it is.
 
     Args:
         events: as `typed_events` gives them.
         stored: the table's current rows under the keys of the events, and others if need be; None
             when there are none.
         tracked: indexes of the fields whose change opens a version; None: all.
+        epoch: of the events.
     """
     keys = ", ".join(fold.key_columns)
     values = [*(f"c{i}" for i in range(len(fold.shape.fields))), "rescued"]
-    names = [*fold.key_columns, *values, *_COPIED]
-    rows = events.selectExpr(*names, "false AS is_stored")
+    names = [*fold.key_columns, *values, *_COPIED, "epoch"]
+    rows = events.selectExpr("*", f"{epoch} AS epoch").selectExpr(*names, "false AS is_stored")
     if stored is not None:
-        rows = rows.unionAll(stored_rows(stored, fold).selectExpr(*names, "true AS is_stored"))
+        there = stored_rows(stored, fold, "_valid_from_epoch AS epoch")
+        rows = rows.unionAll(there.selectExpr(*names, "true AS is_stored"))
     order = "is_stored DESC, lsn, ordinal, is_content"
     window = f"OVER (PARTITION BY {keys} ORDER BY {order})"
     truncates = fold.facts.truncates
@@ -152,6 +156,8 @@ def build_versions(
             "ended IS NULL AS is_current",
             "lsn AS valid_from_lsn",
             "ended.lsn AS valid_to_lsn",
+            "epoch AS valid_from_epoch",
+            f"IF(ended IS NULL, NULL, {epoch}) AS valid_to_epoch",
             "ordinal",
             "op",
             f"NOT is_stored OR ended IS NOT NULL OR {changed} AS is_touched",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.report import TableTarget
+from pgcdc_assets.merge.shape import EPOCH_COLUMNS
 from pgcdc_assets.merge.tuning import SMALL_BYTES, tune
 from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.epochs import Epoch
@@ -160,13 +161,15 @@ class _Check:
         self.row_count = counts.row_count
         self.violations[Rule.SEVERAL_CURRENT] = counts.several_current
         self.violations[Rule.WRONG_FLAG] = counts.wrong_flag
+        by_order = {Rule.OVERLAPPING: counts.overlapping, Rule.REVERSED: counts.reversed}
+        if is_ordered or set(EPOCH_COLUMNS) <= set(pinned.columns):
+            self.violations.update(by_order)
+        else:
+            self.not_judged.update(dict.fromkeys(by_order, _UNORDERED))
         if is_ordered:
-            self.violations[Rule.OVERLAPPING] = counts.overlapping
-            self.violations[Rule.REVERSED] = counts.reversed
             self.violations[Rule.UNEXPLAINED_ENDS] = counts.unexplained
         else:
-            by_lsn = (Rule.OVERLAPPING, Rule.REVERSED, Rule.UNEXPLAINED_ENDS)
-            self.not_judged.update(dict.fromkeys(by_lsn, _UNORDERED))
+            self.not_judged[Rule.UNEXPLAINED_ENDS] = _UNORDERED
         if 1 in self.table.scd:
             self._compare_kinds(pinned, epochs, touched_from, is_ordered)
 

@@ -1,9 +1,9 @@
 """Rules about the versions of each key, in an SCD2 table.
 
-In the order of (commit LSN, ordinal) a version ends at or before the beginning of the next one, and
-at most one is current. After a merge only the rows that it wrote or ended are looked at. All others
-began and ended before them, except versions that are still current: those are looked up by the keys
-that were touched.
+In the order of (epoch, commit LSN, ordinal) a version ends at or before the beginning of the next
+one, and at most one is current. After a merge only the rows that it wrote or ended are looked at.
+All others began and ended before them, except versions that are still current: those are looked up
+by the keys that were touched.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _OLDER_VIEW = "pgcdc_older_versions"
 # A pair of current rows is not counted as an overlap: it is another rule's.
 _OVERLAPS = (
     "following IS NOT NULL AND NOT (is_current AND following.is_current) AND "
-    "(to_lsn IS NULL OR to_lsn > following.from_lsn "
-    "OR (from_lsn = following.from_lsn AND ordinal = following.ordinal))"
+    "(to_lsn IS NULL "
+    "OR struct(to_epoch, to_lsn) > struct(following.from_epoch, following.from_lsn) "
+    "OR struct(from_epoch, from_lsn, ordinal) "
+    "= struct(following.from_epoch, following.from_lsn, following.ordinal))"
 )
 
 # SQL of what is counted, by name.
@@ -34,7 +36,8 @@ _COUNTED = {
     "several_current": "place = 1 AND current_rows > 1",
     "wrong_flag": "is_current <> (to_lsn IS NULL) OR is_open <> (to_lsn IS NULL)",
     "overlapping": _OVERLAPS,
-    "reversed": "NOT coalesce(from_lsn <= to_lsn, from_lsn IS NOT NULL)",
+    "reversed": "from_lsn IS NULL OR (to_lsn IS NOT NULL "
+    "AND struct(from_epoch, from_lsn) > struct(to_epoch, to_lsn))",
 }
 
 
@@ -42,7 +45,7 @@ _COUNTED = {
 class VersionCounts:
     """What was counted.
 
-    Where LSNs do not tell the order of the rows, only the first three say something.
+    Where neither LSNs nor stored epochs give the order of the rows, only the first three count.
 
     Attributes:
         row_count: rows looked at, without those that were looked up by key.
@@ -130,25 +133,38 @@ class VersionRules:
             rows = rows.where(f"_valid_from_lsn >= {lsn} OR _valid_to_lsn >= {lsn}")
         return rows.selectExpr(
             *self.key.expressions(),
+            f"{self._epoch('_valid_from_epoch')} AS from_epoch",
             "_valid_from_lsn AS from_lsn",
             "_ordinal AS ordinal",
+            f"{self._epoch('_valid_to_epoch', '_valid_from_epoch')} AS to_epoch",
             "_valid_to_lsn AS to_lsn",
             "_valid_to IS NULL AS is_open",
             "coalesce(_is_current, false) AS is_current",
         )
 
+    def _epoch(self, *columns: str) -> str:
+        """Write the SQL of an epoch; a table of an earlier release has none before its next merge.
+
+        An epoch that was never stored comes before all others.
+        """
+        if not set(columns) <= set(self.history.columns):
+            return "0"
+        return f"coalesce({', '.join(columns)}, 0)"
+
     def _in_order(self) -> str:
         of_key = f"PARTITION BY {self.key.listed}"
-        in_order = f"OVER ({of_key} ORDER BY from_lsn, ordinal, to_lsn NULLS LAST)"
+        in_order = f"OVER ({of_key} ORDER BY from_epoch, from_lsn, ordinal, to_lsn NULLS LAST)"
         return (
-            f"SELECT *, lead(struct(from_lsn, ordinal, is_current)) {in_order} AS following, "
+            f"SELECT *, lead(struct(from_epoch, from_lsn, ordinal, is_current)) {in_order} "
+            "AS following, "
             f"row_number() {in_order} AS place, "
             f"sum(IF(is_current, 1, 0)) OVER ({of_key}) AS current_rows FROM {_VIEW}"
         )
 
     def _is_end(self) -> str:
         return (
-            "to_lsn >= from_lsn AND (following IS NULL OR following.from_lsn > to_lsn) "
+            "struct(to_epoch, to_lsn) >= struct(from_epoch, from_lsn) AND (following IS NULL "
+            "OR struct(following.from_epoch, following.from_lsn) > struct(to_epoch, to_lsn)) "
             f"AND {self.judged}"
         )
 

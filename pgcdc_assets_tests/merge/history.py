@@ -102,6 +102,7 @@ class Landing:
     relations: Sequence[Relation]
     epoch: int = 1
     lsn: int = 0x1000
+    clock: dt.datetime = CLOCK
     windows: list[LsnWindow] = field(default_factory=list)
 
     @property
@@ -122,7 +123,7 @@ class Landing:
                     system_identifier="1",
                     timeline=1,
                     server_version=180004,
-                    created_at=CLOCK,
+                    created_at=self.clock,
                 )
             )
         self.describe()
@@ -173,7 +174,7 @@ class Landing:
             "commit_lsn": commit_lsn,
             "ordinal": ordinal,
             "xid": commit_lsn,
-            "commit_ts": CLOCK + dt.timedelta(microseconds=commit_lsn),
+            "commit_ts": self.clock + dt.timedelta(microseconds=commit_lsn),
             "origin": None,
             "op": change.op,
             "relation_id": change.relation_id,

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge.shape import EPOCH_COLUMNS
 from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets_tests.merge.history import Landing
 
@@ -71,3 +72,10 @@ def count_change_data(spark: SparkSession, path: str) -> int:
     version = log_of(path)[0]["version"]
     changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
     return changed.format("delta").load(path).count()
+
+
+def drop_epochs(spark: SparkSession, path: str) -> None:
+    """Make a history what earlier releases wrote: without the epochs of its LSNs."""
+    rows = spark.read.format("delta").load(path).drop(*EPOCH_COLUMNS)
+    writer = rows.write.format("delta").mode("overwrite").partitionBy("_is_current")
+    writer.option("overwriteSchema", "true").save(path)

@@ -34,6 +34,7 @@ from pgcdc_assets_tests.merge.history import (
     truncate,
     update,
 )
+from pgcdc_assets_tests.merge.one_table import drop_epochs
 from pgcdc_assets_tests.merge.random_history import RandomHistory, cut, random_relation
 from pgcdc_assets_tests.verify.merged_tables import BOTH, HISTORY, IMAGE, Merged
 from pgcdc_assets_tests.verify.plants import (
@@ -289,7 +290,7 @@ def test_a_truncate_and_a_copy_end_any_number_of_versions(
     assert not broken(tables.check_all(2, HISTORY))
 
 
-def test_where_an_epoch_begins_below_the_last_one_the_order_is_not_judged(
+def test_where_an_epoch_begins_below_the_last_one_the_stored_epochs_give_the_order(
     session: SparkSession, zone: RawZone
 ) -> None:
     landing = Landing(zone, [relation(column("id"), column("v", "text"))], lsn=0x5000)
@@ -303,9 +304,15 @@ def test_where_an_epoch_begins_below_the_last_one_the_order_is_not_judged(
     tables.merge(HISTORY)
     tables.since = (2, Lsn(0x1000))
     for found in (tables.check_merged(2, HISTORY), tables.check_all(2, HISTORY)):
-        assert set(found.not_judged) == BY_LSN
+        assert set(found.not_judged) == {Rule.UNEXPLAINED_ENDS}
         assert not broken(found)
-        assert set(found.violations) == {Rule.SEVERAL_CURRENT, Rule.WRONG_FLAG}
+    ended = tables.one(2, "id = 1 and not _is_current")
+    tables.change(2, ended, _valid_to_lsn="_valid_to_lsn + 1")
+    assert broken(tables.check_all(2, HISTORY)) == {Rule.OVERLAPPING: 1}
+    drop_epochs(session, tables.path(2))
+    found = tables.check_all(2, HISTORY)
+    assert set(found.not_judged) == BY_LSN
+    assert set(found.violations) == {Rule.SEVERAL_CURRENT, Rule.WRONG_FLAG}
 
 
 def test_rows_that_were_deleted_and_kept_are_not_compared(
