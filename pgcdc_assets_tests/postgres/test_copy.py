@@ -342,27 +342,9 @@ def _rows_of_running_copy(database: Database) -> int:
     return int(found[0][0]) if found else 50_000
 
 
-def test_a_copy_that_is_given_up_leaves_no_session_behind(database: Database) -> None:
-    database.execute(
-        "create table wide (id int primary key, note text); create publication pub for table wide"
-    )
-    database.execute(
-        "insert into wide select i, repeat('x', 1000) from generate_series(1, 100000) i"
-    )
-    settings = database.settings()
-    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
-        with query_connection(settings, "test") as conn:
-            [table] = published_tables(conn, "pub")
-        batches = copy_relation(
-            settings, table.relation, snapshot.snapshot_name, chunk_bytes=10_000
-        )
-        next(batches)
-        batches.close()
-    sessions = "select count(*) from pg_stat_activity where application_name = 'pgcdc copy test'"
-    assert database.value(sessions) == 0
-
-
-def test_a_copy_that_is_given_up_ends_the_servers_work(database: Database) -> None:
+def test_a_copy_that_is_given_up_ends_at_once_and_leaves_no_session_behind(
+    database: Database,
+) -> None:
     """Else whoever gives up would take all the rows that are left."""
     database.execute(
         "create table slow (id int primary key, note text); create publication pub for table slow"
@@ -383,3 +365,5 @@ def test_a_copy_that_is_given_up_ends_the_servers_work(database: Database) -> No
         began = time.monotonic()
         batches.close()
     assert time.monotonic() - began < 30
+    sessions = "select count(*) from pg_stat_activity where application_name = 'pgcdc copy test'"
+    assert database.value(sessions) == 0
