@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import threading
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -119,6 +121,18 @@ def test_nothing_goes_when_rows_that_were_landed_are_not_there(zone: RawZone) ->
         remove_windows(zone, 1, Lsn(1020), LATER)
     assert zone.changes.kept_from(1) is None
     assert starts(zone) == [1000, 1010, 1020, 1030]
+
+
+def test_windows_that_go_are_no_change_to_whoever_reads_the_table_as_a_stream(
+    zone: RawZone,
+) -> None:
+    land_days(zone, 4)
+    keep_up(zone, minimum_files=2)
+    remove_windows(zone, 1, Lsn(1020), LATER)
+    log = Path(zone.changes.table.uri, "_delta_log")
+    actions = [json.loads(line) for line in max(log.glob("*.json")).read_text().splitlines()]
+    files = [a.get("add") or a.get("remove") for a in actions if a.keys() & {"add", "remove"}]
+    assert [file["dataChange"] for file in files] == [False, False]
 
 
 def test_a_landing_that_began_before_windows_went_is_committed(zone: RawZone) -> None:
