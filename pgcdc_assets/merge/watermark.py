@@ -8,7 +8,7 @@ per epoch: LSNs of different epochs do not compare.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -40,6 +40,8 @@ OURS = ("pgcdc.", "delta.columnMapping.")
 BEGINS_WITH = "pgcdc.begins_with"
 
 _ATTEMPTS = 5
+
+_INTERVAL, _DEFAULT_INTERVAL = "delta.checkpointInterval", "10"
 _NULL_RESCUED = "null_count._rescued"
 
 
@@ -207,7 +209,24 @@ def settle(zone: RawZone, path: str) -> None:
             continue
         except (DeltaError, OSError):
             return
+        _keep_checkpoints(zone.lake, path, table)
         return
+
+
+def _keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
+    """Write the checkpoint that Spark leaves to the writer of a version.
+
+    Spark writes one in its own commits alone, at every tenth version. Where merges take the odd
+    versions and watermarks the even ones, there would never be one.
+
+    Args:
+        before: the table right before the watermark was recorded.
+    """
+    interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
+    if (before.version() + 1) % interval:
+        return
+    with suppress(DeltaError, OSError):
+        DeltaTable(path, storage_options=dict(lake.storage_options) or None).create_checkpoint()
 
 
 def advance_watermark(

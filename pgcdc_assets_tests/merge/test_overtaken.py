@@ -7,6 +7,7 @@ writes.
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from pgcdc_assets.merge import (
     watermark,
 )
 from pgcdc_assets.merge.one_table import IDLE_WINDOWS
+from pgcdc_assets.merge.sql import delta_table
 from pgcdc_assets.merge.watermark import read_watermark, table_path
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.rebuild import rebuild_table
@@ -379,6 +381,30 @@ def test_a_merge_adds_one_commit_without_rows_to_the_log(
     landing.land(_BAG.first)
     merge(spark, landing, _BAG.target)
     assert DeltaTable(path).version() == before + 2
+
+
+def test_a_log_whose_merges_take_the_odd_versions_gets_checkpoints(
+    spark: SparkSession, zone: RawZone, tmp_path: Path
+) -> None:
+    """Spark writes a checkpoint for its own commits alone; deletion vectors are in ours too."""
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin(_COPIED)
+    landing.land([])
+    table = delta_table(path := merge(spark, landing, _ITEMS).path)
+    spark.sql(f"DELETE FROM {table} WHERE id = 2")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
+    assert DeltaTable(path).version() % 2 == 0
+    landing.land([update("3", "C", unchanged=()), update("1", None, unchanged=(1,))])
+    merge(spark, landing, _ITEMS)
+    version = DeltaTable(path).version()
+    assert Path(path, "_delta_log", f"{version:020d}.checkpoint.parquet").exists()
+    copied = shutil.copytree(path, tmp_path / "copied")
+    for entry in Path(copied, "_delta_log").glob("*.json"):
+        if int(entry.stem) < version:
+            entry.unlink()
+    rows = spark.read.format("delta").load(str(copied)).select("id", "v").collect()
+    assert sorted(map(tuple, rows)) == [(1, "a"), (3, "C")]
+    assert read_watermark(zone.lake, "test", "shop", "items", 1) == (1, landing.windows[-1].end)
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 3, 4))])
