@@ -10,8 +10,7 @@ is (commit_lsn, ordinal), and nothing else.
 Columns of an events frame: `k0`, `k1` ... the typed key (and `r0` ... where the type cannot hold
 every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`, `op`, `is_content`,
 `tuple` (the texts in the newest layout; NULL for a departure) and, where the changes need it,
-`unknown` (the fields that this change does not say: unchanged TOAST), `is_arrival`, `is_move` and
-the key before, `p0`, `q0` ...
+`unknown` (the fields that this change does not say: unchanged TOAST), `is_arrival` and `is_move`.
 """
 
 from __future__ import annotations
@@ -76,11 +75,6 @@ class Fold:
     def key_columns(self) -> tuple[str, ...]:
         """The events' columns that together are the key."""
         return self.named("k", "r")
-
-    @property
-    def previous_columns(self) -> tuple[str, ...]:
-        """The events' columns that together are the key before a key change."""
-        return self.named("p", "q")
 
     def named(self, typed: str, rescued: str) -> tuple[str, ...]:
         """Name one column per key field, and one more where its type may not hold the text."""
@@ -223,14 +217,11 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
             f"nullif(array_compact(array({unknown})), CAST(array() AS ARRAY<INT>)) AS unknown",
             f"(op = 'I' OR {key_changes}) AS is_arrival",
             f"{key_changes} AS is_move",
-            *fold.key_values("p", "q", lambda i: f"IF({key_changes}, {fold.old_text(i)}, NULL)"),
         ]
-        nothing = fold.key_values("p", "q", lambda i: "CAST(NULL AS STRING)")
         left += [
             "CAST(NULL AS ARRAY<INT>) AS unknown",
             "false AS is_arrival",
             "false AS is_move",
-            *nothing,
         ]
     events = changes.where("op IN ('I', 'U', 'D')").selectExpr(*own)
     if fold.facts.has_old_tuples:

@@ -22,10 +22,8 @@ from pgcdc_assets.merge.fence import Step
 from pgcdc_assets.merge.rows import CopiedRows, target_columns, typed
 from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import delta_table, identifier
-from pgcdc_assets.merge.versions import (
-    stored_rows,
-    truncate_struct,
-)
+from pgcdc_assets.merge.truncates import truncate_sql
+from pgcdc_assets.merge.versions import stored_rows
 from pgcdc_assets.merge.writing import (
     SOURCE_VIEW,
     create_or_replace,
@@ -147,7 +145,7 @@ class RangeOfVersions:
 
 def ending(truncate: Truncate, epoch: int) -> str:
     """Write the clause that ends every other current version at a TRUNCATE."""
-    first = truncate_struct(truncate)
+    first = truncate_sql(truncate)
     return (
         "WHEN NOT MATCHED BY SOURCE AND t._is_current THEN UPDATE SET "
         f"t._valid_to = {first}.ts, t._valid_to_lsn = {first}.lsn, "

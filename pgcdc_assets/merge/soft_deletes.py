@@ -16,12 +16,8 @@ from pgcdc_assets.merge.events import Fold
 from pgcdc_assets.merge.facts import Truncate
 from pgcdc_assets.merge.rows import CopiedRows
 from pgcdc_assets.merge.sql import delta_table
-from pgcdc_assets.merge.versions import (
-    Touched,
-    next_truncate,
-    stored_rows,
-    typed_events,
-)
+from pgcdc_assets.merge.truncates import count_before_sql, next_truncate_sql
+from pgcdc_assets.merge.versions import Touched, stored_rows, typed_events
 from pgcdc_assets.merge.writing import SOURCE_VIEW, insert_clause, values_by_name
 
 
@@ -80,10 +76,11 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
     gone = "coalesce(gone_at, left_at)"
     truncates = fold.facts.truncates
     if truncates:
-        gone = f"coalesce(gone_at, least(left_at, {next_truncate(truncates)}.lsn))"
+        gone = f"coalesce(gone_at, least(left_at, {next_truncate_sql(truncates, 'seg')}.lsn))"
     last = (
         rows.selectExpr("*", f"lead(lsn) {forward} AS left_at", f"row_number() {backward} AS age")
         .where("is_content AND age = 1")
+        .selectExpr("*", f"{count_before_sql(truncates)} AS seg")
         .selectExpr(*kept, "is_stored", "gone_at", f"{gone} AS deleted_at_lsn")
     )
     return last.where(

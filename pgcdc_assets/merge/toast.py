@@ -3,11 +3,14 @@
 An update sends `unchanged` instead of a value that is stored out of line and was not touched; NULL
 would be wrong, and so would any value that another row had under this key. A *stay* is the time
 that one row spends at one key: it begins with an insert, with a key change that brings the row
-here, or before the range. Within a stay the value is the last one that was said. If the stay says
-nothing, the row is followed to the key it came from, as it stood just before it left, and so on:
-one join per step, and only for the rows concerned. If the row was there before the range, the table
-has the value: under the row's own key the MERGE itself takes it, and under another key (`o0` ...)
-the row is fetched first.
+here, or before the range. Within a stay the value is the last one that was said.
+
+If the stay says nothing, an earlier stay of the same row may. Stays and key changes form chains: a
+key change begins a stay, and the departure at its position ends the stay before. Each chain is
+found by doubling: after n joins every key change knows the one that is 2^n changes before it, or
+the first of its chain. One window over each chain then gives the last value said. If the row was
+there before the range, the table has the value: under the row's own key the MERGE itself takes it,
+and under another key (`o0` ...) the row is fetched first.
 
 REPLICA IDENTITY FULL never comes here: its old tuple has the value (`events.Fold.new_text`).
 """
@@ -15,22 +18,25 @@ REPLICA IDENTITY FULL never comes here: its old tuple has the value (`events.Fol
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from pgcdc_assets.merge.events import Fold
 
 _PAST = "ORDER BY commit_lsn, ordinal, is_content ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+_HERE = "struct(commit_lsn AS lsn, ordinal AS ordinal)"
+# The event that a key change leaves under the old key.
+_HAS_LEFT = "(op = 'U' AND NOT is_content)"
+_BEGAN = "struct(stay.lsn AS lsn, stay.ordinal AS ordinal)"
+_IS_MOVED = "coalesce(stay.is_move, false)"
 
 
 def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
     """Add, per field that is ever left out, the last value said in the same stay.
 
-    Adds `stay` (where it began, and the key before; NULL if before the range) and `v3` ... (a
-    struct with the text; NULL if unknown), and keeps in `unknown` only what stays unknown.
+    Adds `stay` (where it began, and whether by a key change; NULL if before the range) and `v3` ...
+    (a struct with the text; NULL if unknown), and keeps in `unknown` only what stays unknown.
     """
     keys = ", ".join(fold.key_columns)
-    previous = ", ".join(fold.previous_columns)
-    start = f"struct(commit_lsn AS lsn, ordinal AS ordinal, is_move, {previous})"
+    start = "struct(commit_lsn AS lsn, ordinal AS ordinal, is_move)"
     stay = f"IF(is_arrival, {start}, NULL)"
     stays = events.selectExpr("*", f"last({stay}, true) OVER (PARTITION BY {keys} {_PAST}) AS stay")
     values = []
@@ -53,82 +59,66 @@ def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> Data
         winners: the events wanted, one or several of a key.
         known: all events as `with_known_values` gave them.
     """
-    keys = fold.key_columns
-    origin, wanted = fold.named("o", "u"), fold.named("w", "x")
-    previous = fold.previous_columns
+    keys, origin = fold.key_columns, fold.named("o", "u")
     nothing = [f"CAST(NULL AS {winners.schema[k].dataType.simpleString()})" for k in keys]
     empty = [f"{null} AS {o}" for null, o in zip(nothing, origin, strict=True)]
     empty.append("false AS is_elsewhere")
     if not fold.facts.has_old_tuples:
         return winners.selectExpr("*", *empty)
-    travels = "(unknown IS NOT NULL AND coalesce(stay.is_move, false))"
+    travels = f"(unknown IS NOT NULL AND {_IS_MOVED})"
     settled = winners.where(f"NOT {travels}").selectExpr("*", *empty)
-    columns = settled.columns
-    moving = winners.where(travels).selectExpr(
-        "*",
-        *empty,
-        *(f"stay.{p} AS {w}" for p, w in zip(previous, wanted, strict=True)),
-        "stay.lsn AS before_lsn",
-        "stay.ordinal AS before_ordinal",
+    names = winners.columns
+    moving = winners.where(travels).selectExpr("*", f"{_BEGAN} AS at", "false AS has_left")
+    left = known.where(_HAS_LEFT).selectExpr(*names, f"{_HERE} AS at", "true AS has_left")
+    chains = moving.unionByName(left).join(_find_chains(known), on="at")
+    past = f"OVER (PARTITION BY chain {_PAST})"
+    # Only the first key change of a chain may have left a row that was there before the range.
+    before = f"IF(has_left AND stay IS NULL, struct({', '.join(keys)}), NULL)"
+    filled = (
+        chains.selectExpr(
+            *(name for name in names if name not in _values(fold)),
+            "has_left",
+            *(f"last(v{i}, true) {past} AS v{i}" for i in fold.unknown),
+            f"last({before}, true) {past} AS before",
+        )
+        .where("NOT has_left")
+        .selectExpr(
+            *(name for name in names if name != "unknown"),
+            f"{_still_unknown(fold)} AS unknown",
+            "before",
+        )
     )
-    moving = moving.localCheckpoint()
-    steps = known.where("is_content").selectExpr(
-        *(f"{k} AS h_{k}" for k in keys),
-        "commit_lsn AS h_lsn",
-        "ordinal AS h_ordinal",
-        "stay AS h_stay",
-        *(f"v{i} AS h_v{i}" for i in fold.unknown),
+    is_elsewhere = "(unknown IS NOT NULL AND before IS NOT NULL)"
+    return settled.unionByName(
+        filled.selectExpr(
+            *names,
+            *(
+                f"IF({is_elsewhere}, before.{key}, NULL) AS {o}"
+                for key, o in zip(keys, origin, strict=True)
+            ),
+            f"{is_elsewhere} AS is_elsewhere",
+        )
     )
-    while not moving.isEmpty():
-        moving = _step(moving, steps, fold, columns).localCheckpoint()
-        settled = settled.unionByName(moving.where("before_lsn IS NULL").select(*columns))
-        moving = moving.where("before_lsn IS NOT NULL")
-    return settled
 
 
-def _step(moving: DataFrame, steps: DataFrame, fold: Fold, columns: list[str]) -> DataFrame:
-    """Follow each row to the key it came from, as it stood just before it left."""
-    keys, previous = fold.key_columns, fold.previous_columns
-    origin, wanted = fold.named("o", "u"), fold.named("w", "x")
-    met = " AND ".join(f"{w} <=> h_{k}" for w, k in zip(wanted, keys, strict=True))
-    earlier = "struct(h_lsn, h_ordinal) < struct(before_lsn, before_ordinal)"
-    joined = moving.join(steps, on=F.expr(f"{met} AND {earlier}"), how="left")
-    age = (
-        f"row_number() OVER (PARTITION BY {', '.join(keys)}, commit_lsn, ordinal "
-        "ORDER BY h_lsn DESC NULLS LAST, h_ordinal DESC)"
+def _find_chains(known: DataFrame) -> DataFrame:
+    """Find for the position of each key change, `at`, the first one of its chain, `chain`."""
+    reached = known.where(_HAS_LEFT).selectExpr(
+        f"{_HERE} AS at",
+        f"IF({_IS_MOVED}, {_BEGAN}, {_HERE}) AS chain",
+        f"NOT {_IS_MOVED} AS is_first",
     )
-    found = joined.selectExpr("*", f"{age} AS age").where("age = 1")
-    rest = [
-        name for name in columns if name not in {"unknown", "is_elsewhere", *origin, *_values(fold)}
-    ]
-    filled = found.selectExpr(
-        *rest,
-        *wanted,
-        "h_lsn",
-        "h_stay",
-        *(f"coalesce(v{i}, h_v{i}) AS v{i}" for i in fold.unknown),
-        "unknown",
-    ).selectExpr(
-        *rest,
-        *wanted,
-        "h_lsn",
-        "h_stay",
-        *_values(fold),
-        f"{_still_unknown(fold)} AS unknown",
-    )
-    from_table = "(unknown IS NOT NULL AND (h_lsn IS NULL OR h_stay IS NULL))"
-    goes_on = "(unknown IS NOT NULL AND coalesce(h_stay.is_move, false))"
-    names = [*columns, *wanted, "before_lsn", "before_ordinal"]
-    return filled.selectExpr(
-        *rest,
-        "unknown",
-        *_values(fold),
-        *(f"IF({from_table}, {w}, NULL) AS {o}" for w, o in zip(wanted, origin, strict=True)),
-        *(f"IF({goes_on}, h_stay.{p}, NULL) AS {w}" for p, w in zip(previous, wanted, strict=True)),
-        f"{from_table} AS is_elsewhere",
-        f"IF({goes_on}, h_stay.lsn, NULL) AS before_lsn",
-        f"IF({goes_on}, h_stay.ordinal, NULL) AS before_ordinal",
-    ).select(*names)
+    reached = reached.localCheckpoint()
+    while not reached.where("NOT is_first").isEmpty():
+        further = reached.selectExpr(
+            "at AS chain", "chain AS next_chain", "is_first AS next_is_first"
+        )
+        reached = (
+            reached.join(further, on="chain")
+            .selectExpr("at", "next_chain AS chain", "next_is_first AS is_first")
+            .localCheckpoint()
+        )
+    return reached.select("at", "chain")
 
 
 def _values(fold: Fold) -> list[str]:

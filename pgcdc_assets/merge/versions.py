@@ -20,11 +20,11 @@ from pyspark.sql import functions as F
 
 from pgcdc_assets.merge.bounds import Bounds, key_bounds
 from pgcdc_assets.merge.events import Fold, build_bag, build_events
-from pgcdc_assets.merge.facts import Truncate
 from pgcdc_assets.merge.rows import typed
 from pgcdc_assets.merge.shape import TableShape
 from pgcdc_assets.merge.sql import identifier, string
 from pgcdc_assets.merge.toast import follow_key_changes, with_known_values
+from pgcdc_assets.merge.truncates import count_before_sql, next_truncate_sql
 from pgcdc_assets.merge.unknown import fetch_unknown, value_or_error
 from pgcdc_assets.merge.winners import left_in_bag
 
@@ -118,7 +118,7 @@ def build_versions(
         rows.selectExpr(
             *names,
             "is_stored",
-            f"{_segment(truncates)} AS seg",
+            f"{count_before_sql(truncates)} AS seg",
             *(f"{part} AS s{n}" for n, part in enumerate(parts) if part not in values),
         )
         .selectExpr(
@@ -130,6 +130,7 @@ def build_versions(
         .selectExpr(
             *names,
             "is_stored",
+            "seg",
             f"NOT (is_content AND coalesce(follows_content AND last_seg = seg, false){is_same}) "
             "AS starts",
         )
@@ -143,7 +144,7 @@ def build_versions(
     )
     ended = "next_at"
     if truncates:
-        ended = f"least(next_at, {next_truncate(truncates)})"
+        ended = f"least(next_at, {next_truncate_sql(truncates, 'seg')})"
     return (
         started.selectExpr("*", f"{ended} AS ended")
         .where("is_content")
@@ -223,7 +224,7 @@ def _untangled(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFram
         "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
     )
     marked = (
-        rows.selectExpr("*", f"{_segment(fold.facts.truncates, 'commit_lsn')} AS seg")
+        rows.selectExpr("*", f"{count_before_sql(fold.facts.truncates, 'commit_lsn')} AS seg")
         .selectExpr("*", f"{held} NOT IN (0, 1) AS is_odd")
         .where("NOT is_stored")
         .selectExpr(
@@ -288,33 +289,6 @@ def under_touched_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFr
     touched = events.select(*fold.key_columns).distinct()
     return rows.alias("t").join(
         touched.alias("s"), on=F.expr(fold.same_key("k", "r")), how="left_semi"
-    )
-
-
-def _segment(truncates: Sequence[Truncate], lsn: str = "lsn") -> str:
-    """Write the SQL of how many TRUNCATEs came before a row."""
-    if not truncates:
-        return "0"
-    before = f"t.lsn < {lsn} OR (t.lsn = {lsn} AND t.ordinal < ordinal)"
-    return f"IF(is_stored, 0, size(filter({_array(truncates)}, t -> {before})))"
-
-
-def next_truncate(truncates: Sequence[Truncate]) -> str:
-    """Write the SQL of the first TRUNCATE after a row."""
-    after = "is_stored OR t.lsn > lsn OR (t.lsn = lsn AND t.ordinal > ordinal)"
-    return f"array_min(filter({_array(truncates)}, t -> {after}))"
-
-
-def _array(truncates: Sequence[Truncate]) -> str:
-    return f"array({', '.join(map(truncate_struct, truncates))})"
-
-
-def truncate_struct(truncate: Truncate) -> str:
-    """Write the SQL of a TRUNCATE's position and time."""
-    micros = round(truncate.commit_ts.timestamp() * 1_000_000)
-    return (
-        f"named_struct('lsn', {truncate.commit_lsn}L, 'ordinal', {truncate.ordinal}L, "
-        f"'ts', timestamp_micros({micros}))"
     )
 
 

@@ -1,0 +1,69 @@
+"""Values that were left out as unchanged TOAST, in rows that change their keys often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.merge.history import Change, Landing, Versions, column, relation, update
+from pgcdc_assets_tests.merge.one_table import merge
+
+pytestmark = pytest.mark.spark
+
+MOVES = 40
+KEYS = 7
+
+
+def _moves() -> list[Change]:
+    """Two rows that follow each other through the same keys; the second says its value midway."""
+    changes = []
+    for number in range(MOVES):
+        for row, at in ((1, number + 3), (2, number)):
+            old, new = str(at % KEYS), str((at + 1) % KEYS)
+            is_said = row == 2 and number == MOVES // 2
+            changes.append(
+                update(
+                    new,
+                    "said midway" if is_said else None,
+                    str(number),
+                    old=(old, None, None),
+                    unchanged=() if is_said else (1,),
+                )
+            )
+    return changes
+
+
+def test_a_row_that_moves_forty_times_keeps_its_value_at_the_cost_of_a_few_jobs(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key changes are followed by doubling, not one after the other."""
+    landing = Landing(
+        zone, [relation(column("id"), column("doc", "text"), column("n"), key=("id",))]
+    )
+    copied = [["3", "first", "-1"], ["0", "second", "-1"]]
+    landing.begin(copied)
+    expected = Versions(key=(0,))
+    expected.copy(copied, landing.lsn)
+    transactions = [[change] for change in _moves()]
+    for number, changes in enumerate(transactions):
+        expected.apply(changes, landing.lsn + 0x10 * number)
+    landing.land(*transactions)
+
+    frame, computed = type(spark.range(1)), []
+    checkpoint = frame.localCheckpoint
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        computed.append(arguments)
+        return checkpoint(*arguments, **more)
+
+    monkeypatch.setattr(frame, "localCheckpoint", counted)
+    report = merge(spark, landing, TableTarget("shop", "items", (2,)))
+    assert 1 < len(computed) <= MOVES.bit_length() + 1
+    rows = [tuple(row) for row in spark.read.format("delta").load(report.path).collect()]
+    wanted = [(int(v.row[0] or 0), v.row[1], int(v.row[2] or 0)) for v in expected.all]
+    assert sorted(row[:3] for row in rows) == sorted(wanted)
+    assert {row[1] for row in wanted} == {"first", "second", "said midway"}
