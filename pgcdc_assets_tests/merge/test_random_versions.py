@@ -6,13 +6,13 @@ import random
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, TableTarget, lasting, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
+from pgcdc_assets_tests.merge.one_table import log_of
 from pgcdc_assets_tests.merge.random_history import (
     KEY,
     RandomHistory,
@@ -83,7 +83,7 @@ def test_writing_the_range_of_the_changes_anew_gives_the_same_versions(
     bound_merges(monkeypatch)
     monkeypatch.setattr(lasting, "REPLACED_PER_CHANGE", 1_000_000)
     report = _try_histories(spark, zone, identity, False, (3, 3), tracked)
-    log = DeltaTable(report.path).history()
+    log = log_of(report.path)
     assert [entry["operation"] for entry in reversed(log)][1:] == ["WRITE"] * 3
 
 
