@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from pgcdc_assets.errors import RawZoneError, SlotAdvanced, SlotMissing
+from pgcdc_assets.errors import RawZoneError, SlotAdvanced, SlotLost, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.watermark import advance_watermark, table_path
 from pgcdc_assets.orchestration.checks import SLOT_HEALTH
@@ -234,6 +234,16 @@ def test_an_unreserved_slot_is_warned_of_by_the_tick_the_check_and_the_preflight
     assert evaluation.metadata["wal_status"].value == "unreserved"
     assert "warning: " in problems_in(found)["slot", None]
     assert "is unreserved" in problems_in(found)["slot", None]
+
+
+def test_a_lost_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
+    """B11."""
+    orchestrated.copy()
+    with unreserved_slot(orchestrated):
+        orchestrated.database.execute("checkpoint")
+        with pytest.raises(Exception) as caught:
+            orchestrated.tick("lag")
+    assert isinstance(root_cause(caught.value), SlotLost)
 
 
 def test_the_slot_s_health_is_judged_by_the_tick_and_on_demand(orchestrated: Orchestrated) -> None:
