@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +180,13 @@ def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -
             windows=WindowPolicy(max_age_seconds=0, retry_seconds=0),
         ),
     )
+
+
+@pytest.fixture
+def going_on(orchestrated: Orchestrated) -> Orchestrated:
+    """A capture with its copies made, whose runs go on for up to a minute."""
+    policy = WindowPolicy(max_age_seconds=0.2, retry_seconds=0, run_seconds=60)
+    capture = replace(orchestrated.capture, windows=policy)
+    made = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, capture)
+    made.copy()
+    return made
