@@ -250,11 +250,18 @@ def _overwrite(
     for field in StructType.fromJson({"fields": list(owned.fields)}):
         if folded(field.name) not in known:
             metadata = {k: v for k, v in field.metadata.items() if not k.startswith("delta.")}
-            theirs.append(F.lit(None).cast(field.dataType).alias(field.name, metadata=metadata))
+            column = F.col(identifier(field.name))
+            theirs.append(column.alias(field.name, metadata=metadata))
+    ours = [F.col(identifier(name)) for name in rows.columns]
+    if theirs:
+        # Over Spark Connect a cast to a string type names its collation, which delta-rs refuses.
+        # So the types come from the table.
+        empty = spark.read.format("delta").load(path).where("false").select(*theirs)
+        rows = rows.unionByName(empty, allowMissingColumns=True)
     described = spark.sql(f"DESCRIBE DETAIL {delta_table(path)}").collect()[0]
     clustered_by = [name for name in described["clusteringColumns"] if folded(name) in known]
     (
-        rows.select("*", *theirs)
+        rows.select(*ours, *theirs)
         .write.format("delta")
         .mode("overwrite")
         .option("overwriteSchema", "true")

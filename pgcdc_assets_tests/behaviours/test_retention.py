@@ -143,7 +143,7 @@ def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
     shutil.rmtree(path)
     failure = pipeline.merge(None, HISTORY)["t"]
     assert isinstance(failure, MergeFailure)
-    assert "snapshot asset" in str(failure.error)
+    assert "pgcdc resnapshot NAME public.t" in str(failure.error)
 
     pipeline.copy("t")
     pipeline.database.execute("update t set v = 'new' where id = 1")

@@ -217,11 +217,14 @@ def test_the_watermark_is_in_the_commit_of_the_rows(spark: SparkSession, zone: R
     landing.begin([("1", "a")])
     for changes in ([insert("2", "b")], [truncate(), insert("1", "c")]):
         report = _merge(spark, zone, landing.land(changes))
-        log = sorted((Path(report.path) / "_delta_log").glob("*.json"))[-1]
-        actions = [json.loads(line) for line in log.read_text().splitlines()]
-        assert any("add" in action for action in actions)
-        versions = [action["txn"]["version"] for action in actions if "txn" in action]
-        assert versions == [landing.windows[-1].end]
+        logs = sorted((Path(report.path) / "_delta_log").glob("*.json"))
+        commits = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
+        written = [c for c in commits if any("add" in action for action in c)][-1]
+        (info,) = [action["commitInfo"] for action in written if "commitInfo" in action]
+        recorded = json.loads(info["userMetadata"])["pgcdc"]
+        assert (recorded["epoch"], Lsn.parse(recorded["watermark"])) == (1, landing.windows[-1].end)
+        versions = {a["txn"]["appId"]: a["txn"]["version"] for a in commits[-1] if "txn" in a}
+        assert versions[zone.app_id(1)] == landing.windows[-1].end
 
 
 def test_tables_merged_side_by_side_keep_their_own_watermarks(
