@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.orchestration.settings import (
     CdcCapture,
     CdcTable,
@@ -47,6 +48,7 @@ def capture_of(metadata: Any) -> CdcCapture:
             "stream": StreamPolicy(**data["stream"]),
             "retention": RetentionPolicy(**data["retention"]),
             "checks": CheckPolicy(**data.get("checks", {})),
+            "merge_step": StepLimit(**data.get("merge_step", {})),
         }
     )
 

@@ -86,11 +86,12 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: 
 
 def _explained(failures: Sequence[Exception]) -> str:
     """Join the sentences of several tables' errors; of very many the first ones."""
-    sentences = list(dict.fromkeys(sentence_of(error).rstrip(".") for error in failures))
+    sentences = list(dict.fromkeys(map(sentence_of, failures)))
     left_out = len(sentences) - _EXPLAINED
     if left_out > 0:
         sentences[_EXPLAINED:] = [f"And {left_out} more: see pgcdc status"]
-    return ". ".join(sentences)
+    # The last one ends as it does: a command that it names is not followed by a dot.
+    return ". ".join([*(sentence.rstrip(".") for sentence in sentences[:-1]), *sentences[-1:]])
 
 
 def sentence_of(error: Exception) -> str:
