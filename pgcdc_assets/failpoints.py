@@ -16,6 +16,7 @@ AFTER_DELTA_COMMIT = "after_delta_commit"
 AFTER_STATUS_PACKET = "after_status_packet"
 MID_STREAM = "mid_stream"
 AFTER_COLUMNS_ADDED = "after_columns_added"
+AFTER_MERGE_STEP = "after_merge_step"
 
 _passed: dict[str, int] = {}
 

@@ -65,7 +65,9 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
     plan, state = work.plan, work.state
     counts = Counts()
     target_bytes = state.size_bytes if state is not None else 0
-    tune(spark, _rows_to_handle(work), target_bytes, plan.change_bytes)
+    tune(
+        spark, _rows_to_handle(work), target_bytes, plan.change_bytes + _compared_bytes(zone, work)
+    )
     kind = choose_kind(spark, zone, work)
     if state is not None:
         check_unmoved(zone, work.path, state)
@@ -102,6 +104,17 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         row_count=state.row_count,
         seconds=time.monotonic() - started,
     )
+
+
+def _compared_bytes(zone: RawZone, work: TableWork) -> int:
+    """Count the bytes of a copy that a shuffle compares with the table's rows, and of these rows.
+
+    They are taken to be as many as the copy's. Where the copy replaces the rows, none is compared.
+    """
+    plan = work.plan
+    if plan.copy is None or work.state is None or not plan.target.keeps_history(work.scd):
+        return 0
+    return 2 * zone.snapshots.size_bytes(plan.copy)
 
 
 def _rows_to_handle(work: TableWork) -> int:

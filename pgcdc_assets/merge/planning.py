@@ -16,8 +16,8 @@ from pgcdc_assets.raw.summary import WindowSummary
 Landed = Callable[[int], Sequence[WindowSummary]]
 Sizes = Callable[[int, Lsn, Lsn], Sequence[RowGroup]]
 
-# Below so many bytes of WAL the changes are few enough for any step.
-_SMALL_BYTES = 32 * 1024 * 1024
+# Text in WAL is compressed to 1/255 at best (by lz4): below so many bytes it is less than 32 MB.
+_SMALL_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True)

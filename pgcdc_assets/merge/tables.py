@@ -14,6 +14,7 @@ from queue import SimpleQueue
 
 from pyspark.sql import SparkSession
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import (
     DefiniteError,
@@ -82,6 +83,7 @@ class _Merge:
         """Merge one table, step by step: up to the limit of a step, or up to the next copy."""
         report = self._step(spark, work)
         while not work.plan.is_last:
+            failpoints.reach(failpoints.AFTER_MERGE_STEP)
             work = self._following(work)
             report = report.followed_by(self._step(spark, work))
         return report

@@ -1,12 +1,13 @@
-"""How many bytes of changes the row groups of `raw/changes` hold, by the footers of their files.
+"""How many bytes the row groups of the raw zone hold, by the footers of their files.
 
-A row group has one relation, or several small ones (`layout.py`), so that its statistics say whose
-changes it may hold. The log of the table knows the size of whole files only, and compressed.
+A row group of changes has one relation, or several small ones (`layout.py`), so that its statistics
+say whose changes it may hold. The log of the table knows the size of whole files only, and
+compressed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow.parquet as pq
@@ -63,11 +64,8 @@ class RowGroups:
         return self._known[path]
 
     def _read(self, path: str) -> list[RowGroup]:
-        store = filesystem(self.table.lake, self.table.uri)
-        try:
-            with pq.ParquetFile(path, filesystem=store) as file:
-                footer = file.metadata
-        except OSError:
+        footer = _footer(self.table, path)
+        if footer is None:
             return []
         names = footer.schema.names
         at = [names.index(name) for name in _PLACES]
@@ -79,3 +77,22 @@ class RowGroups:
                 schemas, tables, lsns = ((s.min, s.max) for s in found)
                 groups.append(RowGroup(schemas, tables, lsns, group.total_byte_size))
         return groups
+
+
+def uncompressed_bytes(table: RawTable, paths: Iterable[str]) -> int:
+    """Count the bytes of files' columns, not compressed; a file that cannot be read has none."""
+    footers = [_footer(table, path) for path in paths]
+    return sum(
+        footer.row_group(number).total_byte_size
+        for footer in footers
+        if footer is not None
+        for number in range(footer.num_row_groups)
+    )
+
+
+def _footer(table: RawTable, path: str) -> pq.FileMetaData | None:
+    try:
+        with pq.ParquetFile(path, filesystem=filesystem(table.lake, table.uri)) as file:
+            return file.metadata
+    except OSError:
+        return None

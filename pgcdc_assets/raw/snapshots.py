@@ -18,6 +18,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.layout import gathered
 from pgcdc_assets.raw.reading import DataFile, data_files
+from pgcdc_assets.raw.sizes import uncompressed_bytes
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 CopyIdentity = tuple[int, Lsn, str, str]
@@ -134,6 +135,13 @@ class SnapshotStore:
             row_count = part.row_count + (known.row_count if known is not None else 0)
             copies[part.identity] = replace(part, row_count=row_count)
         return [copies[key] for key in sorted(copies) if epoch in (None, key[0])]
+
+    def size_bytes(self, copy: Copy) -> int:
+        """Count the bytes of a copy's rows, not compressed, by the footers of its files."""
+        loaded = self.table.load()
+        files = [] if loaded is None else data_files(loaded)
+        own = [file.path for file in files if copy_of(file).identity == copy.identity]
+        return uncompressed_bytes(self.table, own)
 
     def times(self) -> dict[CopyIdentity, dt.datetime]:
         """Say when copies were taken, as far as their commits do."""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,19 +15,46 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables, tables
+from pgcdc_assets.merge import (
+    MergeFailure,
+    MergeReport,
+    TableTarget,
+    merge_tables,
+    one_table,
+    tables,
+)
 from pgcdc_assets.merge.report import StepLimit
-from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.merge.session import own_sessions
+from pgcdc_assets.merge.watermark import read_watermark, table_path
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Landing, column, insert, relation, update
-from pgcdc_assets_tests.merge.one_table import log_of
+from pgcdc_assets_tests.merge.one_table import log_of, merge
+from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = pytest.mark.spark
 
 WINDOWS = 50
 PER_STEP = 25
 BOTH = TableTarget("shop", "items", (1, 2))
+MEGABYTE = 1024 * 1024
+
+_MERGE = """
+import sys
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge import TableTarget, merge_tables
+from pgcdc_assets.merge.report import StepLimit
+from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+
+lake, name, window, changes = sys.argv[1:]
+spark = spark_session("steps", conf={"spark.master": "local[2]", "spark.ui.enabled": "false"})
+target = TableTarget(*name.split("."), scd=(2,))
+zone, limit = RawZone(Lake(lake), "test"), StepLimit(changes=int(changes))
+(report,) = merge_tables(spark, zone, [target], LsnWindow.parse(window), limit=limit)
+print(report.steps, report.row_count)
+"""
 
 
 @pytest.fixture
@@ -47,9 +80,6 @@ def _rows(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
 
 def _steps(path: str, app_id: str) -> list[int]:
     """The watermarks that the table's commits carry, oldest first."""
-    import json
-    from pathlib import Path
-
     marks = []
     for entry in sorted(Path(path, "_delta_log").glob("*.json")):
         for line in entry.read_text().splitlines():
@@ -108,6 +138,93 @@ def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
     rows = spark.read.format("delta").load(report.path)
     assert rows.count() == 2 * WINDOWS + 1
     assert rows.where("_is_current").count() == WINDOWS + 1
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_a_process_that_is_killed_between_two_steps_has_committed_the_first_one(
+    far_behind: Landing,
+) -> None:
+    """A process of its own, and the next one continues after that step."""
+    target = TableTarget("shop", "items", (2,))
+    path = table_path(far_behind.zone.lake, far_behind.zone.name, "shop", "items", 2)
+    ends = [int(far_behind.windows[n].end) for n in range(PER_STEP - 1, WINDOWS, PER_STEP)]
+    copied = int(far_behind.windows[0].start)
+    arguments = (target.qualified_name, far_behind.windows[-1].key, str(2 * PER_STEP))
+
+    killed = _merge_in_process(far_behind, *arguments, failpoint="after_merge_step")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    assert _steps(path, far_behind.zone.app_id(1)) == [copied, ends[0]]
+
+    continued = _merge_in_process(far_behind, *arguments)
+    assert continued.returncode == 0, continued.stderr[-2000:]
+    assert continued.stdout.split() == [str(WINDOWS // PER_STEP - 1), str(2 * WINDOWS + 1)]
+    assert _steps(path, far_behind.zone.app_id(1)) == [copied, *ends]
+
+
+def _merge_in_process(
+    landing: Landing, *arguments: str, failpoint: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _MERGE, landing.zone.lake.uri, *arguments],
+        env={**os.environ, "PGCDC_FAILPOINT": failpoint},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.soak
+def test_rows_of_a_megabyte_are_merged_in_several_partitions(pipeline: Pipeline) -> None:
+    """WAL has them compressed, to a hundredth: the raw zone tells their size."""
+    pipeline.start(
+        "create table t (id int primary key, v text)", "insert into t values (0, 'copied')"
+    )
+    pipeline.database.execute(
+        "insert into t select n, repeat(md5(n::text), 32768) from generate_series(1, 200) n"
+    )
+    window = pipeline.capture()
+    assert window.size_bytes < 20 * MEGABYTE
+    target = TableTarget("public", "t", (2,))
+    with own_sessions(pipeline.spark, 1) as sessions:
+        (report,) = merge_tables(pipeline.spark, pipeline.zone, [target], window, sessions=sessions)
+        assert isinstance(report, MergeReport), report
+        assert int(sessions[0].conf.get("spark.sql.shuffle.partitions") or 0) >= 7
+    newest = log_of(report.path)[0]
+    assert newest["operationMetrics"]["numTargetRowsInserted"] == "200"
+    assert int(newest["operationMetrics"]["numTargetFilesAdded"]) >= 4
+    stored = pipeline.spark.read.format("delta").load(report.path)
+    assert stored.where("length(v) = 1048576").count() == 200
+
+
+def test_a_copy_that_is_compared_with_a_history_counts_as_large_by_its_bytes(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    real = one_table.tune
+
+    def tune(session: SparkSession, changes: int, target_bytes: int, change_bytes: int) -> None:
+        told.append(change_bytes)
+        real(session, changes, target_bytes, change_bytes)
+
+    monkeypatch.setattr(one_table, "tune", tune)
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    rows = [[str(n), f"{n}" * 100_000] for n in range(20)]
+    text = sum(len(row[1]) for row in rows)
+    landing.begin(rows)
+    landing.land([insert("20", "new")])
+    target = TableTarget("shop", "items", (2,))
+    merge(spark, landing, target)
+    landing.land([insert("21", "new")])
+    landing.copy(rows)
+    landing.land([insert("22", "new")])
+    report = merge(spark, landing, target)
+    assert report.snapshot_lsn is not None
+    assert max(told[:-1]) < text / 10
+    assert 0.9 * 2 * text < told[-1] < 1.5 * 2 * text
 
 
 def test_the_footers_of_the_raw_zone_tell_the_bytes_of_a_table(zone: RawZone) -> None:
