@@ -56,12 +56,15 @@ _first: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictiona
 _told: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionary()
 
 
+# Of a partitioned table, such as one with history, Delta otherwise sends each partition's rows to
+# one task.
+_ALL_TASKS_WRITE = {"spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false"}
+
+
 def for_large(change_count: int) -> dict[str, str]:
     """Give what a merge into a large table is told."""
     return {
-        # All tasks write: of a partitioned table, such as one with history, Delta otherwise sends
-        # each partition's rows to one.
-        "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
+        **_ALL_TASKS_WRITE,
         **_key_filter(change_count),
     }
 
@@ -125,6 +128,8 @@ def tune(spark: SparkSession, change_count: int, target_bytes: int, change_bytes
         wanted |= FOR_TINY
     elif change_count <= SMALL_CHANGES and change_bytes <= SMALL_CHANGE_BYTES:
         wanted |= FOR_SMALL
+    if change_bytes > SMALL_CHANGE_BYTES:
+        wanted |= _ALL_TASKS_WRITE
     wanted |= _shuffle(change_bytes, wanted["spark.sql.shuffle.partitions"])
     for name, value in wanted.items():
         if value == _told[spark].get(name):
