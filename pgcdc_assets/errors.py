@@ -256,17 +256,9 @@ class RawExpired(DefiniteError):
         capture: str = UNKNOWN_CAPTURE,
         **facts: Any,
     ) -> None:
-        super().__init__(
-            remedy=resnapshot_remedy(capture) if remedy is None else remedy,
-            capture=capture,
-            **facts,
-        )
-
-    def in_capture(self, capture: str) -> Self:
-        if self.facts["remedy"] != resnapshot_remedy(UNKNOWN_CAPTURE):
-            return self
-        facts = {name: fact for name, fact in self.facts.items() if name != "remedy"}
-        return type(self)(**{**facts, "capture": capture}).with_traceback(self.__traceback__)
+        if remedy in (None, resnapshot_remedy(UNKNOWN_CAPTURE)):
+            remedy = resnapshot_remedy(capture)
+        super().__init__(remedy=remedy, capture=capture, **facts)
 
 
 class ReplicaIdentityError(DefiniteError):

@@ -55,8 +55,8 @@ class TableName:
 
     def __str__(self) -> str:
         """Write the text that `parse` reads, in quotes where they are needed."""
-        schema = self.schema if _BARE_SCHEMA.fullmatch(self.schema) else _quoted(self.schema)
-        table = self.table if _BARE_TABLE.fullmatch(self.table) else _quoted(self.table)
+        schema = self.schema if _BARE_SCHEMA.fullmatch(self.schema) else quoted(self.schema)
+        table = self.table if _BARE_TABLE.fullmatch(self.table) else quoted(self.table)
         return f"{schema}.{table}"
 
     @property
@@ -77,8 +77,13 @@ class TableName:
         A schema with a dot or a quote is written in quotes.
         """
         if "." in self.schema or '"' in self.schema:
-            return f"{_quoted(self.schema)}.{self.table}"
+            return f"{quoted(self.schema)}.{self.table}"
         return f"{self.schema}.{self.table}"
+
+
+def quoted(*names: str) -> str:
+    """Write names as SQL identifiers joined by dots, for a remedy that a person runs."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def encode_name(name: str) -> str:
@@ -122,13 +127,6 @@ def _unescaped(text: str, whole: str) -> str:
     if "\\" in _UNICODE_ESCAPE.sub("", text):
         raise _malformed(whole)
     return _UNICODE_ESCAPE.sub(lambda m: m[1] or chr(int(m[2] or m[3], 16)), text)
-
-
-def _quoted(name: str) -> str:
-    if not _INVISIBLE.search(name):
-        return '"' + name.replace('"', '""') + '"'
-    text = name.replace("\\", "\\\\").replace('"', '""')
-    return 'U&"' + _INVISIBLE.sub(lambda c: f"\\{ord(c[0]):04X}", text) + '"'
 
 
 def _malformed(text: str) -> ConfigurationError:

@@ -187,7 +187,7 @@ def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    from pgcdc_assets.orchestration.loading import find_captures, load_defs_folder
+    from pgcdc_assets.orchestration.loading import find_captures, load_defs_folders
 
     database.execute("create table public.t (a int, b text, v numeric, primary key (b, a))")
     database.execute("create publication p for table t")
@@ -195,7 +195,7 @@ def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
     defs = tmp_path / "defs"
     assert init(defs) == 0
     assert tables_in(defs) == [{"name": "public.t", "key": ["b", "a"], "scd": [1]}]
-    assert set(find_captures(load_defs_folder(defs))) == {"mine"}
+    assert set(find_captures(load_defs_folders([defs]))) == {"mine"}
     assert init(defs) == 2
     assert "--force" in capsys.readouterr().err
     assert init(defs, "--force") == 0

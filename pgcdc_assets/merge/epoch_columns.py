@@ -19,6 +19,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fence import Step, read_watermarks
 from pgcdc_assets.merge.shape import EPOCH_COLUMNS, SCD2_COLUMNS
 from pgcdc_assets.merge.watermark import open_table
+from pgcdc_assets.merge.writing import overwrite_with_new_columns
 from pgcdc_assets.raw.zone import RawZone
 
 
@@ -55,14 +56,7 @@ def add_epochs(
         for end in ("_valid_from", "_valid_to")
     ]
     rows = spark.read.format("delta").load(path).drop(*EPOCH_COLUMNS)
-    (
-        rows.select("*", *columns)
-        .write.format("delta")
-        .mode("overwrite")
-        .option("mergeSchema", "true")
-        .options(**step.options)
-        .save(path)
-    )
+    overwrite_with_new_columns(rows.select("*", *columns), path, step)
 
 
 def find_merged_epochs(zone: RawZone, path: str, name: tuple[str, str]) -> list[MergedEpoch]:

@@ -22,7 +22,7 @@ from pgcdc_assets.merge.rows import target_columns
 from pgcdc_assets.merge.shape import Field, TableShape, folded
 from pgcdc_assets.merge.sql import delta_table, identifier, string
 from pgcdc_assets.merge.watermark import OURS, TargetState
-from pgcdc_assets.merge.writing import alter_all, table_properties
+from pgcdc_assets.merge.writing import alter_all, overwrite_schema, table_properties
 
 # Which columns a merge adds and fills, and the fence of the state that it found.
 _FILL = "pgcdc.fill"
@@ -99,11 +99,8 @@ def fill_columns(
         entries = ", ".join(
             f"{string(name)}, IF({values[name]} IS NULL, {texts[name]}, NULL)" for name in typed
         )
-        rescued = (
-            f"map_concat(coalesce(t._rescued, {_EMPTY}), "
-            f"map_filter(map({entries}), (k, v) -> v IS NOT NULL))"
-        )
-        updates.append(f"_rescued = IF(size({rescued}) = 0, NULL, {rescued})")
+        before = f"coalesce(t._rescued, {_EMPTY})"
+        updates.append(f"_rescued = {_rescued_sql(before, entries)}")
     clause = f"WHEN NOT MATCHED BY SOURCE AND {condition} THEN UPDATE SET {', '.join(updates)}"
     alter_all(spark, path, clause, step)
 
@@ -158,13 +155,10 @@ def retype_columns(
         "NULL)"
         for name, field in changed.items()
     )
-    rescued = (
-        f"map_concat(map_filter(coalesce(_rescued, {_EMPTY}), (k, v) -> k NOT IN ({names})), "
-        f"map_filter(map({entries}), (k, v) -> v IS NOT NULL))"
-    )
     new = {name: F.expr(_typed(field, there[name])) for name, field in changed.items()}
     if changed:
-        new["_rescued"] = F.expr(f"IF(size({rescued}) = 0, NULL, {rescued})")
+        kept = f"map_filter(coalesce(_rescued, {_EMPTY}), (k, v) -> k NOT IN ({names}))"
+        new["_rescued"] = F.expr(_rescued_sql(kept, entries))
     columns = []
     for column in rows.schema:
         value = new.get(column.name, F.col(identifier(column.name)))
@@ -172,16 +166,19 @@ def retype_columns(
         if column.name in changed:
             metadata["comment"] = changed[column.name].comment
         columns.append(value.alias(column.name, metadata=metadata))
-    (
-        rows.select(*columns)
-        .write.format("delta")
-        .mode("overwrite")
-        .option("overwriteSchema", "true")
-        .partitionBy(*partitioned_by)
-        .options(**step.options)
-        .save(path)
-    )
+    overwrite_schema(rows.select(*columns), path, step, partitioned_by)
     return True
+
+
+def _rescued_sql(before: str, entries: str) -> str:
+    """Write the SQL of `_rescued` with further texts; NULL where it is empty.
+
+    Args:
+        before: the SQL of the map so far.
+        entries: names and texts in turn; a NULL text is left out.
+    """
+    texts = f"map_concat({before}, map_filter(map({entries}), (k, v) -> v IS NOT NULL))"
+    return f"IF(size({texts}) = 0, NULL, {texts})"
 
 
 def _renamed(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
@@ -260,15 +257,7 @@ def _overwrite(
         rows = rows.unionByName(empty, allowMissingColumns=True)
     described = spark.sql(f"DESCRIBE DETAIL {delta_table(path)}").collect()[0]
     clustered_by = [name for name in described["clusteringColumns"] if folded(name) in known]
-    (
-        rows.select(*ours, *theirs)
-        .write.format("delta")
-        .mode("overwrite")
-        .option("overwriteSchema", "true")
-        .partitionBy(*partitioned_by)
-        .options(**step.options)
-        .save(path)
-    )
+    overwrite_schema(rows.select(*ours, *theirs), path, step, partitioned_by)
     if clustered_by:
         # An overwrite of the schema takes the clustering off.
         columns = ", ".join(map(identifier, clustered_by))

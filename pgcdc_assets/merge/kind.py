@@ -138,9 +138,9 @@ class Kind(ABC):
         failpoints.reach(failpoints.AFTER_COLUMNS_ADDED)
         fill = step.keeping(state.watermark)
         fill_columns(self.spark, state.path, fields, self.holds_row, fill)
-        check_written(self.zone, state.path, fill)
+        step = self.follow_write(fill, step)
         self.filled.extend(each.name for each in fields)
-        return replace(step, number=fill.number + 1)
+        return step
 
     def follow_relation(self, state: TargetState, shape: TableShape, step: Step) -> Step:
         """Have the table note the relation of a new copy, and take over its columns.
@@ -152,10 +152,14 @@ class Kind(ABC):
         step = self.follow_columns(state, shape, step)
         rewrite = step.keeping(state.watermark)
         if retype_columns(self.spark, path, shape, self.partitioned_by, rewrite):
-            check_written(self.zone, path, rewrite)
-            step = replace(step, number=rewrite.number + 1)
+            step = self.follow_write(rewrite, step)
         set_properties(self.spark, path, state.properties, shape)
         return step
+
+    def follow_write(self, written: Step, step: Step) -> Step:
+        """Check that a write before that of the rows is there, and return the step for the rows."""
+        check_written(self.zone, self.work.path, written)
+        return replace(step, number=written.number + 1)
 
     def replace_table(
         self, state: TargetState | None, rows: DataFrame, shape: TableShape, step: Step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
@@ -196,8 +196,7 @@ class History(Lasting):
             return step
         rewrite = step.keeping(state.watermark)
         add_epochs(self.spark, self.zone, self.work.path, self.work.name, rewrite)
-        check_written(self.zone, self.work.path, rewrite)
-        return replace(step, number=rewrite.number + 1)
+        return self.follow_write(rewrite, step)
 
     def read_stored(self) -> DataFrame:
         """Read the current versions: the others have ended for good."""

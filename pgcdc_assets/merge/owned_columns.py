@@ -59,9 +59,9 @@ def find_owned(schema: str, versions: Iterable[RelationVersion]) -> OwnedColumns
         schema: as Delta writes it.
         versions: every relation version that the source table ever had.
     """
-    ours: dict[str, set[str]] = {folded(name): {comment} for name, _, comment in _SYSTEM}
+    ours: dict[str, set[str]] = {}
     for name, _, comment in _SYSTEM:
-        ours[folded(name)].add(comment)
+        ours.setdefault(folded(name), set()).add(comment)
     for version in versions:
         for column in version.relation.columns:
             ours.setdefault(folded(column.name), set()).add(column.type or "")

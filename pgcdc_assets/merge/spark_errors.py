@@ -34,6 +34,7 @@ from pgcdc_assets.merge.events import NULL_KEY
 from pgcdc_assets.merge.preparation import TableWork
 from pgcdc_assets.merge.session import has_ended, runs_embedded, text_of
 from pgcdc_assets.merge.unknown import UNKNOWN_VALUE
+from pgcdc_assets.table_name import quoted
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
 
@@ -152,13 +153,12 @@ def _explained(work: TableWork, error: Exception, session: SparkSession | None) 
 
 def _null_key(work: TableWork, column: str) -> MergeConflict:
     table = work.plan.target
-    name = f'"{table.schema}"."{table.table}"'
     return MergeConflict(
         table=table.qualified_name,
         reason=f'column "{column}" of its configured key is NULL in a row, so nothing tells that '
         "row from others. Fill the column and run: "
-        f'alter table {name} alter column "{column}" set not null; or name another key in the '
-        "settings. Then take a new snapshot of the table",
+        f"alter table {quoted(table.schema, table.table)} alter column {quoted(column)} set not "
+        "null; or name another key in the settings. Then take a new snapshot of the table",
     )
 
 

@@ -161,7 +161,11 @@ def check_unmoved(zone: RawZone, path: str, state: TargetState) -> None:
         TransientError: another merge was faster.
     """
     table = open_table(zone.lake, path)
-    if table is None or not _is_at(zone, table, path, state.fence, state.watermark):
+    if (
+        table is None
+        or read_fence(table, zone.name) != state.fence
+        or read_position(zone, table, path) != state.watermark
+    ):
         raise overtaken(path)
 
 
@@ -225,8 +229,10 @@ def _keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
     interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
     if (before.version() + 1) % interval:
         return
-    with suppress(DeltaError, OSError):
-        DeltaTable(path, storage_options=dict(lake.storage_options) or None).create_checkpoint()
+    with suppress(DeltaError, OSError, TableDamaged):
+        table = open_table(lake, path)
+        if table is not None:
+            table.create_checkpoint()
 
 
 def advance_watermark(
@@ -277,12 +283,6 @@ def overtaken(path: str) -> TransientError:
         reason=f"Another process merged the Delta table {path} at the same time, and this merge "
         "wrote nothing to it. Run the merge again: it continues from there."
     )
-
-
-def _is_at(
-    zone: RawZone, table: DeltaTable, path: str, fence: int, watermark: tuple[int, Lsn] | None
-) -> bool:
-    return read_fence(table, zone.name) == fence and read_position(zone, table, path) == watermark
 
 
 def open_table(lake: Lake, path: str) -> DeltaTable | None:

@@ -64,8 +64,7 @@ def create_or_replace(
             there on a rebuild has to fold, and no less.
     """
     writer = rows.select(*target_columns(shape)).writeTo(delta_table(path)).using("delta")
-    for name, value in step.options.items():
-        writer = writer.option(name, value)
+    writer = writer.options(**step.options)
     if partitioned_by:
         writer = writer.partitionedBy(*map(F.col, partitioned_by))
     for name, value in table_properties(shape).items():
@@ -83,6 +82,19 @@ def replace_contents(path: str, rows: DataFrame, shape: TableShape, step: Step) 
 def overwrite(rows: DataFrame, path: str, step: Step) -> None:
     """Replace the table's rows, and keep its shape."""
     _save(rows.write, "overwrite", path, step)
+
+
+def overwrite_schema(
+    rows: DataFrame, path: str, step: Step, partitioned_by: Sequence[str] = ()
+) -> None:
+    """Replace the table's rows and columns; its properties stay."""
+    writer = rows.write.option("overwriteSchema", "true").partitionBy(*partitioned_by)
+    _save(writer, "overwrite", path, step)
+
+
+def overwrite_with_new_columns(rows: DataFrame, path: str, step: Step) -> None:
+    """Replace the table's rows by rows that have further columns."""
+    _save(rows.write.option("mergeSchema", "true"), "overwrite", path, step)
 
 
 def replace_where(

@@ -68,15 +68,6 @@ class CodeLocation:
         return [self.captures[name]]
 
 
-def load_defs_folder(folder: Path) -> dg.Definitions:
-    """Load every component below a folder; a folder that does not exist has none.
-
-    Raises:
-        ConfigurationError: a component cannot be loaded.
-    """
-    return load_defs_folders([folder])
-
-
 def load_defs_folders(folders: Sequence[Path]) -> dg.Definitions:
     """Load every component below some folders; those that do not exist have none.
 

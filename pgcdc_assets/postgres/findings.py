@@ -43,8 +43,3 @@ def raise_errors(findings: Iterable[Finding]) -> None:
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         raise ConfigurationError(reason=" ".join(errors))
-
-
-def quoted(*names: str) -> str:
-    """Write names as SQL identifiers joined by dots, for a remedy that a person runs."""
-    return ".".join('"' + name.replace('"', '""') + '"' for name in names)

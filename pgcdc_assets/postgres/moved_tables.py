@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import TableMoved
+from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -42,7 +43,7 @@ def find_moved_tables(
         cursor.execute(_PLACES, (publication, list(schemas), list(names), list(known.values())))
         rows = cursor.fetchall()
     return [
-        TableMoved(relation=f"{schema}.{name}", reason=reason)
+        TableMoved(relation=str(TableName(schema, name)), reason=reason)
         for schema, name, *place in rows
         if (reason := _reason(publication, (schema, name), *place)) is not None
     ]
@@ -61,7 +62,7 @@ def _reason(
         return "was dropped and created again" if is_taken else "was dropped"
     if (schema, name) != declared:
         other = ", and another table has its name" if is_taken else ""
-        return f"is called {schema}.{name} now{other}"
+        return f"is called {TableName(schema, name)} now{other}"
     if not is_published:
         return f"is not in publication {publication} any more"
     return None

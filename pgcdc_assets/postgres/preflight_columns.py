@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.postgres.findings import Finding, quoted
+from pgcdc_assets.postgres.findings import Finding
+from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

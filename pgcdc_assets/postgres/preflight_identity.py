@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
-from pgcdc_assets.postgres.findings import Finding, quoted
+from pgcdc_assets.postgres.findings import Finding
 from pgcdc_assets.postgres.publication import Publication
+from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

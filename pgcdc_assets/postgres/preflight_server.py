@@ -12,13 +12,14 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.failures import connection_failure
-from pgcdc_assets.postgres.findings import Finding, quoted
+from pgcdc_assets.postgres.findings import Finding
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
     oldest_open_transaction,
     read_slot_status,
 )
+from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pgcdc_assets.postgres.catalog import published_tables
-from pgcdc_assets.postgres.findings import Finding, quoted
+from pgcdc_assets.postgres.findings import Finding
 from pgcdc_assets.postgres.preflight_columns import (
     check_generated,
     check_key,
@@ -15,7 +15,7 @@ from pgcdc_assets.postgres.preflight_columns import (
 )
 from pgcdc_assets.postgres.preflight_identity import check_identity, read_identities
 from pgcdc_assets.postgres.publication import Publication, explain_unpublished
-from pgcdc_assets.table_name import TableName
+from pgcdc_assets.table_name import TableName, quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.postgres.findings import quoted
+from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

@@ -16,7 +16,6 @@ from psycopg2.errors import ObjectInUse, QueryCanceled, UndefinedObject
 
 from pgcdc_assets.errors import ConfigurationError, SlotBusy, SlotLost, SlotTaken
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.findings import quoted
 from pgcdc_assets.postgres.heartbeat import PREFIX
 from pgcdc_assets.postgres.slot_creation import (
     ExportedSnapshot,
@@ -24,6 +23,7 @@ from pgcdc_assets.postgres.slot_creation import (
     create_slot,
     oldest_open_transaction,
 )
+from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -32,10 +32,9 @@ from pgcdc_assets.postgres.socket_wire import SocketWire
 from pgcdc_assets.postgres.stream_failures import stream_failure
 from pgcdc_assets.postgres.timelines import ServerTimeline
 from pgcdc_assets.postgres.wire import ServerError, StreamEnded, Wire, WireSettings
-from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.frames import KEEPALIVE, MessageBatch
 from pgcdc_assets.protocol.messages import standby_status
 
-_KEEPALIVE = ord("k")
 _REPLY_REQUESTED_AT = 17
 
 _FACTS = b"""
@@ -320,7 +319,7 @@ class ReplicationStream:
 
     def _answer(self, batch: MessageBatch) -> None:
         """Answer keepalives that ask for it, with what is durable and not with what they name."""
-        keepalives = batch.starts[batch.buffer[batch.starts] == _KEEPALIVE]
+        keepalives = batch.starts[batch.buffer[batch.starts] == KEEPALIVE]
         if batch.buffer[keepalives + _REPLY_REQUESTED_AT].any():
             self._send_status()
 

@@ -19,17 +19,14 @@ import pyarrow as pa
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import tuples, utf8
 from pgcdc_assets.protocol.frames import Positions
+from pgcdc_assets.protocol.heads import BODY_AT, DELETE, INSERT, UPDATE
 from pgcdc_assets.protocol.messages import LogicalMessage
 from pgcdc_assets.protocol.tuples import TEXTS_TYPE, Values, WireBuffer
 
-_INSERT, _UPDATE, _DELETE = b"IUD"
 _KEY, _OLD, _NEW = b"KON"
 
 _MARKER_AT = 4
 _TUPLE_AT = 5
-
-# Bytes before a body: the head of XLogData and the action.
-_BODY_AT = 26
 
 
 class ChangeMessages(NamedTuple):
@@ -104,9 +101,9 @@ def read_tuples(
     markers = wire.bytes[changes.bodies + _MARKER_AT]
     has_old = (markers == _KEY) | (markers == _OLD)
     is_good = np.where(
-        changes.actions == _INSERT,
+        changes.actions == INSERT,
         markers == _NEW,
-        has_old | ((changes.actions == _UPDATE) & (markers == _NEW)),
+        has_old | ((changes.actions == UPDATE) & (markers == _NEW)),
     )
     _check(is_good, changes, changes.bodies + _MARKER_AT, "the marker of its tuple is wrong")
 
@@ -118,7 +115,7 @@ def read_tuples(
     if len(olds):
         new_at[olds] = _walk(wire, old_values, changes, olds, new_at[olds])
 
-    is_delete = changes.actions == _DELETE
+    is_delete = changes.actions == DELETE
     followed = np.flatnonzero(has_old & ~is_delete)
     if len(followed):
         at = new_at[followed]
@@ -195,9 +192,9 @@ def _malformed(changes: ChangeMessages, index: int, position: int, reason: str) 
     body = int(changes.bodies[index])
     return ProtocolError(
         message_type=chr(changes.actions[index]),
-        offset=position - body + _BODY_AT,
+        offset=position - body + BODY_AT,
         reason=reason,
-    ).at(body - _BODY_AT)
+    ).at(body - BODY_AT)
 
 
 def _place(values: Values, first: int, texts: LogicalTexts) -> None:

@@ -28,15 +28,13 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol import messages, rows
 from pgcdc_assets.protocol.changes import ChangeMessages, LogicalTexts, read_tuples
-from pgcdc_assets.protocol.frames import MessageBatch, Positions
-from pgcdc_assets.protocol.heads import ACTION_AT, BODY_AT, Heads, find_context
+from pgcdc_assets.protocol.frames import KEEPALIVE, XLOG_DATA, MessageBatch, Positions
+from pgcdc_assets.protocol.heads import ACTION_AT, BEGIN, BODY_AT, COMMIT, Heads, find_context
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.tuples import WireBuffer
 
 Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
 
-_XLOG_DATA, _KEEPALIVE = b"wk"
-_BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE = b"BCIUD"
 _RELATION, _TYPE, _ORIGIN, _TRUNCATE, _MESSAGE = b"RYOTM"
 
 _KEEPALIVE_BYTES = 18
@@ -139,11 +137,11 @@ class Decoder:
         wire = WireBuffer(batch.buffer)
         starts, ends = batch.starts, batch.ends
         kinds, lengths = wire.bytes[starts], ends - starts
-        is_keepalive = kinds == _KEEPALIVE
+        is_keepalive = kinds == KEEPALIVE
         is_good = np.where(
             is_keepalive,
             lengths == _KEEPALIVE_BYTES,
-            (kinds == _XLOG_DATA) & (lengths > ACTION_AT),
+            (kinds == XLOG_DATA) & (lengths > ACTION_AT),
         )
         if not is_good.all():
             first = np.flatnonzero(~is_good)[0]
@@ -154,14 +152,14 @@ class Decoder:
                 reason=f"{lengths[first]} bytes are neither a keepalive nor WAL data",
             )
         actions = np.where(is_keepalive, np.uint8(0), wire.bytes[starts + ACTION_AT])
-        begun = np.cumsum(actions == _BEGIN)
-        ended = np.cumsum(actions == _COMMIT)
+        begun = np.cumsum(actions == BEGIN)
+        ended = np.cumsum(actions == COMMIT)
         return Heads(wire, starts, ends, actions, begun, begun - ended + int(self._is_open) == 1)
 
     def _read_transactions(self, heads: Heads) -> tuple[Heads, rows.Transactions]:
         """Read Begins and Commits, and leave out what lies behind the window's end."""
-        marks = np.flatnonzero((heads.actions == _BEGIN) | (heads.actions == _COMMIT))
-        is_begin = heads.actions[marks] == _BEGIN
+        marks = np.flatnonzero((heads.actions == BEGIN) | (heads.actions == COMMIT))
+        is_begin = heads.actions[marks] == BEGIN
         was_open = np.concatenate(([self._is_open], is_begin[:-1]))
         heads.check(is_begin != was_open, marks, "Begin and Commit do not come in turns")
         lengths = (heads.ends - heads.starts)[marks]

@@ -28,8 +28,8 @@ SLACK_BYTES = 16
 _BLOCK_BYTES = 128 * 1024
 
 _COPY_DATA = ord("d")
-_XLOG_DATA = ord("w")
-_KEEPALIVE = ord("k")
+XLOG_DATA = ord("w")
+KEEPALIVE = ord("k")
 
 _head = struct.Struct("!cI").unpack_from
 
@@ -108,7 +108,7 @@ def _guess(buffer: Bytes, start: int, end: int) -> tuple[Positions, Positions] |
         found.append(np.flatnonzero(heads) + block)
     places = np.concatenate(found)
     inner = view[places + HEAD_BYTES]
-    places = places[(inner == _XLOG_DATA) | (inner == _KEEPALIVE)]
+    places = places[(inner == XLOG_DATA) | (inner == KEEPALIVE)]
     if len(places) == 0 or places[0] != 0:
         return None
     lengths = (

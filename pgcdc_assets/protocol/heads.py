@@ -9,16 +9,14 @@ import numpy.typing as npt
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol.frames import MessageBatch, Positions
+from pgcdc_assets.protocol.frames import XLOG_DATA, MessageBatch, Positions
 from pgcdc_assets.protocol.tuples import WireBuffer
 
 # XLogData: w, start, end, time; then the plugin's message, whose first byte is its action.
 ACTION_AT = 25
 BODY_AT = 26
 
-_XLOG_DATA = ord("w")
-_BEGIN = ord("B")
-_CHANGES = frozenset(b"IUD")
+BEGIN, COMMIT, INSERT, UPDATE, DELETE = b"BCIUD"
 
 
 class Heads(NamedTuple):
@@ -69,7 +67,7 @@ def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | Non
 
     def action(number: int) -> int | None:
         first = int(batch.starts[number])
-        if data[first] != _XLOG_DATA or batch.ends[number] - first <= BODY_AT + 8:
+        if data[first] != XLOG_DATA or batch.ends[number] - first <= BODY_AT + 8:
             return None
         return data[first + ACTION_AT]
 
@@ -77,9 +75,9 @@ def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | Non
         first = int(batch.starts[number]) + BODY_AT
         return int.from_bytes(data[first : first + size], "big")
 
-    relation_id = body(index, 4) if action(index) in _CHANGES else None
+    relation_id = body(index, 4) if action(index) in (INSERT, UPDATE, DELETE) else None
     for number in range(index, -1, -1):
-        if action(number) == _BEGIN:
+        if action(number) == BEGIN:
             lsn = body(number, 8)
             return relation_id, Lsn(lsn) if lsn < 2**63 else None
     return relation_id, None

@@ -25,10 +25,9 @@ from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import copy_published
-from pgcdc_assets.postgres.findings import quoted
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.table_name import TableName
+from pgcdc_assets.table_name import TableName, quoted
 from pgcdc_assets.values import Reader, Unreadable, comparable, reader_for
 from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.report import Comparison

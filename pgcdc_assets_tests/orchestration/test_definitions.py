@@ -14,7 +14,7 @@ import pytest
 from pgcdc_assets import CdcCapture, CdcTable, PgcdcTranslator, build_cdc_definitions
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.executor import run_executor
-from pgcdc_assets.orchestration.loading import CodeLocation, load_defs_folder, load_location
+from pgcdc_assets.orchestration.loading import CodeLocation, load_defs_folders, load_location
 from pgcdc_assets.orchestration.settings import CheckPolicy, RetentionPolicy
 from pgcdc_assets.orchestration.translator import AssetData, Layer
 
@@ -199,7 +199,7 @@ def write_defs(folder: Path, name: str, **attributes: object) -> None:
 
 
 def names_of(folder: Path) -> set[str]:
-    specs = load_defs_folder(folder).resolve_all_asset_specs()
+    specs = load_defs_folders([folder]).resolve_all_asset_specs()
     return {spec.key.path[0] for spec in specs}
 
 

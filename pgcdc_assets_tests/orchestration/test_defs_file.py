@@ -11,16 +11,16 @@ import pytest
 
 from pgcdc_assets.cli import main
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.loading import find_captures, load_defs_folder
+from pgcdc_assets.orchestration.loading import find_captures, load_defs_folders
 
 HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n"
 GOOD = HEAD + "  name: shop\n  publication: shop\n"
 TABLE = "  tables:\n    - {name: shop.orders}\n"
 MODULE = """
 from pathlib import Path
-from pgcdc_assets.orchestration.loading import load_defs_folder
+from pgcdc_assets.orchestration.loading import load_defs_folders
 
-defs = load_defs_folder(Path({folder!r}))
+defs = load_defs_folders([Path({folder!r})])
 """
 
 WRONG = {
@@ -148,7 +148,7 @@ def test_the_error_names_the_place_and_what_is_allowed(case: str, tmp_path: Path
     text, sentence = WRONG[case]
     path = written(tmp_path, text)
     with pytest.raises(ConfigurationError) as caught:
-        load_defs_folder(tmp_path / "defs")
+        load_defs_folders([tmp_path / "defs"])
     assert str(caught.value).startswith(f"{path}:{sentence}")
     assert "\n" not in str(caught.value)
     assert "sesame" not in str(caught.value)
@@ -160,21 +160,21 @@ def test_an_empty_file_is_named(content: bytes, tmp_path: Path) -> None:
     path = written(tmp_path, "")
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"defs\.yaml: the file is empty; it must have"):
-        load_defs_folder(tmp_path / "defs")
+        load_defs_folders([tmp_path / "defs"])
 
 
 def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, "")
     path.write_bytes(b"type: \xff\xfe\n")
     with pytest.raises(ConfigurationError, match=r"defs\.yaml cannot be read as YAML in UTF-8"):
-        load_defs_folder(tmp_path / "defs")
+        load_defs_folders([tmp_path / "defs"])
 
 
 def test_two_files_that_declare_one_capture_are_both_named(tmp_path: Path) -> None:
     written(tmp_path, GOOD + TABLE)
     written(tmp_path / "defs" / "more", GOOD + TABLE)
     with pytest.raises(ConfigurationError, match=r"capture shop is declared in .*defs\.yaml alrea"):
-        load_defs_folder(tmp_path / "defs")
+        load_defs_folders([tmp_path / "defs"])
 
 
 def test_what_the_environment_gives_is_checked_when_it_is_known(
@@ -182,17 +182,17 @@ def test_what_the_environment_gives_is_checked_when_it_is_known(
 ) -> None:
     written(tmp_path, GOOD.replace("name: shop", "name: '{{ env.CAPTURE_NAME }}'") + TABLE)
     monkeypatch.setenv("CAPTURE_NAME", "fine")
-    assert set(find_captures(load_defs_folder(tmp_path / "defs"))) == {"fine"}
+    assert set(find_captures(load_defs_folders([tmp_path / "defs"]))) == {"fine"}
     monkeypatch.setenv("CAPTURE_NAME", "Not-Fine")
     with pytest.raises(ConfigurationError, match="'Not-Fine' cannot name a capture") as caught:
-        load_defs_folder(tmp_path / "defs")
+        load_defs_folders([tmp_path / "defs"])
     assert "shop" in str(caught.value).split(":")[0]
 
 
 def test_a_template_that_is_not_defined_is_named(tmp_path: Path) -> None:
     written(tmp_path, GOOD.replace("name: shop", "name: '{{ nope }}'") + TABLE)
     with pytest.raises(ConfigurationError, match=r"defs\.yaml:3 .*'nope' is undefined"):
-        load_defs_folder(tmp_path / "defs")
+        load_defs_folders([tmp_path / "defs"])
 
 
 def test_every_setting_that_is_documented_is_taken(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_every_setting_that_is_documented_is_taken(tmp_path: Path) -> None:
       without_key: log
 """
     written(tmp_path, GOOD + settings)
-    capture = find_captures(load_defs_folder(tmp_path / "defs"))["shop"].capture
+    capture = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"].capture
     assert [str(table.name) for table in capture.tables] == ["shop.orders", '"a.b"."Order Lines"']
     assert capture.windows.max_age_seconds == 0.5
 
