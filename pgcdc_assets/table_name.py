@@ -82,8 +82,8 @@ class TableName:
 
 
 def quoted(*names: str) -> str:
-    """Write names as SQL identifiers joined by dots, for a remedy that a person runs."""
-    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+    """Write names as SQL identifiers joined by dots; invisible characters as Unicode escapes."""
+    return ".".join(map(_quoted, names))
 
 
 def encode_name(name: str) -> str:
@@ -127,6 +127,13 @@ def _unescaped(text: str, whole: str) -> str:
     if "\\" in _UNICODE_ESCAPE.sub("", text):
         raise _malformed(whole)
     return _UNICODE_ESCAPE.sub(lambda m: m[1] or chr(int(m[2] or m[3], 16)), text)
+
+
+def _quoted(name: str) -> str:
+    if not _INVISIBLE.search(name):
+        return '"' + name.replace('"', '""') + '"'
+    text = name.replace("\\", "\\\\").replace('"', '""')
+    return 'U&"' + _INVISIBLE.sub(lambda c: f"\\{ord(c[0]):04X}", text) + '"'
 
 
 def _malformed(text: str) -> ConfigurationError:
