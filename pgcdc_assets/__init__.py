@@ -7,9 +7,36 @@ need Dagster.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_EXPORTS = {
+if TYPE_CHECKING:
+    from pgcdc_assets.lsn import Lsn, LsnWindow
+    from pgcdc_assets.orchestration.automation import on_new_merges
+    from pgcdc_assets.orchestration.build import build_cdc_definitions
+    from pgcdc_assets.orchestration.component import PostgresCdcComponent
+    from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+    from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
+    from pgcdc_assets.orchestration.translator import PgcdcTranslator
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CdcCapture",
+    "CdcTable",
+    "LakeResource",
+    "Lsn",
+    "LsnWindow",
+    "PgcdcTranslator",
+    "PostgresCdcComponent",
+    "PostgresResource",
+    "SparkResource",
+    "WindowPolicy",
+    "__version__",
+    "build_cdc_definitions",
+    "on_new_merges",
+]
+
+_MODULES = {
     "CdcCapture": "pgcdc_assets.orchestration.settings",
     "CdcTable": "pgcdc_assets.orchestration.settings",
     "LakeResource": "pgcdc_assets.orchestration.resources",
@@ -24,16 +51,15 @@ _EXPORTS = {
     "on_new_merges": "pgcdc_assets.orchestration.automation",
 }
 
-__all__ = sorted(_EXPORTS)
+# Hidden from type checkers, for which any name would exist otherwise.
+if not TYPE_CHECKING:
 
+    def __getattr__(name):
+        try:
+            module = _MODULES[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        return getattr(importlib.import_module(module), name)
 
-def __getattr__(name: str) -> Any:
-    try:
-        module = _EXPORTS[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(importlib.import_module(module), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS])
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+import pgcdc_assets
 from pgcdc_assets.cli import main
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.epochs import Epoch
@@ -56,6 +57,13 @@ def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert "PGCDC_DSN" in out
     assert "exit status" in out
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"pgcdc {pgcdc_assets.__version__}\n"
 
 
 def test_no_command_is_a_usage_error() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import pgcdc_assets
+
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINE_COUNT = 400
 
@@ -20,7 +22,7 @@ PYTHON_FILES = sorted(
     for folder in ("pgcdc_assets", "pgcdc_assets_tests", "benchmarks")
     for path in (ROOT / folder).rglob("*.py")
 )
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def run(*command: str) -> None:
@@ -41,6 +43,30 @@ def test_the_code_is_in_the_common_form() -> None:
 
 def test_mypy_finds_nothing_in_strict_mode() -> None:
     run("-m", "mypy")
+
+
+def test_type_checkers_see_the_signatures_of_the_public_names(tmp_path: Path) -> None:
+    # Beside the test above, in one group of tests: two runs of mypy at once share one cache.
+    names = [name for name in pgcdc_assets.__all__ if name != "__version__"]
+    program = tmp_path / "typed.py"
+    program.write_text(
+        f"from pgcdc_assets import {', '.join(names)}\n"
+        + "".join(f"reveal_type({name})\n" for name in names)
+        + "build_cdc_definitions(1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    revealed = [line for line in done.stdout.splitlines() if "Revealed type is" in line]
+    assert len(revealed) == len(names), done.stdout + done.stderr
+    assert [line for line in revealed if '"Any"' in line] == []
+    (signature,) = (line for line in revealed if "capture: pgcdc_assets." in line)
+    assert signature.endswith('-> dagster._core.definitions.definitions_class.Definitions"')
+    assert 'incompatible type "int"; expected "CdcCapture"' in done.stdout
 
 
 def test_imports_go_one_way() -> None:

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+from pgcdc_assets import __version__
 from pgcdc_assets.cli.output import quiet_dagster
 
 _EPILOG = """\
@@ -31,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     check = _command(commands, "check", "say what a source database is missing, and the SQL for it")
