@@ -8,20 +8,24 @@ STAMP := .venv/.installed
 # pgcdc_assets_tests/fixtures/balance.py gives them: by the number of tests, long files of few would
 # come last, and leave one process idle.
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
+# Parts that meet every package that setup.cfg requires.
+LOWEST_TESTS := $(addprefix pgcdc_assets_tests/,test_cli.py test_cli_init.py test_progress.py \
+    test_spark_server.py protocol postgres raw orchestration merge/test_merge_tables.py)
 
 .DEFAULT_GOAL := help
 
 .PHONY: install
 install: $(STAMP) ## make .venv with the package and its tools
 
-$(STAMP): setup.cfg pyproject.toml
+$(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "Python 3.11 or newer is needed: apt-get install python3 python3-venv" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	    { echo "Python's venv module is needed: apt-get install python3-venv" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing the package and its tools into .venv, which takes some minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' & \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	    --constraint constraints.txt --editable '.[demo,dev]' & \
 	    pip=$$!; trap 'kill $$pip' INT TERM; SECONDS=0; \
 	    while sleep 0.2; kill -0 $$pip 2>/dev/null; do \
 	        if (( SECONDS >= next )); then \
@@ -56,6 +60,24 @@ test: $(STAMP) java ## run the tests, lint included
 test-all: $(STAMP) java ## run the tests and the long random ones
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
+.PHONY: test-lowest
+test-lowest: java ## run the tests of parts on the lowest versions that setup.cfg allows
+	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	@$(PYTHON) pgcdc_assets_tests/lowest_versions.py > .venv-lowest/constraints.txt
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint .venv-lowest/constraints.txt --editable '.[demo,dev]'
+	.venv-lowest/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' $(LOWEST_TESTS)
+
+.PHONY: constraints
+constraints: ## put the newest versions that setup.cfg allows into constraints.txt
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	    $(PYTHON) -m venv "$$folder" && \
+	    "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check '.[demo,dev]' && \
+	    "$$folder/bin/python" -m pip freeze --all --exclude pip \
+	        --exclude pgcdc_assets > "$$folder/frozen" && \
+	    { echo '# The versions of `make install` and CI, made by `make constraints`.'; \
+	      cat "$$folder/frozen"; } > constraints.txt
+
 .PHONY: demo
 demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare
 	$(BIN)/python -m pgcdc_assets.demo
@@ -70,4 +92,4 @@ bench: $(STAMP) java ## measure; ONLY=capture,merge for some of it
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

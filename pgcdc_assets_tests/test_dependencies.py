@@ -1,0 +1,81 @@
+"""What setup.cfg requires: all that is imported, in ranges that constraints.txt agrees with."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from pgcdc_assets.merge.spark_settings import DELTA_PACKAGE
+from pgcdc_assets_tests.lowest_versions import lowest_versions, requirements
+
+ROOT = Path(__file__).resolve().parents[1]
+OF_USERS = [Requirement(line) for line in [*requirements(), *requirements("demo")]]
+ALL = [*OF_USERS, *(Requirement(line) for line in requirements("dev"))]
+
+
+def imported(folder: str) -> set[str]:
+    """Distributions whose modules the Python files of a folder import."""
+    modules = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                modules.add(node.module.partition(".")[0])
+    ours = {"pgcdc_assets", "pgcdc_assets_tests", "benchmarks"}
+    found = packages_distributions()
+    return {
+        canonicalize_name(found[module][0])
+        for module in modules - ours - set(sys.stdlib_module_names)
+    }
+
+
+def named(listed: list[Requirement]) -> set[str]:
+    return {canonicalize_name(requirement.name) for requirement in listed}
+
+
+def pinned() -> dict[str, Version]:
+    """The versions of constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [re.fullmatch(r"([\w.-]+)==([\w.+]+)", line) for line in lines if line[0] != "#"]
+    return {canonicalize_name(pair[1]): Version(pair[2]) for pair in pairs if pair}
+
+
+def test_every_imported_package_is_required() -> None:
+    # They come with packages that are required by the same version.
+    come_along = {"dagster-shared", "py4j"}
+    assert imported("pgcdc_assets") - named(OF_USERS) == come_along
+    others = imported("pgcdc_assets_tests") | imported("benchmarks")
+    assert others - named(ALL) <= come_along
+
+
+def test_what_only_benchmarks_import_is_required_for_development_only() -> None:
+    only = imported("benchmarks") - imported("pgcdc_assets") - {"delta-spark"}
+    assert only.isdisjoint(named(OF_USERS))
+
+
+@pytest.mark.parametrize("requirement", OF_USERS, ids=lambda requirement: requirement.name)
+def test_a_requirement_is_a_range_with_both_ends(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(lowest_versions()[requirement.name])
+    assert not requirement.specifier.contains("0")
+    assert not requirement.specifier.contains("9999")
+
+
+@pytest.mark.parametrize("requirement", ALL, ids=lambda requirement: requirement.name)
+def test_the_constraints_pin_a_version_of_the_range(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(pinned()[canonicalize_name(requirement.name)])
+
+
+def test_the_python_package_of_delta_is_of_the_release_of_its_jars() -> None:
+    (delta,) = (each for each in OF_USERS if each.name == "delta-spark")
+    assert str(delta.specifier) == f"=={DELTA_PACKAGE.rpartition(':')[2]}"
+    (spark,) = (each for each in OF_USERS if each.name == "pyspark")
+    assert f"_{'.'.join(lowest_versions()[spark.name].split('.')[:2])}_" in DELTA_PACKAGE
