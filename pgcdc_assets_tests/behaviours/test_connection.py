@@ -188,6 +188,22 @@ def test_a_slot_that_another_program_reads_is_left_to_it(capturing: Capturing) -
         assert capturing.status().active_pid == pid
 
 
+def test_a_program_that_takes_the_slot_after_the_first_look_is_named(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B4: the look at the slot finds it free, and START_REPLICATION finds it in use."""
+    capturing.begin("create table t (id int)")
+    window = capturing.window()
+    monkeypatch.setattr(
+        "pgcdc_assets.capture.wait_or_terminate_stale_walsender", lambda *_, **__: None
+    )
+    with walsender(capturing, "other program") as pid:
+        with pytest.raises(SlotBusy) as caught:
+            capturing.capture(window)
+        assert caught.value.active_pid == pid
+        assert capturing.confirmed() == window.start
+
+
 def test_the_second_of_two_runners_touches_nothing(capturing: Capturing) -> None:
     """B5."""
     window = capturing.begin_with_one_insert()
