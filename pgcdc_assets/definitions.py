@@ -1,7 +1,7 @@
 """The code location: every capture declared in the defs folders.
 
-That is `./defs`, where `pgcdc init` writes; in a clone, `defs` at its root, and the sample shop in
-`pgcdc_assets/defs`.
+That is `./defs`, where `pgcdc init` writes; in a clone, `defs` at its root; and the sample shop in
+`pgcdc_assets/defs`, in a clone and in a folder where the shop was started.
 """
 
 import dagster as dg

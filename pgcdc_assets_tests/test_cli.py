@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,11 +90,15 @@ def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(
     command: str, tmp_path: Path
 ) -> None:
     more = ["--defs", str(tmp_path / "defs")] if command.startswith("init") else []
-    done = pgcdc(*command.split(), *more)
+    # Features of Dagster that are in beta are none of the user's business, even with all warnings.
+    done = pgcdc(*command.split(), *more, PYTHONWARNINGS="always")
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
     assert line.startswith("pgcdc: ")
     assert "127.0.0.1:1" in line
+    _, has_log, log = line.partition("Output of libraries is in ")
+    if has_log:
+        assert re.search("BetaWarning|PreviewWarning", Path(log).read_text()) is None
     assert done.stdout == ""
     assert "sesame" not in line
 

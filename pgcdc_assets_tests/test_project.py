@@ -88,6 +88,18 @@ def test_every_public_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_no_message_sends_users_of_a_wheel_to_make() -> None:
+    found = []
+    for path in (ROOT / "pgcdc_assets").rglob("*.py"):
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant)
+            and re.search(r"\bmake (demo|dev|install|test|bench)\b", str(node.value))
+        ]
+    assert found == []
+
+
 def test_nothing_in_the_tree_names_a_machine_or_puts_work_off() -> None:
     suspicious = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|/home/\w|/root/")
     found = [

@@ -12,7 +12,7 @@ from pgcdc_assets.cli.output import quiet_dagster
 
 _EPILOG = """\
 environment:
-  PGCDC_DSN           libpq URI of the source; unset: the embedded server of `make dev`
+  PGCDC_DSN           libpq URI of the source; unset: the server of the sample shop
   PGCDC_LAKE          folder or object-store URI; unset: .pgcdc/lake
   PGCDC_SPARK_REMOTE  Spark Connect address, or `local` for an embedded session; unset: the server
                       of `pgcdc spark start` if it runs, else an embedded session

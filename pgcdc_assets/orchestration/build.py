@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import dagster as dg
@@ -10,13 +9,13 @@ from dagster._core.definitions.unresolved_asset_job_definition import (
     UnresolvedAssetJobDefinition,
 )
 from dagster._utils.schedules import is_valid_cron_string
-from dagster._utils.warnings import BetaWarning
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.capture_assets import build_raw_asset
 from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, build_source_checks
 from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_metadata
 from pgcdc_assets.orchestration.executor import run_executor
+from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
 from pgcdc_assets.orchestration.lag_sensor import LagSensorTargets, build_lag_sensor
 from pgcdc_assets.orchestration.merge_assets import build_scd_assets
@@ -33,6 +32,7 @@ from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTransla
 from pgcdc_assets.orchestration.upkeep import build_upkeep
 
 
+@without_feature_warnings()
 def build_cdc_definitions(
     capture: CdcCapture,
     *,
@@ -211,9 +211,6 @@ def _check_schedules(capture: CdcCapture) -> None:
 
 
 def _references(declared_in: Path) -> dg.CodeReferencesMetadataValue:
-    with warnings.catch_warnings():
-        # Code references are in beta; a user who loads definitions can do nothing about it.
-        warnings.simplefilter("ignore", BetaWarning)
-        return dg.CodeReferencesMetadataValue(
-            code_references=[dg.LocalFileCodeReference(file_path=str(declared_in))]
-        )
+    return dg.CodeReferencesMetadataValue(
+        code_references=[dg.LocalFileCodeReference(file_path=str(declared_in))]
+    )

@@ -32,6 +32,11 @@ def state_folder() -> Path:
     return project_root() / ".pgcdc"
 
 
+def embedded_data_folder() -> Path:
+    """Where the embedded server keeps its data."""
+    return state_folder() / "postgres"
+
+
 def default_lake() -> Path:
     """The lake when PGCDC_LAKE is not set."""
     return state_folder() / "lake"
@@ -43,12 +48,16 @@ def default_defs_folder() -> Path:
 
 
 def defs_folders() -> list[Path]:
-    """Where component instances are loaded from: the current folder's `defs`, and in a clone its
-    own, with the sample shop of the package.
+    """Where component instances are loaded from: the current folder's `defs`, in a clone its own,
+    and the package's with the sample shop, in a clone and where the sample shop was started.
     """
+    folders = [default_defs_folder()]
     root = clone_root()
-    further = [] if root is None else [root / "defs", _PACKAGE / "defs"]
-    return list(dict.fromkeys([default_defs_folder(), *further]))
+    if root is not None:
+        folders.append(root / "defs")
+    if root is not None or embedded_data_folder().is_dir():
+        folders.append(_PACKAGE / "defs")
+    return list(dict.fromkeys(folders))
 
 
 def conninfo(variable: str = DSN_VARIABLE) -> str:
@@ -66,7 +75,7 @@ def conninfo(variable: str = DSN_VARIABLE) -> str:
             reason=f"Environment variable {variable} is not set: it must hold the source's libpq "
             "URI"
         )
-    return embedded_conninfo(state_folder() / "postgres")
+    return embedded_conninfo(embedded_data_folder())
 
 
 def embedded_conninfo(data_dir: Path) -> str:
@@ -82,6 +91,6 @@ def embedded_conninfo(data_dir: Path) -> str:
         raise ConfigurationError(
             reason=f"{DSN_VARIABLE} is not set, and the embedded Postgres in {data_dir} does not "
             f"run: set {DSN_VARIABLE} to your database's libpq URI, or start the sample shop with "
-            "`make dev`"
+            "`python -m pgcdc_assets.demo dev`"
         ) from None
     return f"host=127.0.0.1 port={port} dbname={EMBEDDED_DATABASE} user=postgres"

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_of
 from pgcdc_assets.orchestration.defs_file import check_defs_folders
+from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.settings import CdcCapture
@@ -47,7 +48,8 @@ class CodeLocation:
     @property
     def repository(self) -> dg.RepositoryDefinition:
         """What jobs and sensors are taken from."""
-        return self.definitions.get_repository_def()
+        with without_feature_warnings():
+            return self.definitions.get_repository_def()
 
     def select(self, name: str | None) -> list[LoadedCapture]:
         """Return one capture, or all.
@@ -68,6 +70,7 @@ class CodeLocation:
         return [self.captures[name]]
 
 
+@without_feature_warnings()
 def load_defs_folders(folders: Sequence[Path]) -> dg.Definitions:
     """Load every component below some folders; those that do not exist have none.
 
@@ -92,6 +95,7 @@ def _load(folder: Path) -> dg.Definitions:
         raise explained from (error if may_be_shown else None)
 
 
+@without_feature_warnings()
 def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
     """Import a module and read its definitions.
 

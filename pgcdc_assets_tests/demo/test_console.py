@@ -75,5 +75,5 @@ def test_a_taken_port_is_named_before_anything_starts() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"port {port} .* PORT="):
+        with pytest.raises(ConfigurationError, match=f"port {port} .* --port"):
             run_dev(connections=1, rate=1, scale=0.01, port=port)

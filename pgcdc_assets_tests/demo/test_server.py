@@ -110,7 +110,7 @@ def test_the_unix_socket_is_served_too(own_server: EmbeddedServer) -> None:
 def test_asking_a_stopped_server_for_its_address_says_how_to_start_it(
     own_server: EmbeddedServer,
 ) -> None:
-    with pytest.raises(ConfigurationError, match="make dev"):
+    with pytest.raises(ConfigurationError, match=r"python -m pgcdc_assets.demo dev"):
         own_server.conninfo()
 
 

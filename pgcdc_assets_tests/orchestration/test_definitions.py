@@ -250,8 +250,9 @@ def test_loading_starts_neither_a_jvm_nor_imports_spark() -> None:
         "load_location().repository\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
     )
-    done = run("-W", "ignore", "-c", script)
+    done = run("-c", script)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
     assert loaded.isdisjoint({"pyspark", "py4j", "delta", "dagster_pyspark"})
 
