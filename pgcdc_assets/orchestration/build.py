@@ -92,7 +92,8 @@ class _Builder:
         )
         upkeep_job, upkeep_schedule = build_upkeep(self.capture, raw.key, scd_keys)
         keys = {table: spec.key for table, spec in sources.items()}
-        targets = LagSensorTargets(raw.key, snapshot.key, (capture_job, snapshot_job))
+        tables = {place: spec.key for place, spec in scds.items()}
+        targets = LagSensorTargets(raw.key, snapshot.key, tables, (capture_job, snapshot_job))
         return dg.Definitions(
             assets=[
                 *sources.values(),
@@ -101,7 +102,7 @@ class _Builder:
                 build_scd_assets(self.capture, scds, keys, self.windows, snapshot.key),
             ],
             asset_checks=[
-                build_source_checks(self.capture, raw.key, snapshot.key),
+                build_source_checks(self.capture, raw.key, snapshot.key, tables),
                 build_table_checks(self.capture, scd_keys, raw.key),
             ],
             jobs=[

@@ -1,22 +1,23 @@
 """Asset checks of the raw zone and the slot.
 
 Two come with each captured window: they read the log and the window's own files. The others ask the
-source, run by `<name>_checks`, by a click in the UI, and the slot's health by the lag sensor as
-well.
+source, run by `<name>_checks`, by a click in the UI, and all but the replica identity by the lag
+sensor as well.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import WindowUnavailable
+from pgcdc_assets.errors import TableMoved, WindowUnavailable, resnapshot_remedy
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.resources import PostgresResource
-from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.names import Names, StepKeys
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.orchestration.table_places import read_table_places
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.raw.changes import Recount
@@ -27,6 +28,7 @@ WITHOUT_GAPS = "windows_without_gaps"
 COUNTED_AS_DECODED = "rows_as_decoded"
 SLOT_HEALTH = "slot_health"
 REPLICA_IDENTITY = "replica_identity"
+SOURCE_TABLE = "source_table"
 
 _MISSING = "not there"
 
@@ -112,10 +114,20 @@ def rows_missing(raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckRes
 
 
 def build_source_checks(
-    capture: CdcCapture, raw: dg.AssetKey, snapshot: dg.AssetKey
-) -> dg.AssetChecksDefinition:
-    """Build the checks that ask the source: the slot, and each table's replica identity."""
+    capture: CdcCapture,
+    raw: dg.AssetKey,
+    snapshot: dg.AssetKey,
+    scds: Mapping[tuple[CdcTable, int], dg.AssetKey],
+) -> dg.AssetsDefinition:
+    """Build the checks that ask the source: the slot, and each table's identity and place.
+
+    Args:
+        scds: the SCD assets by table and kind.
+    """
     names = Names.of(capture)
+    step = StepKeys(capture.name)
+    tables = {key: table for (table, _), key in scds.items()}
+    step_keys = [step.key(f"scd{scd}", table, key) for (table, scd), key in scds.items()]
 
     @dg.multi_asset_check(
         name=f"{capture.name}_source_checks",
@@ -130,13 +142,24 @@ def build_source_checks(
                 asset=snapshot,
                 description="Every table's updates and deletes say which row they mean.",
             ),
+            *(
+                dg.AssetCheckSpec(
+                    SOURCE_TABLE,
+                    asset=key,
+                    description="The source table is where its changes came from: not renamed, "
+                    "moved, dropped or taken out of the publication.",
+                )
+                for key in step_keys
+            ),
         ],
         can_subset=True,
-        required_resource_keys={names.postgres},
+        required_resource_keys={names.postgres, names.lake},
     )
     def source_checks(context: dg.AssetCheckExecutionContext) -> Any:
         postgres: PostgresResource = getattr(context.resources, names.postgres)
-        wanted = {key.name for key in context.selected_asset_check_keys}
+        lake: LakeResource = getattr(context.resources, names.lake)
+        selected = context.selected_asset_check_keys
+        wanted = {key.name for key in selected}
         with postgres.query_connection("check") as conn:
             if SLOT_HEALTH in wanted:
                 yield check_slot(raw, read_slot_status(conn, capture.slot))
@@ -147,8 +170,14 @@ def build_source_checks(
                     if relation.primary_key or relation.replica_identity != "d"
                 }
                 yield check_identities(capture, snapshot, found)
+        if SOURCE_TABLE in wanted:
+            places = read_table_places(
+                postgres.settings(), lake.zone(capture.name), capture, "check"
+            )
+            for key in sorted(check.asset_key for check in selected if check.name == SOURCE_TABLE):
+                yield check_source_table(capture.name, tables[key], key, places.get(tables[key]))
 
-    return source_checks
+    return step.restore(source_checks)
 
 
 def check_slot(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckResult:
@@ -167,6 +196,28 @@ def check_slot(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckResu
         if state == "unreserved"
         else dg.AssetCheckSeverity.ERROR,
         metadata=metadata,
+    )
+
+
+def check_source_table(
+    capture: str, table: CdcTable, key: dg.AssetKey, error: TableMoved | None
+) -> dg.AssetCheckResult:
+    """Judge whether a table's changes still arrive under its name.
+
+    Args:
+        key: of an SCD asset of the table.
+        error: what became of the table.
+    """
+    reason = "none"
+    if error is not None:
+        reason = f"{error} {resnapshot_remedy(capture, table.qualified_name)}"
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=SOURCE_TABLE,
+        passed=error is None,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=None if error is None else str(error),
+        metadata={"reason": reason},
     )
 
 

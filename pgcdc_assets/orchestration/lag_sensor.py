@@ -9,15 +9,15 @@ sensor opens none meanwhile.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from pgcdc_assets.capture import check_has_wal
-from pgcdc_assets.errors import SlotAdvanced, SlotMissing, TransientError
+from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.checks import slot_evaluation
 from pgcdc_assets.orchestration.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.following import may_go_on
 from pgcdc_assets.orchestration.keys import (
@@ -26,7 +26,8 @@ from pgcdc_assets.orchestration.keys import (
     surplus_keys,
     unknown_windows,
 )
-from pgcdc_assets.orchestration.metadata import lag_metadata, window_metadata
+from pgcdc_assets.orchestration.lag_observation import LagObservation
+from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.planning import (
     Capture,
@@ -44,7 +45,7 @@ from pgcdc_assets.orchestration.runs import (
     attempts_for,
     find_unfinished,
 )
-from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.orchestration.state import (
     Position,
     captured_through,
@@ -52,7 +53,6 @@ from pgcdc_assets.orchestration.state import (
     read_state,
     window_end,
 )
-from pgcdc_assets.orchestration.table_places import find_moved
 from pgcdc_assets.postgres.barrier import read_barrier
 from pgcdc_assets.postgres.heartbeat import emit_heartbeat
 from pgcdc_assets.postgres.slots import (
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
 MINIMUM_INTERVAL_SECONDS = 2
-OBSERVE_EVERY_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ class LagSensorTargets:
 
     raw: dg.AssetKey
     snapshot: dg.AssetKey
+    scds: Mapping[tuple[CdcTable, int], dg.AssetKey]
     jobs: tuple[Any, ...]
 
 
@@ -149,6 +149,9 @@ class _Tick:
         self.partitions: list[Any] = []
         self.events: list[Any] = []
         self.reasons: list[str] = []
+        self.observation = LagObservation(
+            self.context.instance, self.capture, self.targets.raw, self.targets.scds
+        )
 
     def run(self) -> dg.SensorResult:
         epoch = self.zone.epochs.latest()
@@ -200,14 +203,10 @@ class _Tick:
             RawZoneError: the server's WAL ends before what was landed.
         """
         status = self.status
-        if status is None:
-            raise SlotMissing(
-                slot=self.capture.slot,
-                raw_zone=self.zone.uri,
-                captured_through=through,
-            )
-        if status.is_lost:
-            raise lost_slot(status)
+        if status is None or status.is_lost:
+            error = self._unusable_slot(status, through)
+            self.observation.record_unusable_slot(status, error)
+            raise error
         confirmed = status.confirmed_flush_lsn
         if confirmed is not None and confirmed > through:
             raise SlotAdvanced(
@@ -225,6 +224,11 @@ class _Tick:
                 "at its next checkpoint. Capture now, or raise max_slot_wal_keep_size."
             )
         return status
+
+    def _unusable_slot(self, status: SlotStatus | None, through: Lsn) -> SlotMissing | SlotLost:
+        if status is not None:
+            return lost_slot(status)
+        return SlotMissing(slot=self.capture.slot, raw_zone=self.zone.uri, captured_through=through)
 
     def _ask_for_copies(self, epoch: Epoch | None) -> None:
         copied = copied_tables(self.zone, epoch) if epoch is not None else {}
@@ -349,21 +353,12 @@ class _Tick:
         self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, keys))
 
     def _observe(self, status: SlotStatus, through: Lsn, lag_seconds: float) -> None:
-        """Record lag and health, now and then: each tick would fill the event log."""
-        newest = self.context.instance.fetch_observations(self.targets.raw, limit=1).records
-        if newest and time.time() - newest[0].timestamp < OBSERVE_EVERY_SECONDS:
-            return
-        metadata = lag_metadata(status, through, lag_seconds)
-        try:
-            moved = find_moved(self.postgres.settings(), self.zone, self.capture, "sensor")
-        except TransientError:
-            moved = []
-        metadata["moved_tables"] = "; ".join(map(str, moved)) or "none"
-        for error in moved:
+        observation = self.observation
+        observation.observe(self.postgres.settings(), self.zone, status, through, lag_seconds)
+        for error in observation.moved:
             self.context.log.error(str(error))
             self.reasons.append(str(error))
-        self.events.append(dg.AssetObservation(self.targets.raw, metadata=metadata))
-        self.events.append(slot_evaluation(self.targets.raw, status))
+        self.events += observation.events
 
     def _seconds_since_landing(self) -> float | None:
         event = self.context.instance.get_latest_materialization_event(self.targets.raw)

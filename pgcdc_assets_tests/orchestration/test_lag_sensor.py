@@ -118,9 +118,14 @@ def test_observations_are_spaced_so_that_ticks_do_not_fill_the_log(
 def test_a_dropped_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.database.drop_slots()
-    with pytest.raises(Exception) as caught:
-        orchestrated.tick("lag")
+    for _ in range(2):
+        with pytest.raises(Exception) as caught:
+            orchestrated.tick("lag")
     assert isinstance(root_cause(caught.value), SlotMissing)
+    evaluation = slot_health(orchestrated)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert evaluation.metadata["wal_status"].value == "not there"
+    assert "pgcdc renew" in (evaluation.description or "")
 
 
 def test_a_slot_that_somebody_else_advanced_fails_the_tick(orchestrated: Orchestrated) -> None:
@@ -244,6 +249,10 @@ def test_a_lost_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
         with pytest.raises(Exception) as caught:
             orchestrated.tick("lag")
     assert isinstance(root_cause(caught.value), SlotLost)
+    evaluation = slot_health(orchestrated)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert evaluation.metadata["wal_status"].value == "lost"
+    assert "pgcdc renew" in (evaluation.description or "")
 
 
 def test_the_slot_s_health_is_judged_by_the_tick_and_on_demand(orchestrated: Orchestrated) -> None:
