@@ -20,6 +20,7 @@ from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
 from pgcdc_assets.merge.watermark import read_target
 from pgcdc_assets.orchestration.checks import evaluation_of
 from pgcdc_assets.orchestration.copying import Copying
+from pgcdc_assets.orchestration.data_versions import data_version, version_tags
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.following import Following
 from pgcdc_assets.orchestration.invariant_checks import INVARIANTS, MergedChecks, invariant_spec
@@ -165,8 +166,9 @@ class _Rounds:
             place = self._by_name[report.schema, report.table, report.scd]
             metadata = MergeMetadata.of(report, through, recorded)
             state = {**metadata.state, **_table_metadata(self.zone, report, self.sources[place[0]])}
-            shown = self._materialized(self.specs[place].key, state, metadata, windows, is_first)
-            yield from shown
+            key = self.specs[place].key
+            version = data_version(self.context.instance, key, report, through)
+            yield from self._materialized(key, state, metadata, version, windows, is_first)
             yield from self._results(checked.after(report, through.epoch), is_first)
         yield from self._results(checked.rest(), is_first)
 
@@ -175,6 +177,7 @@ class _Rounds:
         key: dg.AssetKey,
         state: Mapping[str, Any],
         metadata: MergeMetadata,
+        version: str,
         windows: Sequence[LsnWindow],
         is_first: bool,
     ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetMaterialization]:
@@ -182,14 +185,21 @@ class _Rounds:
         if not is_first:
             for window in windows:
                 own = metadata.for_window(window.key)
-                yield dg.AssetMaterialization(key, partition=window.key, metadata={**state, **own})
+                yield dg.AssetMaterialization(
+                    key,
+                    partition=window.key,
+                    metadata={**state, **own},
+                    tags=version_tags(version),
+                )
             return
         for window in windows:
             # For each of these Dagster lists all partitions of the run.
             if window.key in metadata.shown_apart:
                 own = metadata.for_window(window.key)
                 self.context.add_asset_metadata(own, asset_key=key, partition_key=window.key)
-        yield dg.MaterializeResult(asset_key=key, metadata=state)
+        yield dg.MaterializeResult(
+            asset_key=key, metadata=state, data_version=dg.DataVersion(version)
+        )
 
     def _results(
         self, results: Iterable[Result], is_first: bool

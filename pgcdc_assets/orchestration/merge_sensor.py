@@ -16,10 +16,10 @@ from dagster import DagsterRunStatus, RunRecord
 
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.copying import Copying
+from pgcdc_assets.orchestration.data_versions import shown_through
 from pgcdc_assets.orchestration.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.following import may_go_on
 from pgcdc_assets.orchestration.keys import range_tags, shown_windows
-from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.resources import LakeResource
@@ -182,16 +182,9 @@ class _Tick:
         return later[0] if later else landed[-1]
 
     def _shown_through(self, table: TableState) -> LsnWindow | None:
-        """The window through which the table's newest materialisation went.
-
-        A range run reports all its partitions, in no order: what it merged through is metadata.
-        """
         if table.watermark is None:
             return None
-        entry = self.instance.get_latest_materialization_event(self._key(table))
-        event = entry.asset_materialization if entry is not None else None
-        through = event.metadata.get(THROUGH_METADATA) if event is not None else None
-        return LsnWindow.parse(str(through.value)) if through is not None else None
+        return shown_through(self.instance, self._key(table))
 
     def _without_backoff(self, behind: list[TableState]) -> list[TableState]:
         recent = recent_runs(self.instance, self.capture.name, "merge")

@@ -16,6 +16,8 @@ import dagster as dg
 from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import encode_name
 
+LAYER_TAG = "pgcdc/layer"
+
 
 class Layer(Enum):
     """The kinds of assets of a capture."""
@@ -70,7 +72,7 @@ class PgcdcTranslator:
             Layer.SCD2: _scd2,
         }[data.layer]
         description, kinds, metadata = describe(data)
-        tags = {"pgcdc/capture": data.capture.name, "pgcdc/layer": data.layer.value}
+        tags = {"pgcdc/capture": data.capture.name, LAYER_TAG: data.layer.value}
         return dg.AssetSpec(
             key=data.key,
             description=description,

@@ -12,6 +12,7 @@ from dagster import DagsterEvent, DagsterEventType
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions, on_new_merges
+from pgcdc_assets.orchestration.data_versions import NO_CHANGE, version_tags
 from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
@@ -51,8 +52,13 @@ class Automated:
     def open(self, *windows: str) -> None:
         self.instance.add_dynamic_partitions(CAPTURE.windows_name, list(windows))
 
-    def materialize(self, key: dg.AssetKey, window: str | None = None) -> None:
-        self.instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=window))
+    def materialize(
+        self, key: dg.AssetKey, window: str | None = None, version: str | None = None
+    ) -> None:
+        """Report what a merge does; its changes are those of the window unless said otherwise."""
+        tags = {} if window is None else version_tags(window if version is None else version)
+        event = dg.AssetMaterialization(key, partition=window, tags=tags)
+        self.instance.report_runless_asset_event(event)
 
     def start(self, job: dg.JobDefinition, window: str | None = None) -> dg.DagsterRun:
         """Bring a run into the state of one that is under way."""
@@ -102,6 +108,45 @@ def test_a_merge_asks_once_though_other_windows_wait(automated: Automated) -> No
     assert not automated.asks()
     automated.open("4")
     assert not automated.asks(), "an open window is no news"
+
+
+def test_merges_without_changes_ask_for_nothing(automated: Automated) -> None:
+    automated.open("1", "2", "3", "4")
+    assert not automated.asks()
+    for key in (A, B):
+        automated.materialize(key, "1")
+    assert automated.asks()
+    automated.materialize(MART)
+    for key in (A, B):
+        automated.materialize(key, "2", NO_CHANGE)
+    assert not automated.asks()
+    automated.materialize(A, "3", NO_CHANGE)
+    automated.materialize(B, "3")
+    assert automated.asks(), "one of them has changes"
+    automated.materialize(MART)
+    automated.materialize(B, "3")
+    assert not automated.asks(), "the same window once more"
+
+
+def test_other_dependencies_ask_at_each_materialisation() -> None:
+    """An event that is reported from outside has no data version."""
+    other = dg.AssetKey("other")
+
+    @dg.asset(key=MART, deps=[A, other], automation_condition=on_new_merges())
+    def mart() -> None: ...
+
+    assets = dg.Definitions(assets=[mart, dg.AssetSpec(other)])
+    definitions = dg.Definitions.merge(build_cdc_definitions(CAPTURE), assets)
+    with dg.DagsterInstance.ephemeral() as instance:
+        automated = Automated(definitions, instance)
+        automated.open("1")
+        automated.materialize(A, "1")
+        automated.materialize(other)
+        assert automated.asks()
+        automated.materialize(MART)
+        assert not automated.asks()
+        automated.materialize(other)
+        assert automated.asks()
 
 
 def test_a_run_that_goes_on_does_not_hold_up_what_it_has_merged(automated: Automated) -> None:
@@ -159,3 +204,8 @@ def test_real_merges_ask_and_quiet_does_not(
     assert automated.asks()
     automated.materialize(MART)
     assert not automated.asks()
+    click = location.repository.get_job(f"{NAME}_merge").execute_in_process(
+        partition_key=orchestrated.windows()[-1], instance=orchestrated.instance
+    )
+    assert {e.asset_key for e in click.get_asset_materialization_events()} == {A, B}
+    assert not automated.asks(), "nothing was left to merge"

@@ -1,0 +1,75 @@
+"""The data version that a merge gives a table, by what it did and what Dagster was shown before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge.report import MergeReport
+from pgcdc_assets.orchestration.data_versions import NO_CHANGE, data_version, version_tags
+from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
+
+KEY = dg.AssetKey("table")
+FIRST, SECOND = LsnWindow.of(1, 0, 100), LsnWindow.of(1, 100, 200)
+IDLE = MergeReport("public", "t", 1, "path", Lsn(100), Lsn(200))
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def show(instance: dg.DagsterInstance, through: LsnWindow, version: str = "other") -> None:
+    event = dg.AssetMaterialization(
+        KEY,
+        partition=through.key,
+        metadata={THROUGH_METADATA: through.key},
+        tags=version_tags(version),
+    )
+    instance.report_runless_asset_event(event)
+
+
+def test_a_merge_with_changes_has_a_version_and_one_without_has_none(
+    instance: dg.DagsterInstance,
+) -> None:
+    show(instance, FIRST)
+    assert data_version(instance, KEY, IDLE, SECOND) == NO_CHANGE
+    changed = data_version(instance, KEY, replace(IDLE, changes_read=1), SECOND)
+    assert changed == "1:0/C8"
+    copied = data_version(instance, KEY, replace(IDLE, snapshot_lsn=Lsn(150)), SECOND)
+    assert copied not in (changed, NO_CHANGE), "another copy, through the same window"
+    assert data_version(instance, KEY, replace(IDLE, watermark_before=None), SECOND) != NO_CHANGE
+
+
+def test_changes_that_a_killed_run_committed_and_never_showed_are_shown_by_the_next_merge(
+    instance: dg.DagsterInstance,
+) -> None:
+    committed = replace(IDLE, watermark_before=Lsn(200))
+    assert data_version(instance, KEY, committed, SECOND) != NO_CHANGE, "nothing was ever shown"
+    show(instance, FIRST)
+    assert data_version(instance, KEY, committed, SECOND) != NO_CHANGE
+    show(instance, SECOND, NO_CHANGE)
+    assert data_version(instance, KEY, committed, SECOND) == NO_CHANGE
+
+
+def test_a_window_that_is_merged_again_keeps_its_version(instance: dg.DagsterInstance) -> None:
+    """A retry of a step would hide the changes of its first attempt otherwise."""
+    version = data_version(instance, KEY, replace(IDLE, changes_read=1), SECOND)
+    show(instance, SECOND, version)
+    again = replace(IDLE, watermark_before=Lsn(200))
+    assert data_version(instance, KEY, again, SECOND) == version
+    assert data_version(instance, KEY, again, LsnWindow.of(1, 200, 300)) == NO_CHANGE
+
+
+def test_windows_of_an_earlier_epoch_do_not_show_what_is_merged_in_the_next(
+    instance: dg.DagsterInstance,
+) -> None:
+    show(instance, LsnWindow.of(1, 0, 1 << 40))
+    third = LsnWindow.of(2, 0, 200)
+    committed = replace(IDLE, watermark_before=Lsn(200))
+    assert data_version(instance, KEY, committed, third) != NO_CHANGE
