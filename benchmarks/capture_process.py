@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake

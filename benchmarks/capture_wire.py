@@ -16,11 +16,11 @@ import numpy as np
 from benchmarks import workload
 from benchmarks.results import Result
 from benchmarks.source import Source, log, source
-from pgcdc_assets.postgres import stream
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.libpq_wire import LibpqWire
-from pgcdc_assets.postgres.socket_wire import SocketWire
-from pgcdc_assets.postgres.wire import WireSettings
+from pgcdc_assets.postgres.stream import connection as stream
+from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
+from pgcdc_assets.postgres.stream.socket_transport import SocketWire
+from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.protocol.frames import MessageBatch
 
 REPETITIONS = 3

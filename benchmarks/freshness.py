@@ -37,13 +37,13 @@ from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.source import log
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
-from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.orchestration.instance import CONFIG
 from pgcdc_assets.ports import free_port
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.spark_server import SparkServer
+from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import compare_table
 
 WARM_UP_SECONDS = scaled(60, least=10)

@@ -17,7 +17,7 @@ from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.side_by_side import OURS, SideBySide, shown
 from benchmarks.source import log
-from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.spark.session import spark_session
 
 ROWS = scaled(10_000_000)
 RECENT_ROWS = ROWS // 10

@@ -15,7 +15,7 @@ from benchmarks.scale import roomy_folder, scaled
 from benchmarks.side_by_side import OURS, SideBySide, shown
 from benchmarks.source import log
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.spark.session import spark_session
 
 SIZES = {
     "1m": scaled(1_000_000),

@@ -14,7 +14,7 @@ from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.side_by_side import OURS, SideBySide, shown
 from benchmarks.source import log
-from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.spark.session import spark_session
 
 TABLES = scaled(100, least=3)
 ROWS = 1_000

@@ -18,7 +18,7 @@ from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.side_by_side import contents, merge_ours, path_of, timed
 from benchmarks.source import log
-from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.spark.session import spark_session
 
 ROWS = scaled(10_000_000)
 RECENT_ROWS = ROWS // 10

@@ -32,7 +32,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.raw import files, schema, table
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.upkeep import keep_up
+from pgcdc_assets.raw.maintenance import keep_up
 from pgcdc_assets.raw.zone import RawZone
 
 BATCH_ROWS = 32_768

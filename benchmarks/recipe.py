@@ -26,7 +26,6 @@ _VALUES = (
     "CAST(new[5] AS TIMESTAMP) AS updated_at",
 )
 
-
 # By name, the properties of their tables: those that Delta gives any table, and for who knows of
 # deletion vectors and asks for them, as our tables do.
 RECIPES: Mapping[str, Mapping[str, str]] = {

@@ -18,8 +18,8 @@ from benchmarks.recipe import Recipe
 from benchmarks.source import log
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
-from pgcdc_assets.merge.sql import delta_table
-from pgcdc_assets.merge.watermark import table_path
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.state import table_path
 
 OURS = "ours"
 COLUMNS = ("id", "customer_id", "status", "amount", "note", "updated_at")

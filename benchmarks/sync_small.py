@@ -20,7 +20,7 @@ from benchmarks.results import Result
 from benchmarks.source import log, source
 from benchmarks.sync import sync_once
 from benchmarks.sync_definitions import NAMES
-from pgcdc_assets.spark_server import SparkServer
+from pgcdc_assets.spark.server import SparkServer
 
 REPETITIONS = 3
 _ROWS = 10

@@ -19,16 +19,16 @@ from pyspark.sql import SparkSession
 
 from benchmarks.results import Result
 from benchmarks.source import log
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
-from pgcdc_assets.merge.session import spark_session
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.snapshot import copy_tables
-from pgcdc_assets.spark_server import SparkServer
+from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.verify import (
     ComparisonFailure,
     compare_tables,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.orchestration.build import build_cdc_definitions
     from pgcdc_assets.orchestration.component import PostgresCdcComponent
     from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-    from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
     from pgcdc_assets.orchestration.translator import PgcdcTranslator
+    from pgcdc_assets.settings import CdcCapture, CdcTable, WindowPolicy
 
 __version__ = "0.1.0"
 
@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CdcCapture": "pgcdc_assets.orchestration.settings",
-    "CdcTable": "pgcdc_assets.orchestration.settings",
+    "CdcCapture": "pgcdc_assets.settings",
+    "CdcTable": "pgcdc_assets.settings",
     "LakeResource": "pgcdc_assets.orchestration.resources",
     "Lsn": "pgcdc_assets.lsn",
     "LsnWindow": "pgcdc_assets.lsn",
@@ -46,7 +46,7 @@ _MODULES = {
     "PostgresCdcComponent": "pgcdc_assets.orchestration.component",
     "PostgresResource": "pgcdc_assets.orchestration.resources",
     "SparkResource": "pgcdc_assets.orchestration.resources",
-    "WindowPolicy": "pgcdc_assets.orchestration.settings",
+    "WindowPolicy": "pgcdc_assets.settings",
     "build_cdc_definitions": "pgcdc_assets.orchestration.build",
     "on_new_merges": "pgcdc_assets.orchestration.automation",
 }

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from pgcdc_assets.merge.spark_settings import DELTA_PACKAGE
+from pgcdc_assets.spark.settings import DELTA_PACKAGE
 from pgcdc_assets_tests.lowest_versions import lowest_versions, requirements
 
 ROOT = Path(__file__).resolve().parents[1]

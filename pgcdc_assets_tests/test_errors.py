@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.capture import check_has_wal
+from pgcdc_assets.capture.window import check_has_wal
 from pgcdc_assets.errors import (
     RawZoneError,
     SlotLost,
@@ -17,7 +17,7 @@ from pgcdc_assets.errors import (
     error_named,
 )
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.stream_failures import stream_failure
+from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets_tests.fixtures.capturing import Capturing
 
 

@@ -40,7 +40,7 @@ COLUMNS = [*KEY, "a,b;c{d}(e)", "line\nend\t", "é😀", "select", "%/\\[]*?#'",
 COLUMNS += [".", "Ünïcode", "'; drop table x; --", " ", '"', "`", "`a`", "count(*)", "_metadata"]
 MODULE = """
 from pathlib import Path
-from pgcdc_assets.orchestration.loading import load_defs_folders
+from pgcdc_assets.orchestration.code_location import load_defs_folders
 
 defs = load_defs_folders([Path({folder!r})])
 """

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
-from pgcdc_assets.merge.shape import (
+from pgcdc_assets.merge.fold.schema import (
     CHANGE_LOG_COLUMNS,
     SCD1_COLUMNS,
     SCD2_COLUMNS,
@@ -14,15 +14,15 @@ from pgcdc_assets.merge.shape import (
     SystemColumns,
     check_names,
 )
-from pgcdc_assets.orchestration import defaults
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
-from pgcdc_assets.orchestration.table_places import find_moved
+from pgcdc_assets.orchestration import home
+from pgcdc_assets.orchestration.moved_tables import find_moved
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.preflight import Finding, run_preflight
+from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -35,11 +35,11 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.publication is not None:
         name = options.name or ""
-        settings = ConnectionSettings(defaults.conninfo(), name=name)
+        settings = ConnectionSettings(home.conninfo(), name=name)
         slot = options.slot or f"pgcdc_{name or options.publication}"
         report(settings, options.publication, run_preflight(settings, options.publication, slot))
         return 0
-    from pgcdc_assets.orchestration.loading import load_location
+    from pgcdc_assets.orchestration.code_location import load_location
 
     for loaded in load_location(options.module).select(options.name):
         settings = loaded.postgres.settings()

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from pgcdc_assets.cli.check import check_columns, report
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge.shape import default_key
-from pgcdc_assets.orchestration import defaults
+from pgcdc_assets.merge.fold.schema import default_key
+from pgcdc_assets.orchestration import home
 from pgcdc_assets.orchestration.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.defs_tables import DefsTables
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, component_yaml
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.preflight import run_preflight
+from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.settings import CdcCapture, CdcTable, component_yaml
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def _write(options: argparse.Namespace) -> int:
             reason=f"{there[0]} exists already: --update adds the tables that it lacks{remedy}"
         )
     slot = options.slot or f"pgcdc_{options.name}"
-    tables = _published(defaults.conninfo(), options.name, options.publication, slot)
+    tables = _published(home.conninfo(), options.name, options.publication, slot)
     capture = CdcCapture(options.name, options.publication, tables, slot=slot)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = component_yaml(capture.name, capture.publication, capture.tables, slot=capture.slot)
@@ -61,7 +61,7 @@ def _update(options: argparse.Namespace) -> int:
             "declare another capture for it"
         )
     slot = listed.attributes.get("slot") or f"pgcdc_{options.name}"
-    conninfo = defaults.conninfo(listed.attributes.get("dsn_env", defaults.DSN_VARIABLE))
+    conninfo = home.conninfo(listed.attributes.get("dsn_env", home.DSN_VARIABLE))
     tables = _published(conninfo, options.name, publication, slot)
     published = {table.name: table for table in tables}
     added = [table for name, table in published.items() if name not in listed.names]
@@ -101,7 +101,7 @@ def _find(options: argparse.Namespace) -> Path:
 def _places(options: argparse.Namespace) -> list[Path]:
     """List where the capture may be declared; the first place is where it is written to."""
     given: Path | None = options.defs
-    folders = defaults.defs_folders() if given is None else [given]
+    folders = home.defs_folders() if given is None else [given]
     name: str = options.name
     return [folder / name / "defs.yaml" for folder in folders]
 

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pgcdc_assets.orchestration.defaults import state_folder
+from pgcdc_assets.orchestration.home import state_folder
 from pgcdc_assets.orchestration.output import LibraryLog, open_library_log, terminal
 
 

@@ -22,10 +22,10 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error that the run ended with; tables that it does not name are rebuilt.
     """
+    from pgcdc_assets.orchestration.code_location import load_location
     from pgcdc_assets.orchestration.instance import open_instance
-    from pgcdc_assets.orchestration.loading import load_location
+    from pgcdc_assets.orchestration.jobs.rebuild import parse_lsn, rebuild_op_name
     from pgcdc_assets.orchestration.names import Names
-    from pgcdc_assets.orchestration.rebuild import parse_lsn, rebuild_op_name
     from pgcdc_assets.orchestration.run_claims import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.run_errors import error_of_run
     from pgcdc_assets.orchestration.targets import select_tables

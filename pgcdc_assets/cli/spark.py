@@ -7,9 +7,9 @@ import os
 
 from pgcdc_assets.cli.output import say
 from pgcdc_assets.cli.tables import duration
-from pgcdc_assets.orchestration.defaults import SPARK_VARIABLE, state_folder
-from pgcdc_assets.spark_process import RunningServer
-from pgcdc_assets.spark_server import SparkServer
+from pgcdc_assets.orchestration.home import SPARK_VARIABLE, state_folder
+from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets.spark.server_process import RunningServer
 
 
 def run(options: argparse.Namespace) -> int:

@@ -18,9 +18,9 @@ def run(options: argparse.Namespace) -> int:
     With several captures one that fails does not hold up the next; the worst status is returned.
     """
     started = time.monotonic()
+    from pgcdc_assets.orchestration.code_location import load_location
     from pgcdc_assets.orchestration.instance import open_instance
-    from pgcdc_assets.orchestration.loading import load_location
-    from pgcdc_assets.orchestration.sync import SyncLimits, SyncReport, sync_capture
+    from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
 
     reports: list[SyncReport] = []
     failures: list[PgcdcError] = []
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _summary(report: object) -> str:
-    from pgcdc_assets.orchestration.sync import SyncReport
+    from pgcdc_assets.orchestration.jobs.sync import SyncReport
 
     assert isinstance(report, SyncReport)
     parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())

@@ -22,8 +22,8 @@ from pgcdc_assets.verify import (
 if TYPE_CHECKING:
     import dagster as dg
 
-    from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture
-    from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+    from pgcdc_assets.orchestration.code_location import CodeLocation, LoadedCapture
+    from pgcdc_assets.settings import CdcCapture, CdcTable
 
 _NULL = "NULL"
 
@@ -35,8 +35,8 @@ def run(options: argparse.Namespace) -> int:
         ConfigurationError: a named table does not exist, or cannot be compared.
         DifferenceFound: one of them differs.
     """
+    from pgcdc_assets.orchestration.code_location import load_location
     from pgcdc_assets.orchestration.instance import open_instance
-    from pgcdc_assets.orchestration.loading import load_location
 
     location = load_location(options.module)
     captures = location.select(options.name)
@@ -93,7 +93,7 @@ def _verify(
     options: argparse.Namespace,
 ) -> Iterator[Comparison | PgcdcError]:
     """Compare one capture's tables; give the errors of tables that could not be compared."""
-    from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
+    from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
     from pgcdc_assets.orchestration.targets import target_of
 
     capture = loaded.capture

@@ -21,13 +21,13 @@ from pgcdc_assets.cli.tables import size
 from pgcdc_assets.demo.console import Lines, say, signs_of_life, table
 from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
-from pgcdc_assets.orchestration.defaults import state_folder
+from pgcdc_assets.orchestration.code_location import CodeLocation, LoadedCapture, load_location
 from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
+from pgcdc_assets.orchestration.home import state_folder
 from pgcdc_assets.orchestration.instance import open_instance
-from pgcdc_assets.orchestration.loading import CodeLocation, LoadedCapture, load_location
+from pgcdc_assets.orchestration.jobs.sync import SyncReport, sync_capture
 from pgcdc_assets.orchestration.output import library_log
 from pgcdc_assets.orchestration.state import read_state
-from pgcdc_assets.orchestration.sync import SyncReport, sync_capture
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison, compare_table

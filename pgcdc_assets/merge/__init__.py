@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
 
 if TYPE_CHECKING:
-    from pgcdc_assets.merge.tables import merge_tables
+    from pgcdc_assets.merge.run import merge_tables
 
 __all__ = ["MergeFailure", "MergeReport", "TableTarget", "merge_tables"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "merge_tables":
-        from pgcdc_assets.merge.tables import merge_tables
+        from pgcdc_assets.merge.run import merge_tables
 
         return merge_tables
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,14 +6,15 @@ import time
 
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge.fence import Step
-from pgcdc_assets.merge.kind import Counts
-from pgcdc_assets.merge.kinds import choose_kind
-from pgcdc_assets.merge.preparation import TableWork
+from pgcdc_assets.merge.kinds.base import Counts
+from pgcdc_assets.merge.kinds.choose import choose_kind
 from pgcdc_assets.merge.report import MergeReport
-from pgcdc_assets.merge.sql import delta_table
-from pgcdc_assets.merge.tuning import tune
-from pgcdc_assets.merge.watermark import (
+from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.spark.tuning import tune
+from pgcdc_assets.tables.fence import Step
+from pgcdc_assets.tables.state import (
     TargetState,
     advance_watermark,
     check_unmoved,
@@ -23,7 +24,6 @@ from pgcdc_assets.merge.watermark import (
     read_target,
     settle,
 )
-from pgcdc_assets.raw.zone import RawZone
 
 # How far the recorded watermark of a table without changes may fall behind: its next merge looks
 # through the records of that many windows.

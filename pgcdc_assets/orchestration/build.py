@@ -11,25 +11,29 @@ from dagster._core.definitions.unresolved_asset_job_definition import (
 from dagster._utils.schedules import is_valid_cron_string
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.capture_assets import build_raw_asset
-from pgcdc_assets.orchestration.checks import COUNTED_AS_DECODED, WITHOUT_GAPS, build_source_checks
-from pgcdc_assets.orchestration.declared import CAPTURE_METADATA, capture_metadata
+from pgcdc_assets.orchestration.assets.raw import build_raw_asset
+from pgcdc_assets.orchestration.assets.scd import build_scd_assets
+from pgcdc_assets.orchestration.assets.snapshot import build_snapshot_asset
+from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
+from pgcdc_assets.orchestration.checks.raw import (
+    COUNTED_AS_DECODED,
+    WITHOUT_GAPS,
+    build_source_checks,
+)
+from pgcdc_assets.orchestration.checks.scd import build_table_checks
 from pgcdc_assets.orchestration.executor import run_executor
 from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
-from pgcdc_assets.orchestration.invariant_checks import INVARIANTS
-from pgcdc_assets.orchestration.lag_sensor import LagSensorTargets, build_lag_sensor
-from pgcdc_assets.orchestration.merge_assets import build_scd_assets
-from pgcdc_assets.orchestration.merge_sensor import build_merge_sensor
+from pgcdc_assets.orchestration.jobs.maintenance import build_upkeep
+from pgcdc_assets.orchestration.jobs.rebuild import build_rebuild_job
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import SpecificPartitionsPartitionMapping
-from pgcdc_assets.orchestration.rebuild import build_rebuild_job
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.runs import CAPTURE_TAG
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
-from pgcdc_assets.orchestration.snapshot_assets import build_snapshot_asset
-from pgcdc_assets.orchestration.table_checks import build_table_checks
+from pgcdc_assets.orchestration.sensors.lag import LagSensorTargets, build_lag_sensor
+from pgcdc_assets.orchestration.sensors.merge import build_merge_sensor
+from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, capture_metadata
 from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTranslator
-from pgcdc_assets.orchestration.upkeep import build_upkeep
+from pgcdc_assets.settings import CdcCapture, CdcTable
 
 
 @without_feature_warnings()

@@ -19,10 +19,11 @@ from pydantic import Field
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.report import StepLimit
-from pgcdc_assets.orchestration import defaults
+from pgcdc_assets.orchestration import home
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-from pgcdc_assets.orchestration.settings import (
+from pgcdc_assets.orchestration.translator import PgcdcTranslator
+from pgcdc_assets.settings import (
     CdcCapture,
     CdcTable,
     CheckPolicy,
@@ -30,7 +31,6 @@ from pgcdc_assets.orchestration.settings import (
     StreamPolicy,
     WindowPolicy,
 )
-from pgcdc_assets.orchestration.translator import PgcdcTranslator
 
 
 class TableModel(dg.Model, Resolvable):
@@ -160,7 +160,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         description="Take over a slot that something else has read before.",
     )
     dsn_env: str = Field(
-        default=defaults.DSN_VARIABLE,
+        default=home.DSN_VARIABLE,
         description="Environment variable that holds the source's libpq URI.",
     )
     lake: str | None = Field(
@@ -237,9 +237,9 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
 
 def _is_replaced(context: dg.ComponentLoadContext) -> bool:
     """Whether a capture is declared beside the sample, for a database of the user's own."""
-    if not os.environ.get(defaults.DSN_VARIABLE, "").strip():
+    if not os.environ.get(home.DSN_VARIABLE, "").strip():
         return False
     path = Path(context.path)
     own = path.parent if path.is_file() else path
-    folders = [own.parent, *defaults.defs_folders()]
+    folders = [own.parent, *home.defs_folders()]
     return any(file.parent != own for folder in folders for file in folder.glob("*/defs.yaml"))

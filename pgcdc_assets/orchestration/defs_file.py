@@ -24,7 +24,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.report import StepLimit
-from pgcdc_assets.orchestration.settings import (
+from pgcdc_assets.settings import (
     CdcCapture,
     CdcTable,
     CheckPolicy,

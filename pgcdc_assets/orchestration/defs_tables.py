@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.settings import CdcTable, table_entry
+from pgcdc_assets.settings import CdcTable, table_entry
 from pgcdc_assets.table_name import TableName
 
 

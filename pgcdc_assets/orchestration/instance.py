@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration import defaults
+from pgcdc_assets.orchestration import home as defaults
 
 CONFIG = Path(__file__).with_name("dagster.yaml")
 

@@ -15,18 +15,18 @@ import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError, TableMoved, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.orchestration.checks import (
+from pgcdc_assets.orchestration.checks.raw import (
     check_slot,
     check_source_table,
     evaluation_of,
     slot_evaluation,
 )
 from pgcdc_assets.orchestration.metadata import lag_metadata
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
-from pgcdc_assets.orchestration.table_places import read_table_places
+from pgcdc_assets.orchestration.moved_tables import read_table_places
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
 
 EVERY_SECONDS = 30.0
 

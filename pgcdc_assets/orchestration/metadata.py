@@ -15,11 +15,11 @@ import dagster as dg
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
-from pgcdc_assets.raw.summary import WindowSummary
+from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
-    from pgcdc_assets.capture import CaptureReport
+    from pgcdc_assets.capture.window import CaptureReport
     from pgcdc_assets.merge.report import MergeReport
 
 THROUGH_METADATA = "through_window"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import identifier
 
 

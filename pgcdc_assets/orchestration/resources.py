@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import Field
 
-from pgcdc_assets.orchestration import defaults
+from pgcdc_assets.orchestration import home
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.spark_server import SparkServer
+from pgcdc_assets.spark.server import SparkServer
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -34,7 +34,7 @@ class PostgresResource(dg.ConfigurableResource[None]):
         "secret. Unset: taken from the variable below when it is needed.",
     )
     dsn_env: str = Field(
-        default=defaults.DSN_VARIABLE,
+        default=home.DSN_VARIABLE,
         description="Environment variable with the libpq URI; PGCDC_DSN unset means the embedded "
         "server.",
     )
@@ -49,7 +49,7 @@ class PostgresResource(dg.ConfigurableResource[None]):
             ConfigurationError: no connection string is set, and no embedded server runs.
         """
         return ConnectionSettings(
-            conninfo=self.conninfo or defaults.conninfo(self.dsn_env),
+            conninfo=self.conninfo or home.conninfo(self.dsn_env),
             name=self.capture,
             connect_timeout=self.connect_timeout,
             statement_timeout_ms=self.statement_timeout_ms,
@@ -76,7 +76,7 @@ class LakeResource(dg.ConfigurableResource[None]):
         """Return the lake's address."""
         if self.uri:
             return Lake(self.uri, self.storage_options)
-        found = Lake.from_environment(defaults.default_lake())
+        found = Lake.from_environment(home.default_lake())
         return Lake(found.uri, self.storage_options) if self.storage_options else found
 
     def zone(self, capture: str) -> RawZone:
@@ -109,13 +109,13 @@ class SparkResource(dg.ConfigurableResource[None]):
         """
         from dagster_pyspark import LazyPySparkResource
 
-        from pgcdc_assets.merge.session import connecting, runs_embedded, settled
-        from pgcdc_assets.merge.spark_settings import embedded_conf
+        from pgcdc_assets.spark.session import connecting, runs_embedded, settled
+        from pgcdc_assets.spark.settings import embedded_conf
 
         remote = self._chosen_remote()
         if remote is None and not runs_embedded():
             remote = self._own_server()
-        remote = None if remote == defaults.EMBEDDED_SPARK else remote
+        remote = None if remote == home.EMBEDDED_SPARK else remote
         conf = {"spark.remote": remote} if remote else embedded_conf()
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
         with connecting(remote):
@@ -123,7 +123,7 @@ class SparkResource(dg.ConfigurableResource[None]):
             return settled(session)
 
     def _chosen_remote(self) -> str | None:
-        return self.remote or os.environ.get(defaults.SPARK_VARIABLE, "").strip() or None
+        return self.remote or os.environ.get(home.SPARK_VARIABLE, "").strip() or None
 
     def _own_server(self) -> str | None:
         """Find the server of this state folder.
@@ -133,5 +133,5 @@ class SparkResource(dg.ConfigurableResource[None]):
         """
         if self.spark_config:
             return None
-        server = SparkServer(defaults.state_folder()).usable()
+        server = SparkServer(home.state_folder()).usable()
         return server.remote if server is not None else None

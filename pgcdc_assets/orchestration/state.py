@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.watermark import read_watermark
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.raw.epochs import Epoch
-from pgcdc_assets.raw.summary import WindowSummary
+from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.tables.state import read_watermark
 
 
 class Position(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.report import TableTarget
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import encode_name
 
 LAYER_TAG = "pgcdc/layer"

@@ -19,7 +19,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.postgres.failures import connection_failure, statement_failure
+from pgcdc_assets.postgres.errors import connection_failure, statement_failure
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -52,7 +52,6 @@ _PINNED = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
-
 
 # The encoding of a database that stores any bytes and converts none.
 SQL_ASCII = "SQL_ASCII"

@@ -29,7 +29,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
 from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
-from pgcdc_assets.postgres.failures import statement_failure
+from pgcdc_assets.postgres.errors import statement_failure
 from pgcdc_assets.postgres.publication import read_membership
 from pgcdc_assets.table_name import quoted
 

@@ -26,7 +26,7 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.failures import connection_failure, statement_failure
+from pgcdc_assets.postgres.errors import connection_failure, statement_failure
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

@@ -19,7 +19,7 @@ from psycopg import pq
 from pgcdc_assets.errors import ConnectionLost, DefiniteError, RawZoneError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.failures import connection_failure
+from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets.postgres.libpq import connect, execute
 
 _START_SECONDS = 30.0

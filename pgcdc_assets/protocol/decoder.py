@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol import messages, rows
-from pgcdc_assets.protocol.changes import ChangeMessages, LogicalTexts, read_tuples
+from pgcdc_assets.protocol import arrow_batch, messages
 from pgcdc_assets.protocol.frames import KEEPALIVE, XLOG_DATA, MessageBatch, Positions
 from pgcdc_assets.protocol.heads import ACTION_AT, BEGIN, BODY_AT, COMMIT, Heads, find_context
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.protocol.row_messages import ChangeMessages, LogicalTexts, read_tuples
 from pgcdc_assets.protocol.tuples import WireBuffer
 
 Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
@@ -85,10 +85,10 @@ class Decoder:
         self._resolve = resolve
         self._window_start = int(window_start)
         self._window_end = int(window_end)
-        self._announced: list[rows.Announced] = []
+        self._announced: list[arrow_batch.Announced] = []
         self._slots: dict[int, int] = {}
         zero = np.zeros(1, np.int64)
-        self._open = rows.Transactions(zero, zero, zero, [None])
+        self._open = arrow_batch.Transactions(zero, zero, zero, [None])
         self._is_open = False
         self._next_ordinal = 0
         self.is_finished = False
@@ -156,7 +156,7 @@ class Decoder:
         ended = np.cumsum(actions == COMMIT)
         return Heads(wire, starts, ends, actions, begun, begun - ended + int(self._is_open) == 1)
 
-    def _read_transactions(self, heads: Heads) -> tuple[Heads, rows.Transactions]:
+    def _read_transactions(self, heads: Heads) -> tuple[Heads, arrow_batch.Transactions]:
         """Read Begins and Commits, and leave out what lies behind the window's end."""
         marks = np.flatnonzero((heads.actions == BEGIN) | (heads.actions == COMMIT))
         is_begin = heads.actions[marks] == BEGIN
@@ -174,7 +174,7 @@ class Decoder:
         times = heads.wire.uint64[body + 8].astype(np.int64) + messages.POSTGRES_EPOCH_US
         is_time = (times >= messages.FIRST_TIME_US) & (times <= messages.LAST_TIME_US)
         heads.check(is_time, begins, "its commit time is not in the years 1 to 9999")
-        transactions = rows.Transactions(
+        transactions = arrow_batch.Transactions(
             np.concatenate((self._open.commit_lsns, lsns)),
             np.concatenate((self._open.commit_times, times)),
             np.concatenate((self._open.xids, heads.wire.uint32[body + 16].astype(np.int64))),
@@ -202,7 +202,7 @@ class Decoder:
         return int(ends.min()) if len(ends) else None
 
     def _read_rare(
-        self, heads: Heads, transactions: rows.Transactions
+        self, heads: Heads, transactions: arrow_batch.Transactions
     ) -> tuple[list[_Event], list[_Extra]]:
         events: list[_Event] = []
         extras: list[_Extra] = []
@@ -216,7 +216,7 @@ class Decoder:
     def _read_one(
         self,
         heads: Heads,
-        transactions: rows.Transactions,
+        transactions: arrow_batch.Transactions,
         index: int,
         events: list[_Event],
         extras: list[_Extra],
@@ -228,7 +228,7 @@ class Decoder:
         if action == _RELATION:
             commit_lsn = Lsn(int(transactions.commit_lsns[transaction]))
             xid = int(transactions.xids[transaction])
-            announced = rows.Announced(
+            announced = arrow_batch.Announced(
                 *self._resolve(messages.parse_relation(data), commit_lsn, xid)
             )
             self._slots[announced.relation.relation_id] = len(self._announced)
@@ -256,7 +256,7 @@ class Decoder:
                 heads.refuse(index, "a transactional message outside a transaction")
             else:
                 texts = LogicalTexts.of(message, data, start)
-                extras.append(_Extra(index, rows.NO_RELATION, texts))
+                extras.append(_Extra(index, arrow_batch.NO_RELATION, texts))
 
     def _find_relations(
         self, heads: Heads, changes: Positions, before: dict[int, int], events: list[_Event]
@@ -275,12 +275,14 @@ class Decoder:
         if len(changes) and len(known) == 0:
             heads.refuse(int(changes[0]), f"relation {wanted[0]} was never announced")
         places = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-        slots = np.array([before.get(int(i), rows.NO_RELATION) for i in known], np.int64)[places]
+        slots = np.array([before.get(int(i), arrow_batch.NO_RELATION) for i in known], np.int64)[
+            places
+        ]
         for event in events:
             first = int(np.searchsorted(changes, event.message))
             is_meant = places[first:] == np.searchsorted(known, event.relation_id)
             slots[first:][is_meant] = event.slot
-        is_known = (known[places] == wanted) & (slots != rows.NO_RELATION)
+        is_known = (known[places] == wanted) & (slots != arrow_batch.NO_RELATION)
         if not is_known.all():
             first = int(np.flatnonzero(~is_known)[0])
             heads.refuse(int(changes[first]), f"relation {wanted[first]} was never announced")
@@ -289,7 +291,7 @@ class Decoder:
     def _build(
         self,
         heads: Heads,
-        transactions: rows.Transactions,
+        transactions: arrow_batch.Transactions,
         changes: Positions,
         slots: Positions,
         extras: list[_Extra],
@@ -329,8 +331,8 @@ class Decoder:
         if found.old_unchanged:
             self.warnings["unchanged TOAST in an old tuple, landed as NULL"] += found.old_unchanged
         self._count_rescued(relations[found.rescued])
-        decoded = rows.build(
-            rows.Rows(
+        decoded = arrow_batch.build(
+            arrow_batch.Rows(
                 transaction,
                 ordinals,
                 heads.actions[row_messages],
@@ -361,13 +363,15 @@ class Decoder:
         ordinals[transaction == 0] += self._next_ordinal
         return ordinals
 
-    def _carry(self, heads: Heads, transactions: rows.Transactions, transaction: Positions) -> None:
+    def _carry(
+        self, heads: Heads, transactions: arrow_batch.Transactions, transaction: Positions
+    ) -> None:
         """Keep what the next batch needs of this one."""
         last = int(heads.begun[-1])
         row_count = len(transaction) - int(np.searchsorted(transaction, last))
         self._next_ordinal = row_count + (self._next_ordinal if last == 0 else 0)
         self._is_open = bool(heads.is_inside[-1])
-        self._open = rows.Transactions(
+        self._open = arrow_batch.Transactions(
             transactions.commit_lsns[last : last + 1],
             transactions.commit_times[last : last + 1],
             transactions.xids[last : last + 1],

@@ -19,11 +19,11 @@ from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError, Window
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.compaction import MINIMUM_FILES, CompactionReport, compact
-from pgcdc_assets.raw.journal import WindowJournal
-from pgcdc_assets.raw.layout import RelationGroups
-from pgcdc_assets.raw.reading import data_files, files_between, scan
-from pgcdc_assets.raw.summary import COUNTED, SummaryBuilder, WindowSummary
+from pgcdc_assets.raw.row_groups import RelationGroups
+from pgcdc_assets.raw.scan import data_files, files_between, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.raw.window_index import WindowJournal
+from pgcdc_assets.raw.window_summary import COUNTED, SummaryBuilder, WindowSummary
 
 STATISTICS = ("epoch", "window", "commit_lsn", "relation_id", "schema", "table")
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import RawZoneError
-from pgcdc_assets.raw.reading import DataFile, data_files
 from pgcdc_assets.raw.rewriting import copy_rows, removals
+from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 SMALL_FILE_BYTES = 32 * 1024 * 1024

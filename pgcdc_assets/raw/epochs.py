@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.reading import data_files, scan
+from pgcdc_assets.raw.scan import data_files, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 

@@ -10,8 +10,8 @@ from deltalake.transaction import RemoveAction
 
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.raw.files import FileWriter
-from pgcdc_assets.raw.layout import RelationGroups
-from pgcdc_assets.raw.reading import DataFile, scan
+from pgcdc_assets.raw.row_groups import RelationGroups
+from pgcdc_assets.raw.scan import DataFile, scan
 from pgcdc_assets.raw.table import RawTable
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow.parquet as pq
 
 from pgcdc_assets.raw.files import filesystem
-from pgcdc_assets.raw.reading import data_files, files_between
+from pgcdc_assets.raw.scan import data_files, files_between
 from pgcdc_assets.raw.table import RawTable
 
 _PLACES = ("schema", "table", "commit_lsn")

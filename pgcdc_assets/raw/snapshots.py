@@ -16,8 +16,8 @@ import pyarrow as pa
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.layout import gathered
-from pgcdc_assets.raw.reading import DataFile, data_files
+from pgcdc_assets.raw.row_groups import gathered
+from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.sizes import uncompressed_bytes
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 

@@ -8,14 +8,14 @@ from functools import cached_property
 import pyarrow as pa
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import changes, journal, schema, snapshots
+from pgcdc_assets.raw import changes, schema, snapshots, window_index
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.epochs import Epoch, EpochLog
-from pgcdc_assets.raw.journal import WindowJournal
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationRegistry
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.raw.window_index import WindowJournal
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RawZone:
     def changes(self) -> ChangeLog:
         """Every captured change."""
         table = self._table("changes", schema.CHANGES, (), changes.STATISTICS)
-        windows = self._table("windows", schema.WINDOWS, (), journal.STATISTICS)
+        windows = self._table("windows", schema.WINDOWS, (), window_index.STATISTICS)
         windows_app_id = f"pgcdc:{self.name}:windows"
         return ChangeLog(table, WindowJournal(windows, table, windows_app_id), self.name)
 

@@ -5,11 +5,11 @@
 `check_merged` and `check_all` look at SCD tables alone: at what a merge touched, and at all rows.
 """
 
-from pgcdc_assets.verify.by_value import compare_table, key_columns
-from pgcdc_assets.verify.comparing import compare_at, compare_tables
+from pgcdc_assets.verify.compare_digests import compare_at, compare_tables
+from pgcdc_assets.verify.compare_rows import compare_table, key_columns
+from pgcdc_assets.verify.comparison_point import Moment, source_moment, wait_captured
 from pgcdc_assets.verify.findings import Findings, Rule
 from pgcdc_assets.verify.invariants import check_all, check_merged
-from pgcdc_assets.verify.moment import Moment, source_moment, wait_captured
 from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, Kind
 
 __all__ = [

@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.fold.schema import EPOCH_COLUMNS
 from pgcdc_assets.merge.report import TableTarget
-from pgcdc_assets.merge.shape import EPOCH_COLUMNS
-from pgcdc_assets.merge.tuning import SMALL_BYTES, tune
-from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.verify.both_kinds import Comparing, find_pair
-from pgcdc_assets.verify.ends import judged_ends, leaving_changes
+from pgcdc_assets.spark.tuning import SMALL_BYTES, tune
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.findings import Findings, Rule
+from pgcdc_assets.verify.history_rules import VersionRules
 from pgcdc_assets.verify.image_rules import count_duplicates
 from pgcdc_assets.verify.merge_key import MergeKey
-from pgcdc_assets.verify.pinned import PinnedTable, pin_table, read_pinned
-from pgcdc_assets.verify.version_rules import VersionRules
+from pgcdc_assets.verify.scd1_vs_scd2 import Comparing, find_pair
+from pgcdc_assets.verify.table_version import PinnedTable, pin_table, read_pinned
+from pgcdc_assets.verify.unexplained_ends import judged_ends, leaving_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pgcdc_assets.merge.bounds import between, has_bounds
-from pgcdc_assets.merge.sql import identifier, string
+from pgcdc_assets.merge.fold.key_range import between, has_bounds
+from pgcdc_assets.spark.sql import identifier, string
 
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
-# Types that hold every text of theirs, as `merge/types.py` chooses them.
+# Types that hold every text of theirs, as `merge/fold/types.py` chooses them.
 _COMPLETE = frozenset({"string", "boolean", "smallint", "int", "bigint", "float", "double"})
 
 

@@ -6,8 +6,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.merge.watermark import open_table
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.state import open_table
 
 
 def open_merged(zone: RawZone, path: str, name: str, version: int | None = None) -> DeltaTable:

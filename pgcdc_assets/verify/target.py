@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.merge.sql import string
 from pgcdc_assets.postgres.digests import NULL_MARK, Bucket, RowDetail
-from pgcdc_assets.verify.canonical import ComparedColumn
+from pgcdc_assets.spark.sql import string
+from pgcdc_assets.verify.canonical_text import ComparedColumn
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,15 +19,15 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.errors import DefiniteError, PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, TableTarget
-from pgcdc_assets.merge.fence import read_watermarks
-from pgcdc_assets.merge.sql import delta_table
-from pgcdc_assets.merge.watermark import advance_watermark, table_path
-from pgcdc_assets.raw.reading import read_changes
+from pgcdc_assets.raw.scan import read_changes
 from pgcdc_assets.raw.staging import VERIFY, staging_root
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.fence import read_watermarks
+from pgcdc_assets.tables.state import advance_watermark, table_path
+from pgcdc_assets.verify.comparison_point import Moment
 from pgcdc_assets.verify.merged import open_merged
-from pgcdc_assets.verify.moment import Moment
 from pgcdc_assets.verify.small_table import copy_small
 from pgcdc_assets.verify.target import TargetVersion
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.capture import CaptureLimits
+from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.errors import (
     DefiniteError,
     RawZoneError,
@@ -19,9 +19,9 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.postgres import socket_wire
-from pgcdc_assets.postgres.stream import ReplicationStream, StreamSettings
-from pgcdc_assets.postgres.wire import WireSettings
+from pgcdc_assets.postgres.stream import socket_transport
+from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
+from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import Bytes, Frames, cut
 from pgcdc_assets_tests.fixtures.capturing import Capturing
@@ -136,7 +136,7 @@ def test_a_row_that_comes_for_longer_than_the_servers_patience_lands(
         looked_over.append(end - start)
         return cut(buffer, start, end)
 
-    monkeypatch.setattr(socket_wire, "cut", count)
+    monkeypatch.setattr(socket_transport, "cut", count)
     capturing.begin("create table t (id int, filler text)")
     capturing.database.execute(
         "alter table t alter filler set storage external;"

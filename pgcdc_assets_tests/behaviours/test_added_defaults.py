@@ -9,8 +9,8 @@ import pytest
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.watermark import table_path
-from pgcdc_assets.rebuild import rebuild_table
+from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]

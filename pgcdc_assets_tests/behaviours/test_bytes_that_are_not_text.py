@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from psycopg2 import sql
 
+from pgcdc_assets.capture.snapshot import copy_tables
 from pgcdc_assets.protocol.utf8 import bytes_as_text
-from pgcdc_assets.snapshot import copy_tables
 from pgcdc_assets_tests.fixtures.capturing import Capturing
 from pgcdc_assets_tests.fixtures.database import Database, drop_database
 

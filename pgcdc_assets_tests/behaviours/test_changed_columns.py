@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from pgcdc_assets.errors import SchemaChangeError
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.watermark import table_path
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]

@@ -12,15 +12,15 @@ from psycopg import pq
 from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.capture import CaptureLimits
+from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease
-from pgcdc_assets.postgres.libpq_wire import LibpqWire
-from pgcdc_assets.postgres.socket_wire import SocketWire
-from pgcdc_assets.postgres.stream import StreamSettings
-from pgcdc_assets.postgres.wire import WireSettings
+from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
+from pgcdc_assets.postgres.stream.socket_transport import SocketWire
+from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.capturing import Capturing
@@ -195,7 +195,7 @@ def test_a_program_that_takes_the_slot_after_the_first_look_is_named(
     capturing.begin("create table t (id int)")
     window = capturing.window()
     monkeypatch.setattr(
-        "pgcdc_assets.capture.wait_or_terminate_stale_walsender", lambda *_, **__: None
+        "pgcdc_assets.capture.window.wait_or_terminate_stale_walsender", lambda *_, **__: None
     )
     with walsender(capturing, "other program") as pid:
         with pytest.raises(SlotBusy) as caught:

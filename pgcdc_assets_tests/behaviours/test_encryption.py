@@ -13,8 +13,8 @@ import pytest
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.postgres import stream as stream_module
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.stream import connection as stream_module
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.capturing import Capturing

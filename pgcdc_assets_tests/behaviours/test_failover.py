@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from psycopg2 import OperationalError
 
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.landing import Landing
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.demo.programs import run_program
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
-from pgcdc_assets.landing import Landing
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
-from pgcdc_assets.postgres.barrier import read_barrier
 from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, parse_history
+from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.renewal import renew_epoch
-from pgcdc_assets.snapshot import copy_tables
+from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 

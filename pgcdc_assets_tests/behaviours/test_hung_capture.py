@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from pgcdc_assets.capture import CaptureLimits
+from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.errors import ConnectionLost, TransientError
-from pgcdc_assets.postgres.stream import ReplicationStream, StreamSettings
+from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets_tests.fixtures.capturing import Capturing
 

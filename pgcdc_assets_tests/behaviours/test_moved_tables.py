@@ -6,7 +6,7 @@ import pytest
 
 from pgcdc_assets.errors import TableMoved
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.watermark import table_path
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]

@@ -13,7 +13,7 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.preflight import raise_errors
+from pgcdc_assets.postgres.preflight.run import raise_errors
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.fixtures.preflight import findings_of, problems_in, settings_as

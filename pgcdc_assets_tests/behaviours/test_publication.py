@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import ConfigurationError, DefiniteError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.preflight import run_preflight
+from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.postgres.slots import create_slot, read_current_lsn
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.renewal import renew_epoch
-from pgcdc_assets.snapshot import copy_tables
 from pgcdc_assets_tests.fixtures.database import Database
 
 pytestmark = pytest.mark.postgres

@@ -14,16 +14,15 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgcdc_assets import rebuild
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeReport, TableTarget
-from pgcdc_assets.merge.sql import delta_table
-from pgcdc_assets.merge.watermark import read_watermark, table_path
+from pgcdc_assets.merge import MergeReport, TableTarget, rebuild
+from pgcdc_assets.merge.rebuild import RebuildReport, rebuild_table
 from pgcdc_assets.raw.staging import REBUILD, remove_stale
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.rebuild import RebuildReport, rebuild_table
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.fixtures.database import create_database
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 from pgcdc_assets_tests.verify.comparing import verify
@@ -266,10 +265,10 @@ _KILLED = """
 import sys
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import TableTarget
-from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.rebuild import rebuild_table
+from pgcdc_assets.merge.rebuild import rebuild_table
 
 conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
 spark = spark_session("killed", conf=conf)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
@@ -16,7 +17,6 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.epochs import Epoch
-from pgcdc_assets.renewal import renew_epoch
 from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import DefiniteError, RawExpired
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.preparation import prepare
-from pgcdc_assets.merge.watermark import BEGINS_WITH, read_watermark, table_path
+from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.merge.task import prepare
 from pgcdc_assets.raw.retention import remove_copies, remove_windows
-from pgcdc_assets.rebuild import rebuild_table
-from pgcdc_assets.renewal import renew_epoch
-from pgcdc_assets.scd_upkeep import tidy_table
+from pgcdc_assets.tables.maintenance import tidy_table
+from pgcdc_assets.tables.state import BEGINS_WITH, read_watermark, table_path
 from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
 from pgcdc_assets_tests.verify.comparing import verify
 
@@ -178,7 +178,7 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
             assert remove_copies(pipeline.zone, {("public", "t"): (1, mark)}) == 1
         return works
 
-    monkeypatch.setattr("pgcdc_assets.merge.tables.prepare", expired)
+    monkeypatch.setattr("pgcdc_assets.merge.run.prepare", expired)
     with pytest.raises(DefiniteError, match=r"gone|removed"):
         rebuild_table(pipeline.spark, pipeline.zone, TableTarget("public", "t"), 1, windows[1].end)
     assert pipeline.rows() == before

@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.errors import MergeConflict
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
-from pgcdc_assets.merge.watermark import read_watermark
+from pgcdc_assets.tables.state import read_watermark
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]

@@ -19,8 +19,8 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison, small_table
 from pgcdc_assets_tests.fixtures.database import create_database, drop_database
 from pgcdc_assets_tests.fixtures.servers import ServerPool
+from pgcdc_assets_tests.merge.fold.type_values import EXTENSIONS, GROUPS, RESCUED, SAME, Case
 from pgcdc_assets_tests.merge.pipeline import Pipeline
-from pgcdc_assets_tests.merge.type_values import EXTENSIONS, GROUPS, RESCUED, SAME, Case
 from pgcdc_assets_tests.verify.comparing import verify_all
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
-from pgcdc_assets.merge.watermark import table_path
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.errors import PgcdcError, SlotAdvanced, SlotBusy, SlotTaken
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.slots import SlotStatus, create_slot, read_slot_status
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.renewal import renew_epoch
-from pgcdc_assets.snapshot import copy_tables
+from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.fixtures.database import Database
 
 pytestmark = pytest.mark.postgres

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 import psycopg2
 import pytest
 
+from pgcdc_assets.capture.snapshot import CopyFailure, CopyReport, copy_each_table, copy_tables
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.raw.reading import data_files
+from pgcdc_assets.raw.scan import data_files
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.snapshot import CopyFailure, CopyReport, copy_each_table, copy_tables
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.postgres.wire import peek
@@ -173,7 +173,7 @@ import sys
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import copy_tables
 conninfo, lake, slot = sys.argv[1:]
 copy_tables(ConnectionSettings(conninfo, "test"), RawZone(Lake(lake), "test"), slot, "pub")
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets import snapshot
+from pgcdc_assets.capture import snapshot
+from pgcdc_assets.capture.snapshot import copy_tables
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.snapshot import copy_tables
 from pgcdc_assets_tests.fixtures.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -42,7 +42,6 @@ _JOINING = {
         "alter table root attach partition u for values from (0) to (100)",
     ),
 }
-
 
 # The others are found by the same look at the same rows of the catalog.
 _SHORT = ("a table is added", "a row filter is dropped", "the table is attached")

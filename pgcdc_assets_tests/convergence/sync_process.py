@@ -11,17 +11,17 @@ import json
 import random
 import time
 
-from pgcdc_assets.capture import CaptureLimits, capture_window
+from pgcdc_assets.capture.snapshot import CopyFailure, copy_tables
+from pgcdc_assets.capture.window import CaptureLimits, capture_window
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.postgres.barrier import read_barrier
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.stream import StreamSettings
-from pgcdc_assets.postgres.wire import WireSettings
+from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.transport import WireSettings
+from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.upkeep import keep_up
+from pgcdc_assets.raw.maintenance import keep_up
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.snapshot import CopyFailure, copy_tables
 from pgcdc_assets_tests.convergence.workload import KEYED
 
 # Small batches, so that a transaction spans several and can be cut anywhere.
@@ -66,7 +66,7 @@ def capture(
 
 def merge(zone: RawZone) -> None:
     from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
-    from pgcdc_assets.merge.session import spark_session
+    from pgcdc_assets.spark.session import spark_session
 
     epoch = zone.epochs.latest()
     assert epoch is not None

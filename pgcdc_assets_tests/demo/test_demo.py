@@ -23,7 +23,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.spark_server import SparkServer
+from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:

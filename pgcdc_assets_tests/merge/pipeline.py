@@ -8,12 +8,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.capture import capture_window
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
-from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.snapshot import copy_tables
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Comparison, compare_table
 from pgcdc_assets_tests.fixtures.database import Database
 

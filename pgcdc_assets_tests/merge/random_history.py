@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
-from pgcdc_assets.merge.tuning import for_large
+from pgcdc_assets.spark.tuning import for_large
 from pgcdc_assets_tests.merge.history import Change, Landing, column, relation
 
 _KEYS = 5
@@ -197,16 +197,16 @@ def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
     """Have small tables merged as large ones are: compiled, and only where their changes lie."""
     if is_wanted:
         bound_merges(monkeypatch)
-        monkeypatch.setattr("pgcdc_assets.merge.tuning.SMALL_BYTES", -1)
+        monkeypatch.setattr("pgcdc_assets.spark.tuning.SMALL_BYTES", -1)
         monkeypatch.setattr(
-            "pgcdc_assets.merge.tuning.for_large", lambda n: {**AS_LARGE, **for_large(n)}
+            "pgcdc_assets.spark.tuning.for_large", lambda n: {**AS_LARGE, **for_large(n)}
         )
 
 
 def bound_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have merges find out between which keys their changes lie, whatever the table's size."""
-    monkeypatch.setattr("pgcdc_assets.merge.kind.SMALL_BYTES", -1)
-    monkeypatch.setattr("pgcdc_assets.merge.kinds.is_tiny", lambda *_: False)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.base.SMALL_BYTES", -1)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.choose.is_tiny", lambda *_: False)
 
 
 def land_in_pieces(

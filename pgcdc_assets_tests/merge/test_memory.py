@@ -8,8 +8,8 @@ import sys
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -19,7 +19,7 @@ _MERGE = """
 import sys
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import TableTarget, merge_tables
-from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 

@@ -17,19 +17,14 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.merge import (
-    MergeFailure,
-    MergeReport,
-    TableTarget,
-    lasting,
-    merge_tables,
-    watermark,
-)
+from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.merge.one_table import IDLE_WINDOWS
-from pgcdc_assets.merge.sql import delta_table
-from pgcdc_assets.merge.watermark import read_watermark, table_path
+from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.rebuild import rebuild_table
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables import state
+from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.merge.history import (
     Landing,
     column,
@@ -58,7 +53,7 @@ def as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Have a history be written as the race says."""
     race = request.node.callspec.params.get("race", BAG)
     most = 1_000_000 if race.operation == "WRITE" else 0
-    monkeypatch.setattr(lasting, "REPLACED_PER_CHANGE", most)
+    monkeypatch.setattr(accumulating, "REPLACED_PER_CHANGE", most)
 
 
 def _fails(spark: SparkSession, landing: Landing, target: TableTarget) -> None:
@@ -192,7 +187,7 @@ def test_a_merge_that_ends_before_it_records_its_watermark_is_not_repeated(
     landing.land(BAG.first)
     last = landing.land(BAG.second)
     with monkeypatch.context() as killed:
-        killed.setattr(watermark, "settle", lambda *_: None)
+        killed.setattr(state, "settle", lambda *_: None)
         merge(spark, landing, BAG.target)
     recorded = zone.app_id(1)
     assert DeltaTable(path).transaction_version(recorded) < last.end

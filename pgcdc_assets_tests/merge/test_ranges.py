@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import TableTarget, lasting, one_table
+from pgcdc_assets.merge import TableTarget, one_table
+from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
 from pgcdc_assets_tests.merge.one_table import (
@@ -159,11 +160,13 @@ def test_a_merge_that_another_overtakes_writes_nothing(
     per_change: int,
 ) -> None:
     """Its versions follow from rows that are current no more."""
-    monkeypatch.setattr(lasting, "REPLACED_PER_CHANGE", per_change)
+    monkeypatch.setattr(accumulating, "REPLACED_PER_CHANGE", per_change)
     merge(spark, landing, _TARGET)
     first = _land_changes(landing)
     landing.land([update(str(_FIRST + 1), "1", "c", "1.00", "x")])
-    overtake(monkeypatch, lasting, "find_touched", lambda: merge(spark, landing, _TARGET, first))
+    overtake(
+        monkeypatch, accumulating, "find_touched", lambda: merge(spark, landing, _TARGET, first)
+    )
     assert_overtaken(spark, landing, _TARGET)
     report = merge(spark, landing, _TARGET)
     versions = (

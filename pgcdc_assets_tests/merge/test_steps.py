@@ -21,13 +21,13 @@ from pgcdc_assets.merge import (
     TableTarget,
     merge_tables,
     one_table,
-    tables,
+    run,
 )
 from pgcdc_assets.merge.report import StepLimit
-from pgcdc_assets.merge.session import own_sessions
-from pgcdc_assets.merge.watermark import read_watermark, table_path
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.session import own_sessions
+from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.merge.one_table import log_of, merge
 from pgcdc_assets_tests.merge.pipeline import Pipeline
@@ -44,7 +44,7 @@ import sys
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import TableTarget, merge_tables
 from pgcdc_assets.merge.report import StepLimit
-from pgcdc_assets.merge.session import spark_session
+from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 
@@ -112,7 +112,7 @@ def test_a_table_fifty_windows_behind_is_merged_in_commits_within_the_limit(
 def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
     spark: SparkSession, far_behind: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done, real = [], tables.merge_table
+    done, real = [], run.merge_table
 
     def ending(*arguments: Any) -> MergeReport:
         if len(done) == 1:
@@ -123,7 +123,7 @@ def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
     target = TableTarget("shop", "items", (2,))
     limit = StepLimit(changes=2 * PER_STEP)
     with monkeypatch.context() as patched:
-        patched.setattr(tables, "merge_table", ending)
+        patched.setattr(run, "merge_table", ending)
         (failure,) = merge_tables(
             spark, far_behind.zone, [target], far_behind.windows[-1], limit=limit
         )

@@ -13,13 +13,13 @@ import pytest
 from dagster import DagsterEvent, DagsterEventType
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
-from pgcdc_assets.orchestration.loading import CodeLocation, find_captures
-from pgcdc_assets.orchestration.progress import SyncProgress, sync_progress
+from pgcdc_assets.orchestration.code_location import CodeLocation, find_captures
+from pgcdc_assets.orchestration.jobs.sync import requested_job
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.settings import CdcCapture, CdcTable, WindowPolicy
-from pgcdc_assets.orchestration.sync import requested_job
+from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable, WindowPolicy
 from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.fixtures.database import Database
 

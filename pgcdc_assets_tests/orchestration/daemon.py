@@ -15,7 +15,7 @@ from dagster._core.scheduler.instigation import TickStatus
 
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.ports import free_port
-from pgcdc_assets.spark_server import SparkServer
+from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
@@ -26,7 +26,7 @@ _CAPTURE = """
 import dagster as dg
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions, on_new_merges
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.settings import WindowPolicy
+from pgcdc_assets.settings import WindowPolicy
 
 cdc = [build_cdc_definitions(
     CdcCapture(

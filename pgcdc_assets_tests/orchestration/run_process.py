@@ -10,9 +10,9 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
-from pgcdc_assets.orchestration.declared import capture_metadata, capture_of
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.settings import CdcCapture
+from pgcdc_assets.orchestration.settings_metadata import capture_metadata, capture_of
+from pgcdc_assets.settings import CdcCapture
 
 VARIABLE = "PGCDC_TEST_RUN"
 

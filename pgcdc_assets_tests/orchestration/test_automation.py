@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions, on_new_merges
 from pgcdc_assets.orchestration.data_versions import NO_CHANGE, version_tags
-from pgcdc_assets.orchestration.sync import SyncLimits, sync_capture
+from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 CAPTURE = CdcCapture(NAME, "pub", (CdcTable("public", "a"), CdcTable("public", "b")))

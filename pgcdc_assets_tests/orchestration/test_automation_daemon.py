@@ -8,8 +8,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.orchestration.data_versions import shown_through
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.orchestration.daemon import SECONDS, running_daemon

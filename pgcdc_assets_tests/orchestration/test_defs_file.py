@@ -11,14 +11,14 @@ import pytest
 
 from pgcdc_assets.cli import main
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.loading import find_captures, load_defs_folders
+from pgcdc_assets.orchestration.code_location import find_captures, load_defs_folders
 
 HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n"
 GOOD = HEAD + "  name: shop\n  publication: shop\n"
 TABLE = "  tables:\n    - {name: shop.orders}\n"
 MODULE = """
 from pathlib import Path
-from pgcdc_assets.orchestration.loading import load_defs_folders
+from pgcdc_assets.orchestration.code_location import load_defs_folders
 
 defs = load_defs_folders([Path({folder!r})])
 """

@@ -46,7 +46,7 @@ def test_without_dagster_home_the_instance_lies_below_pgcdc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    monkeypatch.setattr("pgcdc_assets.orchestration.defaults.project_root", lambda: tmp_path)
+    monkeypatch.setattr("pgcdc_assets.orchestration.home.project_root", lambda: tmp_path)
     with open_instance() as instance:
         instance.add_dynamic_partitions("shop_windows", ["k"])
         assert instance.global_op_concurrency_default_limit == 1

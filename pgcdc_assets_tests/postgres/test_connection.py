@@ -11,7 +11,7 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.failures import connection_failure
+from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.fixtures.proxy import TcpProxy
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw import schema
-from pgcdc_assets.raw.reading import read_changes
+from pgcdc_assets.raw.scan import read_changes
 from pgcdc_assets.raw.zone import RawZone
 
 COMMIT_TS = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)

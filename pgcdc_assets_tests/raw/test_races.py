@@ -11,7 +11,7 @@ import pytest
 from pgcdc_assets.errors import RawZoneError, WindowUnavailable
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.upkeep import keep_up
+from pgcdc_assets.raw.maintenance import keep_up
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.raw.rows import landed, relation, transaction, window
 

@@ -12,8 +12,8 @@ import pytest
 
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.maintenance import keep_up
 from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
-from pgcdc_assets.raw.upkeep import keep_up
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.raw.rows import COMMIT_TS, landed, relation, transaction, window
 

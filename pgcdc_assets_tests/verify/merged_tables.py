@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
-from pgcdc_assets.merge.watermark import table_path
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Findings, check_all, check_merged
 from pgcdc_assets_tests.merge.history import Landing
 

@@ -8,7 +8,7 @@ import pytest
 
 from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged, TransientError
 from pgcdc_assets.merge import TableTarget
-from pgcdc_assets.merge.sql import delta_table
+from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,

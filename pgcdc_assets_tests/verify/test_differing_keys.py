@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.verify.comparing import _differing_keys, _grouped
+from pgcdc_assets.verify.compare_digests import _differing_keys, _grouped
 from pgcdc_assets.verify.report import Kind
 
 M, E, D = Kind.MISSING, Kind.EXTRA, Kind.DIFFERS

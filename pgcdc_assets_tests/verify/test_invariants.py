@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import TableTarget
-from pgcdc_assets.merge.shape import key_text
+from pgcdc_assets.merge.fold.schema import key_text
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Findings, Rule, check_all, check_merged
@@ -62,7 +62,7 @@ def broken(findings: Findings) -> dict[Rule, int]:
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> Iterator[SparkSession]:
-    from pgcdc_assets.merge.session import own_sessions
+    from pgcdc_assets.spark.session import own_sessions
 
     with own_sessions(spark, 1) as (session,):
         yield session

@@ -1,0 +1,1 @@
+"""From the source to the raw zone: snapshots, windows of changes, epochs."""

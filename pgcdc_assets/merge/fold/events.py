@@ -1,0 +1,253 @@
+"""Raw changes as events of keys: which row appears, changes or goes, and at which position.
+
+A key that the settings name has no NULL, else an error is raised: SQL tells rows with NULL keys
+apart, a table with one row for each key cannot.
+
+An insert or an update is a *content* of its key. A delete is the *departure* of its key; an update
+that changes the key is both: the departure of the old key and a content of the new one. The order
+is (commit_lsn, ordinal), and nothing else.
+
+Columns of an events frame: `k0`, `k1` ... the typed key (and `r0` ... where the type cannot hold
+every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`, `op`, `is_content`,
+`tuple` (the texts in the newest layout; NULL for a departure) and, where the changes need it,
+`unknown` (the fields that this change does not say: unchanged TOAST), `is_arrival` and `is_move`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from pgcdc_assets.merge.change_stats import ChangeFacts
+from pgcdc_assets.merge.fold.schema import Layout, TableShape
+from pgcdc_assets.spark.sql import identifier, string
+
+_COMMON = ("commit_lsn", "ordinal", "commit_ts", "op")
+
+NULL_KEY = "pgcdc: NULL in a column of the configured key"
+
+
+def null_key_error(number: int) -> str:
+    """Write the SQL of the error that a NULL in one of the key's columns raises.
+
+    Args:
+        number: the column's place in the key.
+    """
+    return f"CAST(raise_error({string(f'{NULL_KEY} {number};')}) AS STRING)"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A table's shape together with what its changes need."""
+
+    shape: TableShape
+    facts: ChangeFacts
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts that the changes use."""
+        return tuple(x for x in self.shape.layouts if x.version in self.facts.versions)
+
+    @property
+    def common_fields(self) -> tuple[int, ...]:
+        """Fields that every layout of the changes has."""
+        width = range(len(self.shape.fields))
+        return tuple(i for i in width if all(x.positions[i] is not None for x in self.layouts))
+
+    @property
+    def unchanged(self) -> tuple[int, ...]:
+        """Fields that are unchanged TOAST in some change."""
+        found = set()
+        for layout in self.layouts:
+            positions = self.facts.unchanged.get(layout.version, set())
+            found |= {i for i, p in enumerate(layout.positions) if p in positions}
+        return tuple(sorted(found))
+
+    @property
+    def unknown(self) -> tuple[int, ...]:
+        """Fields that some change leaves out and does not bring in its old tuple either."""
+        return () if self.facts.is_full else self.unchanged
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The events' columns that together are the key."""
+        return self.named("k", "r")
+
+    def named(self, typed: str, rescued: str) -> tuple[str, ...]:
+        """Name one column per key field, and one more where its type may not hold the text."""
+        names = []
+        for number, index in enumerate(self.shape.key):
+            names.append(f"{typed}{number}")
+            if self.shape.fields[index].type.may_rescue:
+                names.append(f"{rescued}{number}")
+        return tuple(names)
+
+    def key_values(self, typed: str, rescued: str, text: Callable[[int], str]) -> list[str]:
+        """Write the select expressions of a key, given the SQL of a field's text."""
+        expressions = []
+        for number, index in enumerate(self.shape.key):
+            kind, given = self.shape.fields[index].type, text(index)
+            if typed == "k" and index in self.shape.nullable_key:
+                given = f"coalesce({given}, {null_key_error(number)})"
+            value = kind.expression(given)
+            expressions.append(f"{value} AS {typed}{number}")
+            if kind.may_rescue:
+                expressions.append(f"IF({value} IS NULL, {given}, NULL) AS {rescued}{number}")
+        return expressions
+
+    def same_key(self, typed: str, rescued: str) -> str:
+        """Write the SQL that the key of a source row `s` is that of the table's row `t`."""
+        parts = []
+        for number, index in enumerate(self.shape.key):
+            field = self.shape.fields[index]
+            name = identifier(field.name)
+            if not field.type.may_rescue:
+                parts.append(f"t.{name} = s.{typed}{number}")
+                continue
+            text = f"try_element_at(t._rescued, {string(field.name)})"
+            parts.append(f"t.{name} <=> s.{typed}{number}")
+            parts.append(f"{text} <=> s.{rescued}{number}")
+        return " AND ".join(parts)
+
+    def stored_key(self) -> list[str]:
+        """Write the select expressions of the key of a row of the table."""
+        expressions = []
+        for number, index in enumerate(self.shape.key):
+            field = self.shape.fields[index]
+            expressions.append(f"{identifier(field.name)} AS k{number}")
+            if field.type.may_rescue:
+                text = f"try_element_at(_rescued, {string(field.name)})"
+                expressions.append(f"{text} AS r{number}")
+        return expressions
+
+    def old_text(self, index: int) -> str:
+        """Write the SQL of a field's text in the old tuple."""
+        return self._by_layout("old[{}]", index)
+
+    def new_text(self, index: int) -> str:
+        """Write the SQL of a field's text after the change, as far as the change says it."""
+        text = self._by_layout("new[{}]", index)
+        if index in self.unchanged:
+            return f"IF({self.is_unchanged(index)}, {self.old_text(index)}, {text})"
+        return text
+
+    def known_text(self, index: int) -> str:
+        """Write the SQL of a field's text in an event to which `toast.py` added what it knows."""
+        return f"v{index}.text" if index in self.unknown else f"tuple[{index}]"
+
+    def is_unchanged(self, index: int) -> str:
+        """Write the SQL that says whether the new tuple leaves a field out."""
+        contains = self._by_layout("array_contains(unchanged, {})", index, "false")
+        return f"coalesce({contains}, false)"
+
+    def is_unknown(self, index: int) -> str:
+        """Write the SQL that says whether neither tuple has the field.
+
+        An old tuple of kind O is the whole row; one of kind K has the key, but NULL in all else.
+        """
+        unchanged = self.is_unchanged(index)
+        if index in self.shape.key:
+            return f"({unchanged} AND old IS NULL)"
+        return f"({unchanged} AND NOT old_kind <=> 'O')"
+
+    def tuple_in_newest_layout(self) -> str:
+        """Write the SQL of the new tuple with its texts where the newest layout has them."""
+        width = range(len(self.shape.fields))
+        if not self.unchanged and self._is_newest_only():
+            return "new"
+        return f"array({', '.join(self.new_text(i) for i in width)})"
+
+    def old_tuple_in_newest_layout(self) -> str:
+        """Write the SQL of the old tuple, likewise."""
+        if self._is_newest_only():
+            return "old"
+        return f"array({', '.join(self.old_text(i) for i in range(len(self.shape.fields)))})"
+
+    def _is_newest_only(self) -> bool:
+        return all(x.positions == tuple(range(len(self.shape.fields))) for x in self.layouts)
+
+    def _by_layout(self, template: str, index: int, missing: str | None = None) -> str:
+        """Write the SQL of what the tuples of each layout say of a field.
+
+        Args:
+            missing: the SQL for layouts without the field; None: the value that rows from before
+                the field have.
+        """
+        if missing is None:
+            default = self.shape.fields[index].default
+            missing = "CAST(NULL AS STRING)" if default is None else string(default)
+
+        def one(position: int | None) -> str:
+            return missing if position is None else template.format(position)
+
+        positions = {layout.positions[index] for layout in self.layouts}
+        if len(positions) == 1:
+            return one(positions.pop())
+        cases = " ".join(
+            f"WHEN {layout.version} THEN {one(layout.positions[index])}" for layout in self.layouts
+        )
+        return f"(CASE relation_version {cases} END)"
+
+
+def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
+    """Turn a table's raw inserts, updates and deletes into events."""
+
+    def key_text(index: int) -> str:
+        return f"IF(op = 'D', {fold.old_text(index)}, {fold.new_text(index)})"
+
+    own = [
+        *fold.key_values("k", "r", key_text),
+        *_COMMON,
+        "op <> 'D' AS is_content",
+        f"IF(op = 'D', NULL, {fold.tuple_in_newest_layout()}) AS tuple",
+    ]
+    left = [
+        *fold.key_values("k", "r", fold.old_text),
+        *_COMMON,
+        "false AS is_content",
+        "CAST(NULL AS ARRAY<STRING>) AS tuple",
+    ]
+    key_changes = _key_changes(fold)
+    if fold.unknown:
+        unknown = ", ".join(f"IF({fold.is_unknown(i)}, {i}, NULL)" for i in fold.unknown)
+        own += [
+            f"nullif(array_compact(array({unknown})), CAST(array() AS ARRAY<INT>)) AS unknown",
+            f"(op = 'I' OR {key_changes}) AS is_arrival",
+            f"{key_changes} AS is_move",
+        ]
+        left += [
+            "CAST(NULL AS ARRAY<INT>) AS unknown",
+            "false AS is_arrival",
+            "false AS is_move",
+        ]
+    events = changes.where("op IN ('I', 'U', 'D')").selectExpr(*own)
+    if fold.facts.has_old_tuples:
+        events = events.unionAll(changes.where(key_changes).selectExpr(*left))
+    return events
+
+
+def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
+    """Turn changes that bring their whole old rows into rows put in and rows taken out."""
+    put_in = changes.where("op IN ('I', 'U')").selectExpr(
+        *fold.key_values("k", "r", fold.new_text),
+        *_COMMON,
+        "true AS is_content",
+        f"{fold.tuple_in_newest_layout()} AS tuple",
+    )
+    taken_out = changes.where("op IN ('U', 'D')").selectExpr(
+        *fold.key_values("k", "r", fold.old_text),
+        *_COMMON,
+        "false AS is_content",
+        f"{fold.old_tuple_in_newest_layout()} AS tuple",
+    )
+    return put_in.unionAll(taken_out)
+
+
+def _key_changes(fold: Fold) -> str:
+    """Write the SQL that says whether an update moves its row to another key."""
+    if not fold.facts.has_old_tuples:
+        return "false"
+    same = " AND ".join(f"{fold.old_text(i)} <=> {fold.new_text(i)}" for i in fold.shape.key)
+    return f"(op = 'U' AND old_kind IS NOT NULL AND NOT ({same}))"

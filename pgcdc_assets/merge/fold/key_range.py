@@ -1,0 +1,133 @@
+"""Between which keys the changes of a merge lie, so that Delta leaves out files without them.
+
+A MERGE joins on equal keys, and from that alone Delta skips no file. Where changes are local, as
+those of recent orders are, two literals beside the join spare most of a large table. Only whole
+numbers are asked for: they are what is local, and their text in the table's history says no more
+than the statistics of its files do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.spark.sql import identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pgcdc_assets.merge.fold.events import Fold
+
+# And the bits of their values.
+_WHOLE_NUMBERS = {"SMALLINT": 16, "INT": 32, "BIGINT": 64}
+
+
+def has_bounds(ddl: str) -> bool:
+    """Say whether the range of a column of this type is asked for."""
+    return ddl.upper() in _WHOLE_NUMBERS
+
+
+def widened(least: int, most: int, ddl: str) -> tuple[int, int]:
+    """Widen a range such that the ranges of merges that follow each other are often the same.
+
+    They are constants in Java source, and Spark compiles other source anew and runs it cold. New
+    rows most often have keys above all others, so the upper end moves and may be taken farther: it
+    grows by up to half of the range's length, the lower end by up to an eighth.
+    """
+    limit = 1 << (_WHOLE_NUMBERS[ddl.upper()] - 1)
+    size = 1 << (most - least).bit_length()
+    down, up = max(1, size // 16), max(1, size // 4)
+    return max(-limit, least // down * down), min(limit, -(-(most + 1) // up) * up) - 1
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """A range of one key column of whole numbers, both ends included."""
+
+    column: str
+    ddl: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A part of a table: the rows whose key columns lie in these ranges."""
+
+    ranges: tuple[KeyRange, ...]
+
+    def condition(self, alias: str | None = None) -> str:
+        """Write the SQL of it, with literals of the columns' own types.
+
+        Args:
+            alias: of the table; None for bare columns.
+        """
+        prefix = "" if alias is None else f"{alias}."
+        return " AND ".join(
+            between(f"{prefix}{identifier(r.column)}", r.least, r.most, r.ddl) for r in self.ranges
+        )
+
+    def estimate_rows(self, files: pa.Table) -> float | None:
+        """Estimate how many rows of some files lie in it; None where their statistics do not say.
+
+        Keys are taken to lie evenly between a file's least and greatest.
+
+        Args:
+            files: as delta-rs lists them, flattened.
+        """
+        counts = files.column("num_records")
+        if counts.null_count:
+            return None
+        rows = counts.to_numpy().astype(float)
+        for r in self.ranges:
+            if f"min.{r.column}" not in files.column_names:
+                return None
+            least = pc.fill_null(files.column(f"min.{r.column}"), r.least).to_numpy().astype(float)
+            most = pc.fill_null(files.column(f"max.{r.column}"), r.most).to_numpy().astype(float)
+            common = np.minimum(most, r.most) - np.maximum(least, r.least) + 1
+            rows *= np.clip(common / (most - least + 1), 0, 1)
+        return float(rows.sum())
+
+
+def between(column: str, least: object, most: object, ddl: str) -> str:
+    """Write the SQL of a range, with literals of the column's own type."""
+    return f"{column} BETWEEN CAST({least} AS {ddl}) AND CAST({most} AS {ddl})"
+
+
+def matched(fold: Fold, bounds: Bounds | None) -> str:
+    """Write the SQL of a MERGE's ON: rows `s` and `t` have one key, and `t` lies in the bounds."""
+    same_key = fold.same_key("k", "r")
+    return same_key if bounds is None else f"{bounds.condition('t')} AND {same_key}"
+
+
+def key_bounds(rows: DataFrame, fold: Fold) -> Bounds | None:
+    """Find the range of the table that holds the keys of some rows.
+
+    None where no field of the key has a range.
+
+    Args:
+        rows: with `k0` ...; they are read once.
+    """
+    indexes = {
+        number: fold.shape.fields[index]
+        for number, index in enumerate(fold.shape.key)
+        if has_bounds(fold.shape.fields[index].type.ddl)
+    }
+    if not indexes:
+        return None
+    row = rows.selectExpr(
+        *(f"min(k{number}) AS least{number}" for number in indexes),
+        *(f"max(k{number}) AS most{number}" for number in indexes),
+    ).collect()[0]
+    ranges = []
+    for number, field in indexes.items():
+        least, most = row[f"least{number}"], row[f"most{number}"]
+        if least is None:
+            return None
+        ddl = field.type.ddl
+        ranges.append(KeyRange(field.name, ddl, *widened(least, most, ddl)))
+    return Bounds(tuple(ranges))

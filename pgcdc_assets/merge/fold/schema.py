@@ -1,0 +1,334 @@
+"""The shape of an SCD table: its columns, their types, its key; and how older tuples map to it.
+
+A tuple is an array of texts in the order of its own relation version. Columns are followed by
+attnum, so the newest version of a range gives the shape and every older version says where each
+column stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
+from pgcdc_assets.merge.fold.types import DeltaType, delta_type, full_type, keeps_values
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.raw.relations import RelationVersion
+
+SystemColumns = tuple[tuple[str, str, str], ...]
+
+_RESCUED = ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns cannot hold")
+
+UNKNOWN_TYPE = "(type no longer known)"
+
+SCD1_COLUMNS: SystemColumns = (
+    ("_lsn", "BIGINT", "commit_lsn of the change that this row is"),
+    ("_ordinal", "BIGINT", "position of that change in its transaction; negative for a copied row"),
+    ("_commit_ts", "TIMESTAMP", "commit time of that change; NULL for a copied row"),
+    _RESCUED,
+)
+SOFT_DELETE_COLUMNS: SystemColumns = (
+    *SCD1_COLUMNS,
+    ("_deleted", "BOOLEAN", "the source deleted this row, which is kept as it last was"),
+    ("_deleted_at_lsn", "BIGINT", "commit_lsn of the delete or truncate; NULL for a row in place"),
+)
+CHANGE_LOG_COLUMNS: SystemColumns = (
+    *SCD1_COLUMNS,
+    ("_op", "STRING", "I insert, U update, D delete with the old row, T truncate, S copied row"),
+)
+SCD2_COLUMNS: SystemColumns = (
+    ("_valid_from", "TIMESTAMP", "commit time of the change that made this version"),
+    ("_valid_to", "TIMESTAMP", "commit time of the change that ended it; NULL while current"),
+    ("_is_current", "BOOLEAN", "no change has ended this version"),
+    ("_valid_from_lsn", "BIGINT", "commit_lsn of the change that made this version"),
+    ("_valid_to_lsn", "BIGINT", "commit_lsn of the change that ended it; NULL while current"),
+    ("_valid_from_epoch", "INT", "epoch of _valid_from_lsn"),
+    ("_valid_to_epoch", "INT", "epoch of _valid_to_lsn; NULL while current"),
+    ("_ordinal", "BIGINT", "position of the making change in its transaction; -1 for a copy"),
+    ("_op", "STRING", "I insert, U update, S copied row"),
+    _RESCUED,
+)
+
+# The system columns of a history that earlier releases did not write.
+EPOCH_COLUMNS = ("_valid_from_epoch", "_valid_to_epoch")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A source column in the SCD table.
+
+    Attributes:
+        default: the text that rows from before the column have; None: NULL.
+    """
+
+    name: str
+    type: DeltaType
+    comment: str
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the fields stand in the tuples of one relation version; None: not there yet."""
+
+    version: int
+    positions: tuple[int | None, ...]
+    has_full_identity: bool
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """The columns of one SCD table.
+
+    Attributes:
+        key: indexes of the key's fields; none for a table whose rows nothing tells apart.
+        layouts: of every relation version that tuples may have.
+        system: name, type and meaning of the columns that are ours.
+        nullable_key: those of the key's fields of which nothing says that they are never NULL: the
+            settings name them, and the replica identity is the whole row.
+    """
+
+    relation: Relation
+    version: int
+    fields: tuple[Field, ...]
+    key: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+    system: SystemColumns = SCD1_COLUMNS
+    nullable_key: tuple[int, ...] = ()
+
+    @property
+    def may_rescue(self) -> bool:
+        """Whether some column may not hold every text."""
+        return any(field.type.may_rescue for field in self.fields)
+
+    @property
+    def stored_position(self) -> tuple[str, str, str]:
+        """SQL of the LSN, commit time and operation that a row of the table has from its change."""
+        if self.system is SCD2_COLUMNS:
+            return "_valid_from_lsn", "_valid_from", "_op"
+        return "_lsn", "_commit_ts", "CAST(NULL AS STRING)"
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Names of the key's columns."""
+        return tuple(self.fields[i].name for i in self.key)
+
+
+def build_shape(
+    versions: Sequence[RelationVersion],
+    key: tuple[str, ...] | None,
+    known_key: str | None = None,
+    system: SystemColumns = SCD1_COLUMNS,
+    known: Sequence[RelationVersion] = (),
+) -> TableShape:
+    """Build the shape that holds the tuples of all the versions.
+
+    Args:
+        versions: of one table, ascending; the last one gives the columns.
+        known: all versions of the table in the epoch, which tell the defaults of added columns.
+        key: the configured merge key, if any.
+        known_key: the key that the existing table was made with, as `key_text` writes it.
+
+    Raises:
+        SchemaChangeError: an older version cannot be read as the newest one.
+        MergeConflict: two names collide, or the key is not usable.
+        ReplicaIdentityError: the replica identity does not hold the key.
+    """
+    newest = versions[-1].relation
+    check_names(newest, system)
+    fields = tuple(_field(column, newest, known) for column in newest.columns)
+    names = key or default_key(newest)
+    if known_key is not None and known_key != key_text(names):
+        raise SchemaChangeError(
+            relation=newest.qualified_name,
+            column=", ".join(names),
+            reason="the key of the table changed",
+        )
+    for version in versions:
+        _check_identity(version.relation, names)
+    order = [column.name for column in newest.columns]
+    return TableShape(
+        relation=newest,
+        version=versions[-1].version,
+        fields=fields,
+        key=tuple(order.index(name) for name in names),
+        layouts=tuple(_layout(version, newest) for version in versions),
+        system=system,
+        nullable_key=tuple(
+            order.index(name)
+            for name in names
+            if newest.replica_identity == "f" and name not in newest.primary_key
+        ),
+    )
+
+
+def key_text(names: Sequence[str]) -> str:
+    """Write a key for a table property."""
+    return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> None:
+    """Refuse names that Delta cannot tell apart: it ignores case.
+
+    Raises:
+        MergeConflict: two columns collide, or a column with one of ours.
+    """
+    ours = {folded(name) for name, _, _ in system}
+    seen: dict[str, str] = {folded(name): name for name, _, _ in system}
+    for column in relation.columns:
+        other = seen.setdefault(folded(column.name), column.name)
+        if other != column.name or folded(column.name) in ours:
+            raise MergeConflict(
+                table=relation.qualified_name,
+                reason=f'column "{column.name}" and column "{other}" differ in case only or not '
+                "at all, and Delta cannot tell them apart. Rename one, or leave it out of the "
+                "publication.",
+            )
+
+
+def folded(name: str) -> str:
+    """Return what names have in common that Delta cannot tell apart."""
+    # Java's equalsIgnoreCase: character by character, so that the length stays.
+    return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)
+
+
+def _field(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> Field:
+    comment = column.type or UNKNOWN_TYPE
+    return Field(column.name, delta_type(column), comment, _default(column, relation, known))
+
+
+def _default(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> str | None:
+    """Find the value of the rows from before a column was added.
+
+    A column that an earlier version does not have may have existed and not been published. It was
+    added later only if its attnum is higher than any that the table had by then.
+    """
+    attnum = column.attnum
+    if attnum is None:
+        return None
+    ours = sorted(
+        (v for v in known if v.relation.relation_id == relation.relation_id),
+        key=lambda v: v.version,
+    )
+    text: str | None = None
+    is_known = False
+    for version in ours:
+        found = next((c for c in version.relation.columns if c.attnum == attnum), None)
+        if found is not None:
+            is_known = True
+            text = found.missing if found.missing is not None else text
+        elif not is_known and _highest_attnum(version.relation) >= attnum:
+            return None
+    return text
+
+
+def _highest_attnum(relation: Relation) -> int:
+    if relation.attribute_count is not None:
+        return relation.attribute_count
+    return max((column.attnum or 0 for column in relation.columns), default=0)
+
+
+def default_key(relation: Relation) -> tuple[str, ...]:
+    """Find what tells rows apart: the primary key, or the index of the replica identity, or none.
+
+    A primary key counts only where updates and deletes bring it.
+    """
+    identity = tuple(column.name for column in relation.columns if column.is_key)
+    if relation.primary_key and (
+        relation.replica_identity == "f" or set(relation.primary_key) <= set(identity)
+    ):
+        return relation.primary_key
+    if identity and relation.replica_identity != "f":
+        return identity
+    return ()
+
+
+def no_key(relation: Relation, reason: str) -> ReplicaIdentityError:
+    """Say that what is asked of a table needs a key."""
+    return ReplicaIdentityError(
+        relation=relation.qualified_name,
+        identity=_IDENTITIES.get(relation.replica_identity, relation.replica_identity),
+        reason=f"it has no primary key, and no key is configured, {reason}",
+        remedy="ALTER TABLE ... ADD PRIMARY KEY (...), or name the key in the settings",
+    )
+
+
+_IDENTITIES = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX"}
+
+
+def _check_identity(relation: Relation, key: Sequence[str]) -> None:
+    """Check that the old tuples of updates and deletes hold the key."""
+    order = {column.name: column for column in relation.columns}
+    for name in key:
+        column = order.get(name)
+        if column is None:
+            raise MergeConflict(
+                table=relation.qualified_name,
+                reason=f'its key column "{name}" is not among its published columns',
+            )
+        if relation.replica_identity in "di" and not column.is_key:
+            raise ReplicaIdentityError(
+                relation=relation.qualified_name,
+                identity=_IDENTITIES[relation.replica_identity],
+                reason=f'it does not hold key column "{name}", so a delete does not say which row '
+                "it means",
+                remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then copy the table",
+            )
+
+
+def _layout(version: RelationVersion, newest: Relation) -> Layout:
+    relation = version.relation
+    positions = _positions(relation, newest)
+    return Layout(version.version, positions, relation.replica_identity == "f")
+
+
+def _positions(older: Relation, newest: Relation) -> tuple[int | None, ...]:
+    if older.relation_id != newest.relation_id:
+        raise SchemaChangeError(
+            relation=newest.qualified_name,
+            column="(all)",
+            reason="the table was dropped and created again",
+        )
+    found = dict(_match(older, newest))
+    left = [c.name for i, c in enumerate(older.columns) if i not in found.values()]
+    if left:
+        raise SchemaChangeError(
+            relation=newest.qualified_name,
+            column=", ".join(left),
+            reason="it was dropped or is not published any more",
+        )
+    for index, position in found.items():
+        _check_same(newest, older.columns[position], newest.columns[index])
+    return tuple(found.get(index) for index in range(len(newest.columns)))
+
+
+def _match(older: Relation, newest: Relation) -> Mapping[int, int]:
+    by_attnum = {c.attnum: i for i, c in enumerate(older.columns) if c.attnum is not None}
+    by_name = {c.name: i for i, c in enumerate(older.columns)}
+    found = {}
+    for index, column in enumerate(newest.columns):
+        position = by_attnum.get(column.attnum) if column.attnum is not None else None
+        if position is None:
+            position = by_name.get(column.name)
+            if position is not None and column.attnum is not None:
+                known = older.columns[position].attnum
+                # The same name with another attnum is another column.
+                position = position if known is None else None
+        if position is not None:
+            found[index] = position
+    return found
+
+
+def _check_same(newest: Relation, older: Column, newer: Column) -> None:
+    if older.name != newer.name:
+        reason = f'it was renamed to "{newer.name}"'
+    elif delta_type(older).ddl != delta_type(newer).ddl or older.base_type != newer.base_type:
+        reason = f"its type changed from {full_type(older)} to {full_type(newer)}"
+    elif not keeps_values(older, newer):
+        reason = (
+            "the length or precision of its type changed from "
+            f"{full_type(older)} to {full_type(newer)}"
+        )
+    else:
+        return
+    raise SchemaChangeError(relation=newest.qualified_name, column=older.name, reason=reason)

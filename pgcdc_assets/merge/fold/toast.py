@@ -1,0 +1,132 @@
+"""The last known value of what a change leaves out as unchanged TOAST.
+
+An update sends `unchanged` instead of a value that is stored out of line and was not touched; NULL
+would be wrong, and so would any value that another row had under this key. A *stay* is the time
+that one row spends at one key: it begins with an insert, with a key change that brings the row
+here, or before the range. Within a stay the value is the last one that was said.
+
+If the stay says nothing, an earlier stay of the same row may. Stays and key changes form chains: a
+key change begins a stay, and the departure at its position ends the stay before. Each chain is
+found by doubling: after n joins every key change knows the one that is 2^n changes before it, or
+the first of its chain. One window over each chain then gives the last value said. If the row was
+there before the range, the table has the value: under the row's own key the MERGE itself takes it,
+and under another key (`o0` ...) the row is fetched first.
+
+REPLICA IDENTITY FULL never comes here: its old tuple has the value (`events.Fold.new_text`).
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from pgcdc_assets.merge.fold.events import Fold
+
+_PAST = "ORDER BY commit_lsn, ordinal, is_content ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+_HERE = "struct(commit_lsn AS lsn, ordinal AS ordinal)"
+# The event that a key change leaves under the old key.
+_HAS_LEFT = "(op = 'U' AND NOT is_content)"
+_BEGAN = "struct(stay.lsn AS lsn, stay.ordinal AS ordinal)"
+_IS_MOVED = "coalesce(stay.is_move, false)"
+
+
+def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
+    """Add, per field that is ever left out, the last value said in the same stay.
+
+    Adds `stay` (where it began, and whether by a key change; NULL if before the range) and `v3` ...
+    (a struct with the text; NULL if unknown), and keeps in `unknown` only what stays unknown.
+    """
+    keys = ", ".join(fold.key_columns)
+    start = "struct(commit_lsn AS lsn, ordinal AS ordinal, is_move)"
+    stay = f"IF(is_arrival, {start}, NULL)"
+    stays = events.selectExpr("*", f"last({stay}, true) OVER (PARTITION BY {keys} {_PAST}) AS stay")
+    values = []
+    for i in fold.unknown:
+        said = f"is_content AND NOT coalesce(array_contains(unknown, {i}), false)"
+        values.append(
+            f"last(IF({said}, struct(tuple[{i}] AS text), NULL), true) "
+            f"OVER (PARTITION BY {keys}, stay.lsn, stay.ordinal {_PAST}) AS v{i}"
+        )
+    names = [name for name in events.columns if name != "unknown"]
+    return stays.selectExpr(*names, "stay", "unknown", *values).selectExpr(
+        *names, "stay", *_values(fold), f"{_still_unknown(fold)} AS unknown"
+    )
+
+
+def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> DataFrame:
+    """Fill unknown fields of rows that came from another key; add the key to fetch from, `o0` ...
+
+    Args:
+        winners: the events wanted, one or several of a key.
+        known: all events as `with_known_values` gave them.
+    """
+    keys, origin = fold.key_columns, fold.named("o", "u")
+    nothing = [f"CAST(NULL AS {winners.schema[k].dataType.simpleString()})" for k in keys]
+    empty = [f"{null} AS {o}" for null, o in zip(nothing, origin, strict=True)]
+    empty.append("false AS is_elsewhere")
+    if not fold.facts.has_old_tuples:
+        return winners.selectExpr("*", *empty)
+    travels = f"(unknown IS NOT NULL AND {_IS_MOVED})"
+    settled = winners.where(f"NOT {travels}").selectExpr("*", *empty)
+    names = winners.columns
+    moving = winners.where(travels).selectExpr("*", f"{_BEGAN} AS at", "false AS has_left")
+    left = known.where(_HAS_LEFT).selectExpr(*names, f"{_HERE} AS at", "true AS has_left")
+    chains = moving.unionByName(left).join(_find_chains(known), on="at")
+    past = f"OVER (PARTITION BY chain {_PAST})"
+    # Only the first key change of a chain may have left a row that was there before the range.
+    before = f"IF(has_left AND stay IS NULL, struct({', '.join(keys)}), NULL)"
+    filled = (
+        chains.selectExpr(
+            *(name for name in names if name not in _values(fold)),
+            "has_left",
+            *(f"last(v{i}, true) {past} AS v{i}" for i in fold.unknown),
+            f"last({before}, true) {past} AS before",
+        )
+        .where("NOT has_left")
+        .selectExpr(
+            *(name for name in names if name != "unknown"),
+            f"{_still_unknown(fold)} AS unknown",
+            "before",
+        )
+    )
+    is_elsewhere = "(unknown IS NOT NULL AND before IS NOT NULL)"
+    return settled.unionByName(
+        filled.selectExpr(
+            *names,
+            *(
+                f"IF({is_elsewhere}, before.{key}, NULL) AS {o}"
+                for key, o in zip(keys, origin, strict=True)
+            ),
+            f"{is_elsewhere} AS is_elsewhere",
+        )
+    )
+
+
+def _find_chains(known: DataFrame) -> DataFrame:
+    """Find for the position of each key change, `at`, the first one of its chain, `chain`."""
+    reached = known.where(_HAS_LEFT).selectExpr(
+        f"{_HERE} AS at",
+        f"IF({_IS_MOVED}, {_BEGAN}, {_HERE}) AS chain",
+        f"NOT {_IS_MOVED} AS is_first",
+    )
+    reached = reached.localCheckpoint()
+    while not reached.where("NOT is_first").isEmpty():
+        further = reached.selectExpr(
+            "at AS chain", "chain AS next_chain", "is_first AS next_is_first"
+        )
+        reached = (
+            reached.join(further, on="chain")
+            .selectExpr("at", "next_chain AS chain", "next_is_first AS is_first")
+            .localCheckpoint()
+        )
+    return reached.select("at", "chain")
+
+
+def _values(fold: Fold) -> list[str]:
+    return [f"v{i}" for i in fold.unknown]
+
+
+def _still_unknown(fold: Fold) -> str:
+    left = ", ".join(
+        f"IF(array_contains(unknown, {i}) AND v{i} IS NULL, {i}, NULL)" for i in fold.unknown
+    )
+    return f"nullif(array_compact(array({left})), CAST(array() AS ARRAY<INT>))"

@@ -1,0 +1,66 @@
+"""Where rows stand among the TRUNCATEs of a range, found by binary search.
+
+A range may have thousands of TRUNCATEs. Their positions are one text each for LSNs, ordinals and
+times, of which Spark makes a constant array before the query runs; so the query has as many
+expressions for thousands as for one, and a row costs as many comparisons as the number has bits.
+For TRUNCATEs at (16, 0) and (48, 0), a row at (`lsn`, `ordinal`) comes after
+
+    aggregate(array(2, 1), 0, (n, step) -> IF(lsns[n + step - 1] < lsn OR ..., n + step, n))
+
+of them, where `lsns` is `CAST(split('16,48', ',') AS ARRAY<BIGINT>)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pgcdc_assets.merge.change_stats import Truncate
+
+
+def count_before_sql(truncates: Sequence[Truncate], lsn: str = "lsn") -> str:
+    """Write the SQL of how many TRUNCATEs came before a row; before a stored row there is none.
+
+    Args:
+        truncates: in order.
+        lsn: the column with the row's LSN.
+    """
+    if not truncates:
+        return "0"
+    steps = ", ".join(str(1 << bit) for bit in reversed(range(len(truncates).bit_length())))
+    # Above the last one `get` is NULL, and the condition is not met.
+    there = f"get({_constant(t.commit_lsn for t in truncates)}, n + step - 1)"
+    ordinal = f"get({_constant(t.ordinal for t in truncates)}, n + step - 1)"
+    is_before = f"{there} < {lsn} OR ({there} = {lsn} AND {ordinal} < ordinal)"
+    search = f"aggregate(array({steps}), 0, (n, step) -> IF({is_before}, n + step, n))"
+    return f"IF(is_stored, 0, {search})"
+
+
+def next_truncate_sql(truncates: Sequence[Truncate], count: str) -> str:
+    """Write the SQL of the first TRUNCATE after a row: a struct, or NULL.
+
+    Args:
+        truncates: in order.
+        count: a column with the number of those that came before the row.
+    """
+    lsn = f"get({_constant(t.commit_lsn for t in truncates)}, {count})"
+    ordinal = f"get({_constant(t.ordinal for t in truncates)}, {count})"
+    micros = f"get({_constant(map(_micros, truncates))}, {count})"
+    found = _struct(lsn, ordinal, micros)
+    return f"IF({count} < {len(truncates)}, {found}, NULL)"
+
+
+def truncate_sql(truncate: Truncate) -> str:
+    """Write the SQL of a TRUNCATE's position and time."""
+    return _struct(f"{truncate.commit_lsn}L", f"{truncate.ordinal}L", f"{_micros(truncate)}L")
+
+
+def _struct(lsn: str, ordinal: str, micros: str) -> str:
+    return f"named_struct('lsn', {lsn}, 'ordinal', {ordinal}, 'ts', timestamp_micros({micros}))"
+
+
+def _micros(truncate: Truncate) -> int:
+    return round(truncate.commit_ts.timestamp() * 1_000_000)
+
+
+def _constant(numbers: Iterable[int]) -> str:
+    return f"CAST(split('{','.join(map(str, numbers))}', ',') AS ARRAY<BIGINT>)"

@@ -1,0 +1,100 @@
+"""From texts to the typed columns of a table: `c0`, `c1` ... and `rescued`.
+
+Columns are numbered until they are written, because a source column may have any name.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.fold.schema import TableShape, folded
+from pgcdc_assets.spark.sql import string
+
+
+@dataclass(frozen=True)
+class CopiedRows:
+    """What a copy holds.
+
+    Attributes:
+        frame: one column `new`, in the layout of `shape`.
+        lsn: the copy's snapshot LSN.
+        at: the time to which the copy belongs.
+        position: of the copy, over all epochs.
+    """
+
+    frame: DataFrame
+    shape: TableShape
+    lsn: Lsn
+    at: dt.datetime
+    position: str
+
+
+def typed(
+    frame: DataFrame, shape: TableShape, text: Callable[[int], str], keep: Sequence[str]
+) -> DataFrame:
+    """Give the typed values of texts.
+
+    Args:
+        text: the SQL of a field's text over the frame's columns.
+        keep: further select expressions over the frame's columns; their results are kept.
+    """
+    width = range(len(shape.fields))
+    texts = frame.selectExpr(*(f"{text(i)} AS x{i}" for i in width), *keep)
+    kept = [name for name in texts.columns if not (name[0] == "x" and name[1:].isdigit())]
+    values = texts.selectExpr(
+        *(f"x{i} AS x{i}" for i in width),
+        *(f"{shape.fields[i].type.expression(f'x{i}')} AS c{i}" for i in width),
+        *kept,
+    )
+    return values.selectExpr(*(f"c{i}" for i in width), f"{_rescued(shape)} AS rescued", *kept)
+
+
+def _rescued(shape: TableShape) -> str:
+    """Write the SQL of the map of texts without a typed value; NULL when every value is typed."""
+    lost = {
+        i: f"(x{i} IS NOT NULL AND c{i} IS NULL)"
+        for i, field in enumerate(shape.fields)
+        if not field.type.is_text
+    }
+    if not lost:
+        return "CAST(NULL AS MAP<STRING, STRING>)"
+    entries = ", ".join(
+        f"IF({condition}, struct({string(shape.fields[i].name)} AS key, x{i} AS value), NULL)"
+        for i, condition in lost.items()
+    )
+    return (
+        f"IF({' OR '.join(lost.values())}, map_from_entries(array_compact(array({entries}))), NULL)"
+    )
+
+
+def target_columns(shape: TableShape, comments: Mapping[str, str] | None = None) -> list[Column]:
+    """Name and describe the numbered columns as the table has them.
+
+    Args:
+        comments: by folded name, those of the table's owner.
+    """
+    numbered = [(f"c{i}", f.name, f.comment) for i, f in enumerate(shape.fields)]
+    numbered += [(name.removeprefix("_"), name, comment) for name, _, comment in shape.system]
+    kept = comments or {}
+    return [
+        F.col(number).alias(name, metadata={"comment": kept.get(folded(name), comment)})
+        for number, name, comment in numbered
+    ]
+
+
+def local_rows(spark: SparkSession, rows: pa.Table, schema: str) -> DataFrame:
+    """Give rows that this process holds to Spark.
+
+    Args:
+        schema: as a Delta table's log writes it: in JSON.
+    """
+    return spark.createDataFrame(rows, StructType.fromJson(json.loads(schema)))

@@ -1,0 +1,188 @@
+"""From Postgres's text to a Delta column: which type, and by which expression.
+
+Each expression is native SQL over the text that Postgres printed, and is NULL whenever the typed
+column cannot hold that text exactly; the caller then keeps the text in `_rescued`. Spark's casts
+are lenient (they trim, they take a year of seven digits, they skip what follows), so the temporal
+types look at the text's shape before they cast. What has no exact Delta type stays text.
+
+The texts are those of DateStyle ISO, IntervalStyle postgres and bytea_output hex, which every
+connection of ours pins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pgcdc_assets.merge.fold.arrays import array_expression
+from pgcdc_assets.protocol.relation import Column
+
+_MAX_PRECISION = 38
+
+
+@dataclass(frozen=True)
+class DeltaType:
+    """How one Postgres type is kept.
+
+    Attributes:
+        ddl: the Spark SQL type.
+        expression: gives the SQL of the typed value for the SQL of the text.
+        may_rescue: some texts that Postgres prints have no value of this type.
+        is_fixed_length: Postgres never stores it out of line, so it is never unchanged TOAST.
+    """
+
+    ddl: str
+    expression: Callable[[str], str]
+    may_rescue: bool = False
+    is_fixed_length: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Say whether the typed value is the text itself."""
+        return self.expression is _same
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _cast(ddl: str) -> Callable[[str], str]:
+    return lambda text: f"try_cast({text} AS {ddl})"
+
+
+def _date(text: str) -> str:
+    # Years 0001 to 9999 only: longer texts are years beyond that, BC, or -infinity.
+    return f"IF(length({text}) = 10, try_cast({text} AS DATE), NULL)"
+
+
+def _timestamp(ddl: str) -> Callable[[str], str]:
+    def expression(text: str) -> str:
+        return (
+            f"IF(substr({text}, 5, 1) = '-' AND right({text}, 2) <> 'BC', "
+            f"try_cast({text} AS {ddl}), NULL)"
+        )
+
+    return expression
+
+
+def _bytea(text: str) -> str:
+    return f"IF(startswith({text}, r'\\x'), unhex(substr({text}, 3)), NULL)"
+
+
+TEXT = DeltaType("STRING", _same)
+
+_SCALARS = {
+    "bool": DeltaType("BOOLEAN", _cast("BOOLEAN"), is_fixed_length=True),
+    "int2": DeltaType("SMALLINT", _cast("SMALLINT"), is_fixed_length=True),
+    "int4": DeltaType("INT", _cast("INT"), is_fixed_length=True),
+    "int8": DeltaType("BIGINT", _cast("BIGINT"), is_fixed_length=True),
+    "oid": DeltaType("BIGINT", _cast("BIGINT"), is_fixed_length=True),
+    "float4": DeltaType("FLOAT", _cast("FLOAT"), is_fixed_length=True),
+    "float8": DeltaType("DOUBLE", _cast("DOUBLE"), is_fixed_length=True),
+    "date": DeltaType("DATE", _date, may_rescue=True, is_fixed_length=True),
+    "timestamp": DeltaType(
+        "TIMESTAMP_NTZ", _timestamp("TIMESTAMP_NTZ"), may_rescue=True, is_fixed_length=True
+    ),
+    "timestamptz": DeltaType(
+        "TIMESTAMP", _timestamp("TIMESTAMP"), may_rescue=True, is_fixed_length=True
+    ),
+    "bytea": DeltaType("BINARY", _bytea, may_rescue=True),
+    "uuid": DeltaType("STRING", _same, is_fixed_length=True),
+}
+
+# Types whose typmod is a limit, below which values are kept as they are.
+_LIMITED = frozenset({"varchar", "varbit", "numeric"}) | frozenset(
+    {"timestamp", "timestamptz", "time", "timetz"}
+)
+
+# Their arrays are separated by something else than a comma.
+_OTHER_DELIMITER = frozenset({"box"})
+
+
+def delta_type(column: Column) -> DeltaType:
+    """Choose the Delta type of a column."""
+    if column.element_type is not None:
+        return _array_type(column)
+    return _scalar_type(column.base_type, column.base_typmod)
+
+
+def keeps_values(older: Column, newer: Column) -> bool:
+    """Say whether a changed length or precision of one type leaves all values as they are.
+
+    Where it does not, Postgres writes the table anew, and the stream says nothing of it.
+    """
+    kind = newer.element_type or newer.base_type
+    before, after = _typmod(older), _typmod(newer)
+    if before == after:
+        return True
+    if kind == "numeric" and before >= 4 and after >= 4:
+        (digits, scale), (more_digits, same_scale) = _precision(before), _precision(after)
+        return scale == same_scale and more_digits >= digits
+    return kind in _LIMITED and (after == -1 or -1 < before <= after)
+
+
+def full_type(column: Column) -> str:
+    """Write a column's type for people, with its length or precision as format_type writes it."""
+    name, typmod = column.type or "unknown", column.typmod
+    kind = column.element_type or column.base_type
+    if typmod < 0:
+        return name
+    if kind == "numeric":
+        limit = ",".join(map(str, _precision(typmod)))
+    elif kind in ("varchar", "bpchar"):
+        limit = str(typmod - 4)
+    elif kind == "bit" or kind in _LIMITED:
+        limit = str(typmod)
+    else:
+        return name
+    # The limit comes before an array's brackets and a timestamp's zone.
+    return re.sub(r"^(.*?)((?: with(?:out)? time zone)?(?:\[\])?)$", rf"\1({limit})\2", name)
+
+
+def _typmod(column: Column) -> int:
+    return column.base_typmod if column.element_type is None else column.element_typmod
+
+
+def _scalar_type(base_type: str | None, typmod: int) -> DeltaType:
+    if base_type == "numeric":
+        return _numeric_type(typmod)
+    return _SCALARS.get(base_type or "", TEXT)
+
+
+def _numeric_type(typmod: int) -> DeltaType:
+    """Give DECIMAL where one holds every value of the declared precision and scale."""
+    if typmod < 4:
+        return TEXT
+    precision, scale = _precision(typmod)
+    if scale < 0:
+        precision, scale = precision - scale, 0
+    precision = max(precision, scale)
+    if precision > _MAX_PRECISION:
+        return TEXT
+    ddl = f"DECIMAL({precision},{scale})"
+    return DeltaType(ddl, _cast(ddl), may_rescue=True)
+
+
+def _precision(typmod: int) -> tuple[int, int]:
+    """Read precision and scale of a numeric from its typmod.
+
+    Its layout is that of make_numeric_typmod in Postgres's src/backend/utils/adt/numeric.c; since
+    Postgres 15 the scale may be negative (digits before the point are rounded) or above the
+    precision.
+    """
+    return (typmod - 4) >> 16 & 0xFFFF, (((typmod - 4) & 0x7FF) ^ 0x400) - 0x400
+
+
+def _array_type(column: Column) -> DeltaType:
+    element = _scalar_type(column.element_type, column.element_typmod)
+    is_extension = "." in (column.element_type or "") and column.kind == "b"
+    if is_extension or column.element_type in _OTHER_DELIMITER:
+        # An extension's type may choose its own delimiter (PostGIS does), and the catalog's answer
+        # is not in the relation.
+        return TEXT
+    return DeltaType(
+        f"ARRAY<{element.ddl}>",
+        lambda text: array_expression(text, element.ddl, element.expression, element.may_rescue),
+        may_rescue=True,
+    )

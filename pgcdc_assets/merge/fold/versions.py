@@ -1,0 +1,322 @@
+"""Versions of keys: what each key held, from which position to which.
+
+Input are typed events of a range (`events.py`), of every key each content and each departure, and
+the table's current rows under these keys as they were before the range. In the order of (commit
+LSN, ordinal) a content opens a version, unless it says what the version before it says already; the
+next event of its key ends it, or a TRUNCATE if that comes first.
+
+Under REPLICA IDENTITY FULL a key may have two rows for a while within one transaction (a deferrable
+constraint; see `winners.py`). Such a transaction counts for such a key as one step: what the key
+holds when it commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
+from pgcdc_assets.merge.fold.key_range import Bounds, key_bounds
+from pgcdc_assets.merge.fold.latest import left_in_bag
+from pgcdc_assets.merge.fold.schema import TableShape
+from pgcdc_assets.merge.fold.toast import follow_key_changes, with_known_values
+from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
+from pgcdc_assets.merge.fold.typed_columns import typed
+from pgcdc_assets.merge.fold.unknown import fetch_unknown, value_or_error
+from pgcdc_assets.spark.sql import identifier, string
+
+_COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")
+
+
+def key_events(changes: DataFrame, fold: Fold) -> DataFrame:
+    """Turn raw changes into events without values."""
+    return build_bag(changes, fold) if fold.facts.is_full else build_events(changes, fold)
+
+
+def typed_events(
+    events: DataFrame, fold: Fold, current: DataFrame | None, stored: DataFrame | None
+) -> DataFrame:
+    """Give events typed values: `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `op`.
+
+    Args:
+        current: all current rows of the table before the range; None when there are none.
+        stored: those of them whose keys are among the events'.
+    """
+    keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "op", "is_content"]
+    if not fold.unknown:
+        if fold.facts.is_full:
+            events = _untangled(events, fold, stored)
+        return typed(events, fold.shape, lambda i: f"tuple[{i}]", keep)
+    known = with_known_values(events, fold)
+    events = follow_key_changes(known, known, fold)
+    origin = fold.named("o", "u")
+    is_own = "unknown IS NOT NULL AND NOT is_elsewhere"
+    events = events.selectExpr(
+        *(name for name in events.columns if name not in {*origin, "is_elsewhere"}),
+        *(
+            f"IF({is_own}, {key}, {other}) AS {other}"
+            for key, other in zip(fold.key_columns, origin, strict=True)
+        ),
+        "unknown IS NOT NULL AS is_elsewhere",
+    )
+
+    rows = typed(events, fold.shape, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin])
+    if current is None:
+        others = [name for name in rows.columns if name not in {f"c{i}" for i in fold.unknown}]
+        values = [f"{value_or_error(fold, i, '')} AS c{i}" for i in fold.unknown]
+        return rows.selectExpr(*others, *values)
+    return fetch_unknown(rows, fold, current, fold.shape.stored_position[0])
+
+
+def build_versions(
+    events: DataFrame,
+    stored: DataFrame | None,
+    fold: Fold,
+    tracked: Sequence[int] | None,
+    epoch: int,
+) -> DataFrame:
+    """Find the versions that the events open, and what becomes of those of the table.
+
+    Columns: the key, `c0` ..., `rescued`, `is_stored` (it is in the table already), `valid_from`,
+    `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `valid_from_epoch`,
+    `valid_to_epoch`, `ordinal`, `op`, and `is_touched`: false for a version that is in the table
+    and stays as it is.
+
+    Args:
+        events: as `typed_events` gives them.
+        stored: the table's current rows under the keys of the events, and others if need be; None
+            when there are none.
+        tracked: indexes of the fields whose change opens a version; None: all.
+        epoch: of the events.
+    """
+    keys = ", ".join(fold.key_columns)
+    values = [*(f"c{i}" for i in range(len(fold.shape.fields))), "rescued"]
+    names = [*fold.key_columns, *values, *_COPIED, "epoch"]
+    rows = events.selectExpr("*", f"{epoch} AS epoch").selectExpr(*names, "false AS is_stored")
+    if stored is not None:
+        there = stored_rows(stored, fold, "_valid_from_epoch AS epoch")
+        rows = rows.unionAll(there.selectExpr(*names, "true AS is_stored"))
+    order = "is_stored DESC, lsn, ordinal, is_content"
+    window = f"OVER (PARTITION BY {keys} ORDER BY {order})"
+    truncates = fold.facts.truncates
+    if fold.facts.may_leave_and_come:
+        # A row that is taken out and put in again by one change has never left.
+        rows = rows.selectExpr(
+            "*", f"lead(struct(is_content, lsn, ordinal)) {window} AS following"
+        ).where(
+            "is_content OR NOT coalesce(following.is_content AND following.lsn = lsn "
+            "AND following.ordinal = ordinal, false)"
+        )
+    parts = comparable_parts(fold.shape, tracked)
+    # A plain column stands for itself: what is named anew is carried through the shuffle twice.
+    named = [part if part in values else f"s{n}" for n, part in enumerate(parts)]
+    is_same = "".join(f" AND b{n} <=> {name}" for n, name in enumerate(named))
+    steps = (
+        rows.selectExpr(
+            *names,
+            "is_stored",
+            f"{count_before_sql(truncates)} AS seg",
+            *(f"{part} AS s{n}" for n, part in enumerate(parts) if part not in values),
+        )
+        .selectExpr(
+            "*",
+            f"lag(is_content) {window} AS follows_content",
+            f"lag(seg) {window} AS last_seg",
+            *(f"lag({name}) {window} AS b{n}" for n, name in enumerate(named)),
+        )
+        .selectExpr(
+            *names,
+            "is_stored",
+            "seg",
+            f"NOT (is_content AND coalesce(follows_content AND last_seg = seg, false){is_same}) "
+            "AS starts",
+        )
+    )
+    changed = "false"
+    if tracked is not None:
+        steps = _with_last_values(steps, values, keys, order)
+        changed = "has_changed"
+    started = steps.where("starts").selectExpr(
+        "*", f"lead(struct(lsn, ordinal, commit_ts AS ts)) {window} AS next_at"
+    )
+    ended = "next_at"
+    if truncates:
+        ended = f"least(next_at, {next_truncate_sql(truncates, 'seg')})"
+    return (
+        started.selectExpr("*", f"{ended} AS ended")
+        .where("is_content")
+        .selectExpr(
+            *fold.key_columns,
+            *values,
+            "is_stored",
+            "commit_ts AS valid_from",
+            "ended.ts AS valid_to",
+            "ended IS NULL AS is_current",
+            "lsn AS valid_from_lsn",
+            "ended.lsn AS valid_to_lsn",
+            "epoch AS valid_from_epoch",
+            f"IF(ended IS NULL, NULL, {epoch}) AS valid_to_epoch",
+            "ordinal",
+            "op",
+            f"NOT is_stored OR ended IS NOT NULL OR {changed} AS is_touched",
+        )
+    )
+
+
+def stored_rows(stored: DataFrame, fold: Fold, *further: str) -> DataFrame:
+    """Give rows of the table the columns of events, and further ones."""
+    lsn, commit_ts, op = fold.shape.stored_position
+    return stored.selectExpr(
+        *fold.stored_key(),
+        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(fold.shape.fields)),
+        "_rescued AS rescued",
+        f"{lsn} AS lsn",
+        "_ordinal AS ordinal",
+        f"{commit_ts} AS commit_ts",
+        f"{op} AS op",
+        "true AS is_content",
+        *further,
+    )
+
+
+def _with_last_values(steps: DataFrame, values: list[str], keys: str, order: str) -> DataFrame:
+    """Give each version the values that it has in the end: untracked fields may have changed."""
+    numbered = steps.selectExpr(
+        "*",
+        f"sum(IF(starts, 1, 0)) OVER (PARTITION BY {keys} ORDER BY {order} "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS version",
+    )
+    whole = (
+        f"OVER (PARTITION BY {keys}, version ORDER BY {order} "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)"
+    )
+    others = [name for name in steps.columns if name not in values]
+    return numbered.selectExpr(
+        *others,
+        f"last(struct({', '.join(values)})) {whole} AS newest",
+        f"count(*) {whole} > 1 AS has_changed",
+    ).selectExpr(*others, "has_changed", "newest.*")
+
+
+def _untangled(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
+    """Fold transactions in which a key had more than one row, or fewer than none, to one step."""
+    keys = ", ".join(fold.key_columns)
+    names = [*fold.key_columns, "commit_lsn", "ordinal", "commit_ts", "op", "is_content", "tuple"]
+    rows = bag.selectExpr(*names, "false AS is_stored")
+    if stored is not None:
+        there = stored_rows(stored, fold).selectExpr(
+            *fold.key_columns,
+            "lsn AS commit_lsn",
+            "ordinal",
+            "commit_ts",
+            "op",
+            "is_content",
+            "CAST(NULL AS ARRAY<STRING>) AS tuple",
+            "true AS is_stored",
+        )
+        rows = rows.unionAll(there)
+    held = (
+        f"sum(IF(is_content, 1, -1)) OVER (PARTITION BY {keys}, seg "
+        "ORDER BY is_stored DESC, commit_lsn, ordinal, is_content "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+    )
+    marked = (
+        rows.selectExpr("*", f"{count_before_sql(fold.facts.truncates, 'commit_lsn')} AS seg")
+        .selectExpr("*", f"{held} NOT IN (0, 1) AS is_odd")
+        .where("NOT is_stored")
+        .selectExpr(
+            *names,
+            "seg",
+            f"bool_or(is_odd) OVER (PARTITION BY {keys}, seg, commit_lsn) AS is_tangled",
+        )
+    )
+    clean = marked.where("NOT is_tangled").select(*names)
+    tangled = marked.where("is_tangled").selectExpr("*", "commit_lsn AS transaction")
+    return clean.unionByName(left_in_bag(tangled, fold, "seg", "transaction").select(*names))
+
+
+@dataclass(frozen=True)
+class Touched:
+    """What a merge has to look at.
+
+    Attributes:
+        fold: of the changes.
+        events: of the keys that changes name, without values.
+        rows: the table's rows that may have these keys; None when it has none.
+        bounds: of a part of the table that holds them; None: all of it.
+    """
+
+    fold: Fold
+    events: DataFrame
+    rows: DataFrame | None
+    bounds: Bounds | None = None
+
+    @property
+    def stored(self) -> DataFrame | None:
+        """The table's rows that do have these keys; None when it has none."""
+        if self.rows is None:
+            return None
+        return under_touched_keys(self.rows, self.events, self.fold)
+
+    def computed(self) -> Touched:
+        """Compute the events now, for what reads them several times."""
+        return replace(self, events=self.events.localCheckpoint())
+
+
+def find_touched(
+    changes: DataFrame, rows: DataFrame | None, fold: Fold, *, is_large: bool
+) -> Touched:
+    """Find the rows of a table that raw changes concern.
+
+    Args:
+        rows: the table's rows that changes can end or alter; None when there are none.
+        is_large: the table is worth finding out which part of it the changes concern.
+    """
+    touched = Touched(fold, key_events(changes, fold), rows)
+    if rows is None or not is_large:
+        return touched
+    bounds = key_bounds(touched.events, fold)
+    if bounds is None:
+        return touched
+    return replace(touched, rows=rows.where(bounds.condition()), bounds=bounds)
+
+
+def under_touched_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFrame:
+    """Keep the rows of the table whose keys are among the events'."""
+    touched = events.select(*fold.key_columns).distinct()
+    return rows.alias("t").join(
+        touched.alias("s"), on=F.expr(fold.same_key("k", "r")), how="left_semi"
+    )
+
+
+def comparable(shape: TableShape) -> str:
+    """Write the SQL of a content's value, such that equal rows and no others are equal."""
+    parts = comparable_parts(shape)
+    return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"
+
+
+def comparable_parts(shape: TableShape, tracked: Sequence[int] | None = None) -> list[str]:
+    """Write the SQL of values by which a content is equal to another, and only then.
+
+    Args:
+        tracked: indexes of the fields that count; None: all.
+    """
+    wanted = range(len(shape.fields)) if tracked is None else tracked
+    parts = [comparable_value(f"c{i}", shape.fields[i].type.ddl) for i in wanted]
+    if shape.may_rescue:
+        # Maps cannot be compared; their order says nothing.
+        entries = "array_sort(map_entries(rescued))"
+        if tracked is not None:
+            names = ", ".join(string(shape.fields[i].name) for i in tracked)
+            entries = f"filter({entries}, e -> e.key IN ({names}))"
+        parts.append(entries)
+    return parts
+
+
+def comparable_value(column: str, ddl: str) -> str:
+    """Write the SQL by which values of a column are equal when Postgres prints them alike."""
+    # Spark takes 0 and -0 for equal, and Postgres prints them differently.
+    return f"CAST({column} AS STRING)" if "FLOAT" in ddl or "DOUBLE" in ddl else column

@@ -1,0 +1,1 @@
+"""The kinds of SCD table: one file each, class and SQL together."""

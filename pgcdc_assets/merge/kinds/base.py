@@ -1,0 +1,192 @@
+"""What every kind of SCD table has: how a copy and changes are applied, and what was counted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.merge.fold.events import null_key_error
+from pgcdc_assets.merge.fold.schema import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
+from pgcdc_assets.merge.read import read_copy, relations_of, version_of_copy
+from pgcdc_assets.merge.schema_evolution import (
+    add_columns,
+    fields_to_fill,
+    fill_columns,
+    replace_table,
+    retype_columns,
+    set_properties,
+)
+from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.merge.write import create_or_replace, overwrite
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.tuning import SMALL_BYTES
+from pgcdc_assets.tables.fence import Step
+from pgcdc_assets.tables.owned_columns import find_owned, versions_of_table
+from pgcdc_assets.tables.state import TargetState, check_written
+
+# Their readers would see every row that is written again go and come.
+_SEES_EVERY_ROW = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
+
+
+def rows_in(state: TargetState | None) -> int:
+    """Give a table's count of rows."""
+    return (state.row_count or 0) if state is not None else 0
+
+
+def is_large(state: TargetState) -> bool:
+    """Say whether a table is worth finding out which part of it a merge concerns."""
+    return state.size_bytes > SMALL_BYTES
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was written.
+
+    Attributes:
+        inserted: None where it follows from the table's own count of rows.
+    """
+
+    inserted: int | None = 0
+    updated: int = 0
+    deleted: int = 0
+    may_be_rescued: bool = False
+
+    def counted(self, before: TargetState | None, after: TargetState) -> Counts:
+        """Fill in what was inserted between two states of the table."""
+        if self.inserted is not None:
+            return self
+        return replace(self, inserted=rows_in(after) - rows_in(before) + self.deleted)
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            (self.inserted or 0) + (other.inserted or 0),
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.may_be_rescued or other.may_be_rescued,
+        )
+
+
+@dataclass(frozen=True)
+class Kind(ABC):
+    """Writes one SCD table; each method is at most one commit with rows, which carries a step.
+
+    Columns that were added or have another type are commits of their own before that.
+
+    Attributes:
+        spark: a session that nobody else uses meanwhile.
+        filled: the columns whose default was given to the rows from before.
+        holds_row: SQL that holds for the table's rows `t` that hold a row of the source.
+    """
+
+    system: ClassVar[SystemColumns] = SCD1_COLUMNS
+    holds_row: ClassVar[str] = "true"
+    partitioned_by: ClassVar[tuple[str, ...]] = ()
+
+    spark: SparkSession
+    zone: RawZone
+    work: TableWork
+    filled: list[str] = field(default_factory=list)
+
+    @property
+    def takes_copy_with_changes(self) -> bool:
+        """Whether an empty copy needs no commit of its own."""
+        return False
+
+    @abstractmethod
+    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
+        """Make the table hold what a copy holds."""
+
+    @abstractmethod
+    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
+        """Fold the work's changes into the table.
+
+        Args:
+            state: None where the changes make the table.
+        """
+
+    def shape_of_copy(self, copy: Copy) -> TableShape:
+        """Build the shape of a copy's tuples."""
+        version = version_of_copy(self.work, copy)
+        key, known = self.work.plan.target.key, relations_of(self.work)
+        return build_shape([version], key, system=self.system, known=known)
+
+    def read_copy(self, copy: Copy, shape: TableShape) -> DataFrame:
+        """Read a copy's tuples: one column `new`. A NULL in the configured key raises an error."""
+        rows = read_copy(self.spark, self.zone, copy)
+        for index in shape.nullable_key:
+            is_there = (
+                f"coalesce(new[{index}], {null_key_error(shape.key.index(index))}) IS NOT NULL"
+            )
+            rows = rows.selectExpr(f"IF({is_there}, new, NULL) AS new")
+        return rows
+
+    def follow_columns(self, state: TargetState, shape: TableShape, step: Step) -> Step:
+        """Add the columns that the table lacks, and give its rows their defaults.
+
+        Returns:
+            The step for the rows: a filled column is one of its own.
+        """
+        fields = [] if state.is_empty else fields_to_fill(state, shape)
+        add_columns(self.spark, state, shape, fields)
+        if not fields:
+            return step
+        failpoints.reach(failpoints.AFTER_COLUMNS_ADDED)
+        fill = step.keeping(state.watermark)
+        fill_columns(self.spark, state.path, fields, self.holds_row, fill)
+        step = self.follow_write(fill, step)
+        self.filled.extend(each.name for each in fields)
+        return step
+
+    def follow_relation(self, state: TargetState, shape: TableShape, step: Step) -> Step:
+        """Have the table note the relation of a new copy, and take over its columns.
+
+        Returns:
+            The step for the rows: a rewrite of columns is one of its own.
+        """
+        path = self.work.path
+        step = self.follow_columns(state, shape, step)
+        rewrite = step.keeping(state.watermark)
+        if retype_columns(self.spark, path, shape, self.partitioned_by, rewrite):
+            step = self.follow_write(rewrite, step)
+        set_properties(self.spark, path, state.properties, shape)
+        return step
+
+    def follow_write(self, written: Step, step: Step) -> Step:
+        """Check that a write before that of the rows is there, and return the step for the rows."""
+        check_written(self.zone, self.work.path, written)
+        return replace(step, number=written.number + 1)
+
+    def replace_table(
+        self, state: TargetState | None, rows: DataFrame, shape: TableShape, step: Step
+    ) -> None:
+        """Write the numbered columns as the table's whole contents, in a table of this shape."""
+        path = self.work.path
+        if state is None:
+            create_or_replace(path, rows, shape, step)
+            return
+        owned = find_owned(state.schema, versions_of_table(self.zone, *self.work.name))
+        replace_table(self.spark, rows, shape, state, owned, step)
+
+    def empty(self, state: TargetState | None, step: Step) -> Counts:
+        """Take out all rows, where the changes are TRUNCATEs alone; the table keeps its shape."""
+        overwrite(self.read_table().where("false"), self.work.path, step)
+        return Counts(deleted=rows_in(state))
+
+    def may_write_anew(self, state: TargetState, shape: TableShape) -> bool:
+        """Say whether rows that stay can be written again with those that change.
+
+        Not where somebody added columns of their own, which only a MERGE leaves alone.
+        """
+        known = {field.name for field in shape.fields} | {name for name, _, _ in self.system}
+        properties = state.properties
+        sees = any(properties.get(name, "").lower() == "true" for name in _SEES_EVERY_ROW)
+        return known.issuperset(state.columns) and not sees
+
+    def read_table(self) -> DataFrame:
+        """Read the table as it is."""
+        return self.spark.read.format("delta").load(self.work.path)

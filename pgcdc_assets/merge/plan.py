@@ -1,0 +1,304 @@
+"""What a merge has to fold: decided from watermarks, copies and windows, without touching a row."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge.report import StepLimit, TableTarget
+from pgcdc_assets.raw.sizes import RowGroup
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.window_summary import WindowSummary
+
+Landed = Callable[[int], Sequence[WindowSummary]]
+Sizes = Callable[[int, Lsn, Lsn], Sequence[RowGroup]]
+
+# Text in WAL is compressed to 1/255 at best (by lz4): below so many bytes it is less than 32 MB.
+_SMALL_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the step of a merge.
+
+    Attributes:
+        sizes: gives the row groups of raw/changes in a range of an epoch; None: sizes are taken
+            from the WAL.
+    """
+
+    step: StepLimit = field(default_factory=StepLimit)
+    sizes: Sizes | None = None
+
+
+NO_SIZES = Limits()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be folded into one SCD table.
+
+    Attributes:
+        start: changes of the epoch with commit_lsn >= start are to be folded ...
+        end: ... that have commit_lsn < end. Equal to start when there is nothing.
+        copy: the copy that replaces the contents first; None without one.
+        windows: the windows that the range crosses.
+        recorded_changes: changes of the table in these windows by the commits' own records.
+        change_bytes: about their size as text.
+        first_change: no change of the range stands before this.
+        is_last: nothing that was asked for comes after this.
+    """
+
+    target: TableTarget
+    epoch: int
+    start: Lsn
+    end: Lsn
+    copy: Copy | None
+    windows: tuple[LsnWindow, ...]
+    recorded_changes: int
+    change_bytes: int
+    first_change: Lsn
+    is_last: bool = True
+
+
+def plan_merge(
+    target: TableTarget,
+    watermark: tuple[int, Lsn] | None,
+    copies: Sequence[Copy],
+    landed: Landed,
+    through: LsnWindow,
+    *,
+    in_order: bool = False,
+    is_bounded: bool = False,
+    skips_to_copy: bool = False,
+    limits: Limits = NO_SIZES,
+) -> Plan:
+    """Decide what is to be folded into a table, or what first.
+
+    Args:
+        watermark: the table's own; None before its first merge.
+        copies: the complete copies of the raw zone; for a table without a watermark only those
+            after which nothing was removed.
+        landed: gives the landed windows of an epoch in stream order.
+        in_order: the table keeps history: every copy between the watermark and `through` is a step
+            of its own, after the changes before it. Otherwise the newest copy replaces whatever
+            came before.
+        is_bounded: copies above `through` are none of this merge's business.
+        skips_to_copy: what lies between the watermark and the next copy cannot be folded.
+        limits: of the step; what comes after it is for the next one.
+
+    Raises:
+        MergeConflict: the table has no copy to begin with.
+        WatermarkGap: windows between the watermark and `through` are missing.
+    """
+    name = target.qualified_name
+    # History before a copy is folded first, and may not be captured yet.
+    waits = is_bounded or (in_order and watermark is not None)
+    usable = _usable_copies(
+        target, watermark, copies, through if waits else None, begins_epoch=not is_bounded
+    )
+    if not usable and watermark is None:
+        raise SnapshotNeeded(table=name, reason="it has no complete copy with all changes after it")
+    if in_order and usable:
+        return _plan_step(target, watermark, usable, landed, through, skips_to_copy, limits)
+    copy = usable[-1] if usable else None
+    epoch, start = (copy.epoch, copy.snapshot_lsn) if copy is not None else _known(watermark)
+    if epoch < through.epoch:
+        raise _no_copy_of_epoch(target, epoch, through.epoch)
+    end = through.end if epoch == through.epoch else start
+    windows = landed(epoch) if end > start else ()
+    return _plan_range(target, epoch, start, end, copy, windows, limits)
+
+
+def _no_copy_of_epoch(target: TableTarget, last: int, epoch: int) -> SnapshotNeeded:
+    return SnapshotNeeded(
+        table=target.qualified_name,
+        reason=f"epoch {epoch} of the slot has no copy of it, and what happened after epoch {last} "
+        "is not in the raw zone",
+    )
+
+
+def _usable_copies(
+    target: TableTarget,
+    watermark: tuple[int, Lsn] | None,
+    copies: Sequence[Copy],
+    through: LsnWindow | None,
+    *,
+    begins_epoch: bool,
+) -> list[Copy]:
+    """List the table's copies above its watermark, oldest first.
+
+    Args:
+        through: leave out copies above its end; None: leave out none.
+        begins_epoch: keep the first copy of `through`'s epoch all the same, if the table is not in
+            that epoch yet: nothing that it has to fold before that copy lies in the epoch.
+    """
+    own = sorted(
+        (
+            copy
+            for copy in copies
+            if (copy.schema, copy.table) == (target.schema, target.table)
+            and (watermark is None or (copy.epoch, copy.snapshot_lsn) > watermark)
+        ),
+        key=lambda copy: (copy.epoch, copy.snapshot_lsn),
+    )
+    if through is None:
+        return own
+    usable = [c for c in own if (c.epoch, c.snapshot_lsn) <= (through.epoch, through.end)]
+    if begins_epoch and (watermark is None or watermark[0] < through.epoch):
+        first = next((copy for copy in own if copy.epoch == through.epoch), None)
+        if first is not None and first not in usable:
+            usable.append(first)
+    return usable
+
+
+def _plan_step(
+    target: TableTarget,
+    watermark: tuple[int, Lsn] | None,
+    copies: Sequence[Copy],
+    landed: Landed,
+    through: LsnWindow,
+    skips_to_copy: bool,
+    limits: Limits,
+) -> Plan:
+    """Plan the changes before the next copy, or that copy and the changes after it."""
+    first = copies[0]
+    if watermark is not None and not skips_to_copy:
+        epoch, start = watermark
+        end = _end_of(epoch, first, landed, through)
+        if end > start:
+            step = _plan_range(target, epoch, start, end, None, landed(epoch), limits)
+            return replace(step, is_last=False)
+    following = copies[1] if len(copies) > 1 else None
+    if following is None and first.epoch < through.epoch:
+        raise _no_copy_of_epoch(target, first.epoch, through.epoch)
+    end = _end_of(first.epoch, following, landed, through)
+    windows = landed(first.epoch)
+    step = _plan_range(target, first.epoch, first.snapshot_lsn, end, first, windows, limits)
+    return replace(step, is_last=step.is_last and following is None)
+
+
+def _end_of(epoch: int, following: Copy | None, landed: Landed, through: LsnWindow) -> Lsn:
+    """Say how far the changes of an epoch go until the next copy takes over.
+
+    That is one byte short of the copy: a watermark at its LSN would say that it is in the table. No
+    commit record is left out by that, because records begin at multiples of eight (MAXALIGN in
+    Postgres's src/include/access/xlogrecord.h).
+    """
+    if following is not None and following.epoch == epoch:
+        end = Lsn(following.snapshot_lsn - 1)
+    elif epoch < through.epoch:
+        windows = landed(epoch)
+        return windows[-1].window.end if windows else Lsn(0)
+    else:
+        end = through.end
+    return min(end, through.end) if epoch == through.epoch else end
+
+
+def _plan_range(
+    target: TableTarget,
+    epoch: int,
+    start: Lsn,
+    end: Lsn,
+    copy: Copy | None,
+    windows: Sequence[WindowSummary],
+    limits: Limits,
+) -> Plan:
+    """Plan the changes of a range, as far as they fit into one step."""
+    if end <= start:
+        return Plan(target, epoch, start, start, copy, (), 0, 0, start)
+    name, recorded = target.qualified_name, target.name.record_name
+    crossed = [w for w in windows if start < w.window.end and w.window.start < end]
+    _check_contiguity(name, start, crossed, end)
+    changed = [w for w in crossed if w.counts.get(recorded)]
+    count, size = _fit(target, epoch, changed, limits)
+    is_last = count == len(changed)
+    if not is_last:
+        # A window without changes costs nothing, so the step ends where the next changes begin.
+        end = changed[count].window.start
+        crossed = [w for w in crossed if w.window.start < end]
+        changed = changed[:count]
+    return Plan(
+        target,
+        epoch,
+        start,
+        end,
+        copy,
+        windows=tuple(w.window for w in crossed),
+        recorded_changes=sum(_change_count(recorded, w) for w in changed),
+        change_bytes=size,
+        # After a quiet time this is far above the start, and equal for all tables of a run.
+        first_change=max(start, changed[0].window.start) if changed else start,
+        is_last=is_last,
+    )
+
+
+def _fit(
+    target: TableTarget, epoch: int, changed: Sequence[WindowSummary], limits: Limits
+) -> tuple[int, int]:
+    """Count the windows that fit into a step, one at least, and the bytes of their changes."""
+    name, limit = target.name.record_name, limits.step
+    count = _prefix([_change_count(name, w) for w in changed], limit.changes)
+    changed = changed[:count]
+    sizes = [_share_of_wal(name, w) for w in changed]
+    if limits.sizes is not None and sum(w.window.size_bytes for w in changed) > _SMALL_BYTES:
+        groups = limits.sizes(epoch, changed[0].window.start, changed[-1].window.end)
+        stored = _stored_bytes(target, changed, groups)
+        # A value that is often repeated is stored once, and one out of line is compressed in WAL.
+        sizes = [max(pair) for pair in zip(sizes, stored, strict=True)]
+    count = _prefix(sizes, limit.bytes)
+    return count, sum(sizes[:count])
+
+
+def _prefix(amounts: Sequence[int], limit: int) -> int:
+    """Count the first amounts that are not above the limit together; the first always counts."""
+    total = 0
+    for index, amount in enumerate(amounts):
+        total += amount
+        if total > limit and index:
+            return index
+    return len(amounts)
+
+
+def _change_count(name: str, summary: WindowSummary) -> int:
+    return sum(summary.counts[name].values())
+
+
+def _share_of_wal(name: str, summary: WindowSummary) -> int:
+    changes, rows = _change_count(name, summary), summary.row_count
+    return summary.window.size_bytes * changes // max(changes, rows)
+
+
+def _stored_bytes(
+    target: TableTarget, changed: Sequence[WindowSummary], groups: Sequence[RowGroup]
+) -> list[int]:
+    """Share the bytes of the table's row groups among windows, by their changes."""
+    name = target.name.record_name
+    starts = [w.window.start for w in changed]
+    ends = [w.window.end for w in changed]
+    sizes = [0] * len(changed)
+    for group in groups:
+        if not group.may_hold(target.schema, target.table):
+            continue
+        held = range(bisect_right(ends, group.lsns[0]), bisect_left(starts, group.lsns[1] + 1))
+        changes = sum(_change_count(name, changed[index]) for index in held)
+        for index in held:
+            sizes[index] += group.size_bytes * _change_count(name, changed[index]) // changes
+    return sizes
+
+
+def _known(watermark: tuple[int, Lsn] | None) -> tuple[int, Lsn]:
+    assert watermark is not None
+    return watermark
+
+
+def _check_contiguity(name: str, start: Lsn, crossed: Sequence[WindowSummary], end: Lsn) -> None:
+    expected = start
+    for summary in crossed:
+        if summary.window.start > expected:
+            raise WatermarkGap(table=name, expected=expected, found=summary.window.start)
+        expected = summary.window.end
+    if expected < end:
+        raise WatermarkGap(table=name, expected=expected, found=end)

@@ -1,0 +1,155 @@
+"""What one table's merge reads: the shapes of its tuples, its copy and its changes."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
+from pgcdc_assets.merge.fold.schema import SystemColumns, TableShape, build_shape
+from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.merge.write import KEY, RELATION_VERSION
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.scan import change_files
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import string
+from pgcdc_assets.tables.state import RELATION_ID, TargetState
+
+# Given and not read from the files: Spark would open one before it plans the merge.
+_RAW = (
+    "epoch INT, commit_lsn BIGINT, ordinal BIGINT, commit_ts TIMESTAMP, op STRING, "
+    "relation_id BIGINT, relation_version INT, schema STRING, table STRING, old_kind STRING, "
+    "old ARRAY<STRING>, new ARRAY<STRING>, unchanged ARRAY<INT>"
+)
+_READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new unchanged".split()
+
+
+def version_of_copy(work: TableWork, copy: Copy) -> RelationVersion:
+    """Find the relation version that describes a copy's tuples.
+
+    Raises:
+        RawZoneError: raw/relations does not have it.
+    """
+    candidates = [v for v in relations_of(work) if v.version == copy.relation_version]
+    # A table that was dropped and created again counts its versions anew.
+    seen = [v for v in candidates if v.lsn <= copy.snapshot_lsn] or candidates
+    if not seen:
+        raise RawZoneError(
+            raw_zone=work.path,
+            reason=f"relation version {copy.relation_version} of "
+            f"{work.plan.target.qualified_name} is not described in raw/relations.",
+        )
+    return max(seen, key=lambda v: v.lsn)
+
+
+def is_made_by_its_changes(work: TableWork) -> bool:
+    """Say whether the copy is empty and rows follow: then one commit makes the table."""
+    copy = work.plan.copy
+    return copy is not None and copy.row_count == 0 and bool(work.version_order)
+
+
+def shape_of_changes(
+    work: TableWork, state: TargetState | None, system: SystemColumns
+) -> TableShape:
+    """Build the shape from the version that the table was made with and those of the changes.
+
+    Args:
+        state: the table; None where its changes make it.
+
+    Raises:
+        MergeConflict: the Delta table is not ours.
+        SchemaChangeError: the source table is another one now, or its change has no replay.
+        RawZoneError: a relation version is not described.
+    """
+    assert work.facts is not None
+    name = work.plan.target.qualified_name
+    known_key = None
+    if state is None:
+        assert work.plan.copy is not None
+        copied = version_of_copy(work, work.plan.copy)
+        relation_id, made_with = copied.relation.relation_id, copied.version
+    else:
+        properties = state.properties
+        if RELATION_ID not in properties:
+            raise MergeConflict(
+                table=name,
+                reason=f"the Delta table {work.path} was not made by this package. Move it away",
+            )
+        relation_id = int(properties[RELATION_ID])
+        made_with = int(properties[RELATION_VERSION])
+        known_key = properties.get(KEY)
+    if work.facts.relation_ids != {relation_id}:
+        raise SchemaChangeError(
+            relation=name, column="(all)", reason="the table was dropped and created again"
+        )
+    versions = {v.version: v for v in relations_of(work) if v.relation.relation_id == relation_id}
+    order = list(work.version_order)
+    if made_with not in order:
+        order.insert(0, made_with)
+    missing = [number for number in order if number not in versions]
+    if missing:
+        raise RawZoneError(
+            raw_zone=work.path,
+            reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
+        )
+    ordered = [versions[number] for number in order]
+    return build_shape(ordered, work.plan.target.key, known_key, system, relations_of(work))
+
+
+def relations_of(work: TableWork) -> list[RelationVersion]:
+    """List the relation versions of the work's table."""
+    schema, table = work.name
+    return [
+        version
+        for version in work.relations
+        if (version.relation.schema, version.relation.table) == (schema, table)
+    ]
+
+
+def read_copy(spark: SparkSession, zone: RawZone, copy: Copy) -> DataFrame:
+    """Read a copy's tuples: one column `new`."""
+    return (
+        spark.read.format("delta")
+        .load(zone.snapshots.table.uri)
+        .where(
+            f"epoch = {copy.epoch} AND snapshot_lsn = {int(copy.snapshot_lsn)} "
+            f"AND schema = {string(copy.schema)} AND table = {string(copy.table)} "
+            f"AND relation_version = {copy.relation_version}"
+        )
+        .select("new")
+    )
+
+
+def read_changes(
+    spark: SparkSession, zone: RawZone, work: TableWork, *, keeps_truncated: bool = False
+) -> DataFrame:
+    """Read the table's changes of the range.
+
+    The files are named to Spark one by one. To let Delta find them costs three Spark jobs and about
+    a second, which is more than a small merge. No LSN is compared that need not be: it would be a
+    constant in Java source, and Spark would compile for each merge what it has compiled before.
+
+    Args:
+        keeps_truncated: read also what a TRUNCATE has undone.
+    """
+    plan, facts = work.plan, work.facts
+    assert facts is not None
+    (relation_id,) = facts.relation_ids
+    schema, table = work.name
+    files = change_files(zone.changes.table, plan.epoch, plan.first_change, plan.end)
+    conditions = [
+        f"epoch = {plan.epoch} AND relation_id = {relation_id} "
+        f"AND schema = {string(schema)} AND table = {string(table)}"
+    ]
+    if not files.lie_inside:
+        conditions.append(
+            f"commit_lsn >= {int(plan.first_change)} AND commit_lsn < {int(plan.end)}"
+        )
+    if facts.truncates and not keeps_truncated:
+        lsn, ordinal = facts.truncates[-1].commit_lsn, facts.truncates[-1].ordinal
+        conditions.append(
+            f"commit_lsn >= {lsn} AND (commit_lsn > {lsn} OR (commit_lsn = {lsn} "
+            f"AND ordinal > {ordinal}))"
+        )
+    rows = spark.read.schema(_RAW).parquet(*files.addresses)
+    return rows.where(" AND ".join(conditions)).select(*_READ)

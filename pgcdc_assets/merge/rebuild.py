@@ -1,0 +1,366 @@
+"""An SCD table made again from the raw zone alone; Postgres is not asked.
+
+The merge's own code builds it in a staging folder. Then its files move beside those of the live
+table, and one commit takes the old files out of the log, puts these in, and carries schema and
+watermark: readers see the one contents or the other. Killed before that commit, the live table is
+as it was; what lies about is an orphan that VACUUM or the next upkeep removes.
+
+That commit is delta-rs's: only delta-rs puts the files of one table into the log of another, with
+schema and watermark. The commit has the next fence, so a merge that began before it writes nothing.
+A table with features that delta-rs does not write is overwritten by Spark from the staging folder.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    RawExpired,
+    RawZoneError,
+    TransientError,
+    resnapshot_remedy,
+)
+from pgcdc_assets.failpoints import reach
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge import MergeFailure, TableTarget
+from pgcdc_assets.merge.replaced_table import ReplacedTable, describe_replaced
+from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
+from pgcdc_assets.raw.table_files import move_files, replace_log
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import delta_table, string
+from pgcdc_assets.tables.fence import Step, fence_app_id, fencing, read_fence
+from pgcdc_assets.tables.state import BEGINS_WITH, OURS, check_written, is_unsupported, table_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ATTEMPTS = 5
+
+# Columns of the kinds of table that show what was before their newest copy.
+_SHOWS_THE_PAST = frozenset({"_valid_from", "_deleted", "_op"})
+_TO_BEGIN_ANEW = (
+    "What it shows of the time before cannot be made again; to begin again, move {path} away. "
+    "{remedy}"
+)
+
+
+@dataclass(frozen=True)
+class RebuildReport:
+    """What rebuilding one SCD table did.
+
+    Attributes:
+        watermark_before: epoch and LSN; None where the table had none.
+        changes_read: changes folded from the raw zone.
+    """
+
+    schema: str
+    table: str
+    scd: int
+    path: str
+    epoch: int
+    watermark_before: tuple[int, Lsn] | None
+    watermark_after: Lsn
+    row_count: int
+    changes_read: int
+    seconds: float
+
+
+def rebuild_table(
+    spark: SparkSession, zone: RawZone, target: TableTarget, scd: int, through: Lsn | None = None
+) -> RebuildReport:
+    """Build an SCD table from raw, and let it take the live table's place in one commit.
+
+    Nobody else should merge the table meanwhile: a merge that does fails and is tried again.
+
+    Args:
+        through: fold changes with a lower commit LSN; None: all that is captured.
+
+    Raises:
+        ConfigurationError: nothing is captured so far, or the table was never merged.
+        RawExpired: retention removed windows that this needs.
+        DefiniteError: what the raw zone holds cannot be folded.
+        TransientError: the lake could not be written, or other writers were always faster.
+    """
+    started = time.monotonic()
+    window = _range(zone, through)
+    path = table_path(zone.lake, zone.name, target.schema, target.table, scd)
+    before = describe_replaced(zone, target, path)
+    if before is None:
+        raise ConfigurationError(
+            reason=f"Table {target.qualified_name} was never merged: there is no {path}. The next "
+            "merge builds it from raw."
+        )
+    remove_stale(zone.lake, zone.name, STALE_AFTER)
+    with staging_root(zone.lake, zone.name, REBUILD) as root:
+        changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
+        reach("after_rebuild_staged")
+        staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
+        row_count = _replace_contents(spark, zone, staged, before, window)
+    return RebuildReport(
+        target.schema,
+        target.table,
+        scd,
+        path,
+        window.epoch,
+        before.watermark,
+        window.end,
+        row_count,
+        changes_read,
+        time.monotonic() - started,
+    )
+
+
+def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
+    """Say what is to be folded; only its epoch and its end count."""
+    epoch = zone.epochs.latest()
+    if epoch is None:
+        raise ConfigurationError(
+            reason=f"Nothing was captured for {zone.name} yet. Run `pgcdc sync`."
+        )
+    captured = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+    if through is None:
+        through = captured
+    if through > captured:
+        raise ConfigurationError(
+            reason=f"{zone.name} is captured through {captured}, so nothing can be rebuilt through "
+            f"{through}. Run `pgcdc sync` first, or name an LSN up to {captured}."
+        )
+    floor = zone.changes.kept_from(epoch.epoch)
+    if floor is not None and through < floor:
+        raise RawExpired(what=f"A rebuild through {through}", floor=floor, capture=zone.name)
+    if through < epoch.start_lsn:
+        raise ConfigurationError(
+            reason=f"Epoch {epoch.epoch} of {zone.name} starts at {epoch.start_lsn}, so nothing "
+            f"can be rebuilt through {through}. Name an LSN from there up to {captured}."
+        )
+    return LsnWindow.of(epoch.epoch, 0, through)
+
+
+def _build(
+    spark: SparkSession,
+    zone: RawZone,
+    target: TableTarget,
+    window: LsnWindow,
+    root: str,
+    live: ReplacedTable,
+) -> int:
+    from pgcdc_assets.merge import merge_tables
+
+    needed = _check_kept(zone, target, window, live)
+    changes_read = 0
+    for report in merge_tables(spark, zone, [target], window, root=root):
+        if isinstance(report, MergeFailure):
+            raise report.error
+        changes_read += report.changes_read
+    # Retention may have removed windows and copies while they were read.
+    _check_kept(zone, target, window, live, needed)
+    return changes_read
+
+
+def _check_kept(
+    zone: RawZone,
+    target: TableTarget,
+    window: LsnWindow,
+    live: ReplacedTable,
+    needed: Sequence[Copy] | None = None,
+) -> Sequence[Copy]:
+    """Check that the copies which the table is made of, and every change after them, are there.
+
+    Args:
+        needed: the copies that an earlier look found to be needed.
+
+    Returns:
+        The copies that are needed.
+
+    Raises:
+        RawExpired: retention removed some changes.
+        RawZoneError: a copy that is needed is gone.
+    """
+    copies = [
+        copy
+        for copy in zone.snapshots.complete_copies()
+        if (copy.schema, copy.table) == (target.schema, target.table)
+        and (copy.epoch, copy.snapshot_lsn) <= (window.epoch, window.end)
+    ]
+    floors = zone.changes.floors({copy.epoch for copy in copies})
+    again = resnapshot_remedy(zone.name, target.qualified_name)
+    begin_again = _TO_BEGIN_ANEW.format(path=live.path, remedy=again)
+    remedy = {"remedy": again}
+    is_complete = True
+    if not target.keeps_history(target.scd[0]):
+        wanted = copies[-1:]
+    elif _SHOWS_THE_PAST.isdisjoint(live.columns):
+        # It was made as another kind, so there is nothing that a later beginning would leave out.
+        wanted = [copy for copy in copies if copy.snapshot_lsn >= floors[copy.epoch]]
+    else:
+        # A beginning above what was removed would leave out, without a word, what was before it.
+        remedy["remedy"] = begin_again
+        beginning = live.properties.get(BEGINS_WITH, "")
+        wanted = [copy for copy in copies if copy.position >= beginning]
+        is_complete = not wanted or beginning in ("", wanted[0].position)
+    if needed is not None:
+        is_complete = is_complete and {c.identity for c in needed} <= {c.identity for c in copies}
+        wanted = list(needed)
+    if not is_complete:
+        raise RawZoneError(
+            raw_zone=zone.snapshots.table.uri,
+            reason=f"a copy that {target.qualified_name} is made of is gone, so it cannot be "
+            f"rebuilt. {begin_again}",
+        )
+    for copy in wanted:
+        if copy.snapshot_lsn < floors[copy.epoch]:
+            raise RawExpired(
+                what=f"Table {target.qualified_name} was copied at {copy.snapshot_lsn} (epoch "
+                f"{copy.epoch}); its rebuild",
+                floor=floors[copy.epoch],
+                **remedy,
+            )
+    return wanted
+
+
+def _replace_contents(
+    spark: SparkSession, zone: RawZone, staged_path: str, live: ReplacedTable, window: LsnWindow
+) -> int:
+    """Replace a table's contents, schema and watermark by those of the staged table."""
+    path = live.path
+    staged = _open(zone, staged_path)
+    if pa.table(staged.deletion_vectors()).num_rows:
+        spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
+        staged = _open(zone, staged_path)
+    actions = _added_files(zone, staged, staged_path)
+    if live.is_for_spark:
+        _commit_by_spark(spark, zone, staged, staged_path, live, window)
+    else:
+        move_files(zone, [action.path for action in actions], staged_path, path)
+        reach("after_rebuild_moved")
+        if live.is_readable:
+            _commit(zone, staged, live, actions, window)
+        else:
+            replace_log(zone, staged_path, path)
+    reach("after_rebuild_commit")
+    if live.is_readable:
+        _keep_properties_in_step(spark, zone, staged, path)
+    return sum(json.loads(action.stats)["numRecords"] for action in actions)
+
+
+def _open(zone: RawZone, path: str) -> DeltaTable:
+    try:
+        return DeltaTable(path, storage_options=dict(zone.lake.storage_options) or None)
+    except (DeltaError, OSError) as error:
+        raise TransientError(
+            reason=f"The Delta table {path} cannot be read ({type(error).__name__}). Run it again."
+        ) from error
+
+
+def _added_files(zone: RawZone, staged: DeltaTable, path: str) -> list[AddAction]:
+    """Describe the staged table's files as its own log does: with all their statistics."""
+    live = set(pa.table(staged.get_add_actions()).column("path").to_pylist())
+    files = filesystem(zone.lake, path)
+    found: dict[str, dict[str, Any]] = {}
+    for version in range(staged.version() + 1):
+        with files.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
+            lines = [json.loads(line) for line in entry.read().splitlines() if line.strip()]
+        found.update({line["add"]["path"]: line["add"] for line in lines if "add" in line})
+    now = int(time.time() * 1000)
+    return [
+        AddAction(name, add["size"], add["partitionValues"], now, True, add["stats"])
+        for name, add in found.items()
+        if name in live
+    ]
+
+
+def _commit_by_spark(
+    spark: SparkSession,
+    zone: RawZone,
+    staged: DeltaTable,
+    staged_path: str,
+    replaced: ReplacedTable,
+    window: LsnWindow,
+) -> None:
+    """Write the staged rows once more, into a table that delta-rs cannot write."""
+    from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
+
+    number = read_fence(_open(zone, replaced.path), zone.name) + 1
+    step = Step(fence_app_id(zone.name), number, (window.epoch, window.end))
+    columns = staged.metadata().partition_columns
+    overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)
+    check_written(zone, replaced.path, step)
+
+
+def _commit(
+    zone: RawZone,
+    staged: DeltaTable,
+    replaced: ReplacedTable,
+    actions: list[AddAction],
+    window: LsnWindow,
+) -> None:
+    path = replaced.path
+    schema = Schema.from_json(replaced.owned.add_to(staged.schema().to_json()))
+    for _ in range(_ATTEMPTS):
+        live = _open(zone, path)
+        fence = read_fence(live, zone.name) + 1
+        properties = CommitProperties(
+            custom_metadata={"pgcdc": {"rebuilt_through": str(window.end)}},
+            app_transactions=fencing(zone, window.epoch, window.end, fence),
+            max_commit_retries=0,
+        )
+        try:
+            live.create_write_transaction(
+                list(actions),
+                "overwrite",
+                schema,
+                partition_by=staged.metadata().partition_columns,
+                commit_properties=properties,
+            )
+            return
+        except CommitFailedError as error:
+            if is_unsupported(error):
+                raise ConfigurationError(
+                    reason=f"The Delta table {path} has features that a rebuild cannot write. "
+                    "Move the table away; the next merge makes it again."
+                ) from error
+            # A merge committed meanwhile; what it wrote is replaced too.
+            continue
+        except (DeltaError, OSError) as error:
+            raise TransientError(
+                reason=f"The Delta table {path} cannot be written ({type(error).__name__}); it is "
+                "as it was. Run it again."
+            ) from error
+    raise TransientError(
+        reason=f"Merges of {path} were always faster than its rebuild; it is as they left it. Stop "
+        "them, and run it again."
+    )
+
+
+def _keep_properties_in_step(
+    spark: SparkSession, zone: RawZone, staged: DeltaTable, path: str
+) -> None:
+    """Write the properties that describe the contents, where they are others now.
+
+    A commit of its own, because no writer takes them together with files and an earlier watermark.
+    A crash before it leaves a table that is whole, and that names an older relation version as the
+    one it was made with: merges accept that, or ask for another rebuild.
+    """
+    known = _open(zone, path).metadata().configuration
+    wanted = {
+        name: value
+        for name, value in staged.metadata().configuration.items()
+        if name.startswith(OURS) and known.get(name) != value
+    }
+    if wanted:
+        pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
+        spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({pairs})")
+    if BEGINS_WITH in known and BEGINS_WITH not in staged.metadata().configuration:
+        spark.sql(f"ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES ({string(BEGINS_WITH)})")

@@ -1,0 +1,184 @@
+"""Merge the tables of a publication: decide, count, then fold several side by side.
+
+Each table has a watermark of its own and is folded from there, so retries, skipped runs and ranges
+converge. A table that cannot be merged gives a `MergeFailure` and holds up nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.activity import activity
+from pgcdc_assets.errors import (
+    DefiniteError,
+    MergeConflict,
+    PgcdcError,
+)
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge.failures import explain
+from pgcdc_assets.merge.one_table import merge_table, pass_by
+from pgcdc_assets.merge.report import MergeFailure, MergeReport, StepLimit, TableTarget
+from pgcdc_assets.merge.task import TableWork, prepare
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.session import activate, own_sessions
+
+
+def merge_tables(
+    spark: SparkSession,
+    zone: RawZone,
+    targets: Sequence[TableTarget],
+    through: LsnWindow,
+    *,
+    parallelism: int = 2,
+    root: str | None = None,
+    sessions: Sequence[SparkSession] | None = None,
+    limit: StepLimit | None = None,
+) -> Iterator[MergeReport | MergeFailure]:
+    """Fold each table from its own watermark through the window's end; yield as each one is done.
+
+    Args:
+        through: its end counts; it may lie inside a captured window.
+        parallelism: tables that are merged side by side.
+        root: the address of a folder that takes the place of the capture's own for the SCD tables.
+        sessions: one for each table side by side, opened by `own_sessions` and used by nobody else:
+            for who merges again and again. On Spark Connect a new session costs the first merge in
+            it about two seconds.
+        limit: how much one commit folds at most; what is above it is folded by further commits.
+    """
+    busy: list[TableWork] = []
+    for work in prepare(zone, targets, through, root, limit=limit):
+        if isinstance(work, MergeFailure):
+            yield work
+        elif work.is_idle:
+            yield _guarded(work, lambda idle: pass_by(zone, idle))
+        else:
+            busy.append(work)
+    if busy:
+        count = min(parallelism, len(busy))
+        given = None if sessions is None else nullcontext(list(sessions[:count]))
+        with given or own_sessions(spark, count) as opened:
+            yield from _side_by_side(opened, busy, _Merge(zone, through, root, limit))
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """What all tables of one call have in common."""
+
+    zone: RawZone
+    through: LsnWindow
+    root: str | None
+    limit: StepLimit | None
+
+    def run(self, spark: SparkSession, work: TableWork) -> MergeReport:
+        """Merge one table, step by step: up to the limit of a step, or up to the next copy."""
+        report = self._step(spark, work)
+        while not work.plan.is_last:
+            failpoints.reach(failpoints.AFTER_MERGE_STEP)
+            work = self._following(work)
+            report = report.followed_by(self._step(spark, work))
+        return report
+
+    def _step(self, spark: SparkSession, work: TableWork) -> MergeReport:
+        try:
+            return self._merge(spark, work)
+        except DefiniteError:
+            if work.plan.is_last:
+                raise
+            # The copy that follows says what came of the changes that cannot be folded.
+            following = self._after_next_copy(work)
+            if following is None:
+                raise
+        return self._merge(spark, following)
+
+    def _merge(self, spark: SparkSession, work: TableWork) -> MergeReport:
+        try:
+            return merge_table(spark, self.zone, work)
+        except PgcdcError:
+            raise
+        except Exception as error:
+            raise explain(work, error, spark) from error
+
+    def _after_next_copy(self, work: TableWork) -> TableWork | None:
+        """Plan from the copy that follows; None if there is none, or the table goes on from one."""
+        copy = work.plan.copy
+        if copy is None:
+            return self._following(work, skips_to_copy=True)
+        if work.state is not None:
+            return None
+        try:
+            return self._following(work, skips_to_copy=True, after=copy.position)
+        except MergeConflict:
+            return None
+
+    def _following(
+        self, work: TableWork, *, skips_to_copy: bool = False, after: str | None = None
+    ) -> TableWork:
+        target = replace(work.plan.target, scd=(work.scd,))
+        (found,) = prepare(
+            self.zone,
+            [target],
+            self.through,
+            self.root,
+            skips_to_copy=skips_to_copy,
+            after=after,
+            limit=self.limit,
+        )
+        if isinstance(found, MergeFailure):
+            raise found.error
+        return found
+
+
+def _side_by_side(
+    sessions: Sequence[SparkSession], works: Sequence[TableWork], merge: _Merge
+) -> Iterator[MergeReport | MergeFailure]:
+    free: SimpleQueue[SparkSession] = SimpleQueue()
+    for session in sessions:
+        free.put(session)
+
+    def run(work: TableWork) -> MergeReport | MergeFailure:
+        session = free.get()
+        activate(session)
+        try:
+            if merge.root is not None:
+                # A fold for a comparison or a rebuild, which says itself what it does.
+                return _guarded(work, lambda busy: merge.run(session, busy), session)
+            name = f"merge of {work.plan.target.qualified_name} (scd{work.scd})"
+            with activity(name, "changes") as shown:
+                report = _guarded(work, lambda busy: merge.run(session, busy), session)
+                if isinstance(report, MergeReport):
+                    shown.count = report.changes_read
+                else:
+                    shown.name = f"{name} failed"
+                return report
+        finally:
+            free.put(session)
+
+    with ThreadPoolExecutor(len(sessions), "pgcdc-merge") as pool:
+        futures = [pool.submit(run, work) for work in works]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _guarded(
+    work: TableWork,
+    action: Callable[[TableWork], MergeReport],
+    session: SparkSession | None = None,
+) -> MergeReport | MergeFailure:
+    """Run one table's merge; give what went wrong as a failure of that table."""
+    try:
+        return action(work)
+    except PgcdcError as error:
+        return MergeFailure(*work.name, error)
+    except Exception as error:
+        return MergeFailure(*work.name, explain(work, error, session))

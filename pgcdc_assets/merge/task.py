@@ -1,0 +1,295 @@
+"""Everything about the tables to merge that can be known without Spark: state, plan and facts."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableMoved, WatermarkGap
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge.change_stats import ChangeFacts, Range, read_facts, versions_in_order
+from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
+from pgcdc_assets.merge.report import MergeFailure, StepLimit, TableTarget
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.sizes import RowGroups
+from pgcdc_assets.raw.snapshots import Copy, CopyIdentity
+from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.state import RELATION_ID, TargetState, read_target, table_path
+
+SCD_TYPES = (1, 2)
+
+
+@dataclass(frozen=True)
+class TableWork:
+    """One SCD table with what was found out about it.
+
+    Attributes:
+        state: the table as its log describes it; None when it does not exist.
+        relations: all relation versions of the plan's epoch.
+        facts: about the changes to be folded; None when there are none.
+        version_order: the relation versions of these changes in the order of their last use.
+        started: monotonic clock.
+        copied_at: the time to which the plan's copy belongs, for a table that keeps history.
+    """
+
+    plan: Plan
+    scd: int
+    path: str
+    state: TargetState | None
+    relations: tuple[RelationVersion, ...]
+    started: float
+    facts: ChangeFacts | None = None
+    version_order: tuple[int, ...] = ()
+    copied_at: dt.datetime | None = None
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and table."""
+        return self.plan.target.schema, self.plan.target.table
+
+    @property
+    def watermark_before(self) -> Lsn | None:
+        """The table's watermark in the plan's epoch; None when it has none."""
+        if self.state is None or self.state.watermark is None:
+            return None
+        epoch, lsn = self.state.watermark
+        return lsn if epoch == self.plan.epoch else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to write."""
+        return self.plan.copy is None and self.facts is None and self.plan.is_last
+
+
+@dataclass(frozen=True)
+class _Place:
+    target: TableTarget
+    scd: int
+    path: str
+    state: TargetState | None
+    started: float
+
+
+def prepare(
+    zone: RawZone,
+    targets: Sequence[TableTarget],
+    through: LsnWindow,
+    root: str | None = None,
+    *,
+    skips_to_copy: bool = False,
+    after: str | None = None,
+    limit: StepLimit | None = None,
+) -> Iterator[TableWork | MergeFailure]:
+    """Look at each table's state, plan its merge, and count its changes in one scan for all.
+
+    Args:
+        root: the address that takes the place of the capture's folder; copies above `through` are
+            not used there.
+        skips_to_copy: for tables with history, see `plan_merge`.
+        after: only copies above this position are used.
+        limit: how much a step folds at most.
+    """
+    limits = Limits(limit or StepLimit(), RowGroups(zone.changes.table).between)
+    places = []
+    for target in targets:
+        for scd in target.scd:
+            try:
+                places.append(_place(zone, target, scd, root))
+            except PgcdcError as error:
+                yield MergeFailure(target.schema, target.table, error)
+    copies = zone.snapshots.complete_copies()
+    kept = copies
+    if any(place.state is None for place in places):
+        # A table can begin with a copy after which retention has kept all changes.
+        floors = zone.changes.floors({copy.epoch for copy in copies})
+        kept = [copy for copy in copies if copy.snapshot_lsn >= floors[copy.epoch]]
+    lowest = _lowest_watermark(places, through.epoch)
+
+    @cache
+    def landed(epoch: int) -> Sequence[WindowSummary]:
+        return zone.changes.windows(epoch, lowest if epoch == through.epoch else None)
+
+    @cache
+    def relations(epoch: int) -> tuple[RelationVersion, ...]:
+        return tuple(zone.relations.versions(epoch))
+
+    @cache
+    def copy_times() -> dict[CopyIdentity, dt.datetime]:
+        return zone.snapshots.times()
+
+    works = []
+    for place in places:
+        usable = kept if place.state is None else copies
+        if after is not None:
+            usable = [copy for copy in usable if copy.position > after]
+        try:
+            plan = _plan(place, usable, landed, through, root is not None, skips_to_copy, limits)
+        except PgcdcError as error:
+            yield MergeFailure(place.target.schema, place.target.table, error)
+            continue
+        moved = _find_move(place, plan, relations(plan.epoch), copies)
+        if moved is not None:
+            yield MergeFailure(place.target.schema, place.target.table, moved)
+            continue
+        copied_at = None
+        if plan.copy is not None and place.target.keeps_history(place.scd):
+            copied_at = _copied_at(
+                zone, plan.copy, copy_times().get(plan.copy.identity), place.state is None
+            )
+        works.append(
+            TableWork(
+                plan,
+                place.scd,
+                place.path,
+                place.state,
+                relations(plan.epoch),
+                place.started,
+                copied_at=copied_at,
+            )
+        )
+    yield from _with_facts(zone, works)
+
+
+def _place(zone: RawZone, target: TableTarget, scd: int, root: str | None) -> _Place:
+    started = time.monotonic()
+    if scd not in SCD_TYPES:
+        raise ConfigurationError(
+            reason=f"Table {target.qualified_name}: there is no SCD type {scd} here, only "
+            f"{', '.join(map(str, SCD_TYPES))}."
+        )
+    path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
+    return _Place(target, scd, path, read_target(zone.lake, zone.name, path), started)
+
+
+def _plan(
+    place: _Place,
+    copies: Sequence[Copy],
+    landed: Landed,
+    through: LsnWindow,
+    is_bounded: bool,
+    skips_to_copy: bool,
+    limits: Limits,
+) -> Plan:
+    """Plan a table's merge; history that is not all there goes on with the next copy."""
+    watermark = place.state.watermark if place.state is not None else None
+    in_order = place.target.keeps_history(place.scd)
+
+    def plan(skips: bool) -> Plan:
+        return plan_merge(
+            place.target,
+            watermark,
+            copies,
+            landed,
+            through,
+            in_order=in_order,
+            is_bounded=is_bounded,
+            skips_to_copy=skips,
+            limits=limits,
+        )
+
+    try:
+        return plan(skips_to_copy)
+    except WatermarkGap:
+        if not in_order or skips_to_copy:
+            raise
+        return plan(True)
+
+
+def _find_move(
+    place: _Place, plan: Plan, relations: Sequence[RelationVersion], copies: Sequence[Copy]
+) -> TableMoved | None:
+    """Find another name under which changes of the table arrived in the plan's range.
+
+    They are in no declared table, or in one that is not this table. A later snapshot has them.
+    """
+    target, state = place.target, place.state
+    if state is None or RELATION_ID not in state.properties:
+        return None
+    relation_id = int(state.properties[RELATION_ID])
+    own = (target.schema, target.table)
+    healed = max(
+        (
+            copy.snapshot_lsn
+            for copy in copies
+            if (copy.schema, copy.table) == own and copy.epoch == plan.epoch
+        ),
+        default=Lsn(0),
+    )
+    for version in relations:
+        relation = version.relation
+        if (
+            relation.relation_id == relation_id
+            and (relation.schema, relation.table) != own
+            and max(plan.start, healed) <= version.lsn < plan.end
+        ):
+            return TableMoved(
+                relation=target.qualified_name,
+                reason=f"is called {relation.qualified_name} since {version.lsn}",
+            )
+    return None
+
+
+def _copied_at(
+    zone: RawZone, copy: Copy, taken_at: dt.datetime | None, is_first: bool
+) -> dt.datetime:
+    """Say since when what a copy shows was so, by the source's clock.
+
+    Args:
+        taken_at: right before the copy's moment. Commits of the time between, in which a slot's
+            creation may wait, are in the copy: a version that one of them began must not end
+            before it.
+        is_first: the table has no versions, and what is committed before the copy may not be
+            captured yet.
+    """
+    if taken_at is None:
+        return _last_commit(zone, copy)
+    return taken_at if is_first else max(taken_at, _last_commit(zone, copy))
+
+
+def _last_commit(zone: RawZone, copy: Copy) -> dt.datetime:
+    """Say when what a copy shows was committed, as far as raw tells.
+
+    That is the last commit landed before the copy; before the first one, the epoch's beginning.
+    """
+    commits = [
+        summary.last_commit_ts
+        for summary in zone.changes.windows(copy.epoch)
+        if summary.window.end <= copy.snapshot_lsn and summary.last_commit_ts is not None
+    ]
+    if commits:
+        return max(commits)
+    return next(e.created_at for e in zone.epochs.all() if e.epoch == copy.epoch)
+
+
+def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:
+    """Say from where on windows matter; None when a table of the epoch starts from a copy."""
+    lowest: Lsn | None = None
+    for place in places:
+        watermark = place.state.watermark if place.state is not None else None
+        if watermark is None or watermark[0] != epoch:
+            return None
+        lowest = watermark[1] if lowest is None else min(lowest, watermark[1])
+    return lowest
+
+
+def _with_facts(zone: RawZone, works: Sequence[TableWork]) -> Iterator[TableWork]:
+    ranges: dict[Range, set[tuple[str, str]]] = {}
+    for work in works:
+        if work.plan.recorded_changes:
+            ranges.setdefault(_range(work.plan), set()).add(work.name)
+    facts = read_facts(zone, ranges)
+    for work in works:
+        found = facts.get((_range(work.plan), work.name))
+        if found is None:
+            yield work
+            continue
+        order = versions_in_order(zone, _range(work.plan), work.name, found)
+        yield replace(work, facts=found, version_order=tuple(order))
+
+
+def _range(plan: Plan) -> Range:
+    return plan.epoch, plan.first_change, plan.end

@@ -1,0 +1,234 @@
+"""The raw asset: one window of WAL is one partition, landed once.
+
+A run lands one window, or several that follow each other. A window that is there already is
+verified and reported again with the same figures, and nothing else happens: so materialising a
+partition twice is safe. A run that the lag sensor asked for goes on with the windows that come
+next, and opens them by the sensor's rules.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.capture.window import CaptureLimits, capture_window
+from pgcdc_assets.errors import PgcdcError, TransientError, WindowUnavailable
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.checks.raw import (
+    COUNTED_AS_DECODED,
+    WITHOUT_GAPS,
+    check_windows,
+    evaluation_of,
+    rows_missing,
+)
+from pgcdc_assets.orchestration.failures import dagster_failures
+from pgcdc_assets.orchestration.long_runs import Following
+from pgcdc_assets.orchestration.metadata import capture_metadata
+from pgcdc_assets.orchestration.names import Names, StepKeys
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.run_claims import claimed_step
+from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
+from pgcdc_assets.postgres.slots import read_current_lsn
+from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.transport import WireSettings
+from pgcdc_assets.raw.changes import Recount
+from pgcdc_assets.raw.maintenance import UpkeepReport, keep_up
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable, StreamPolicy
+
+
+def build_raw_asset(
+    capture: CdcCapture,
+    spec: dg.AssetSpec,
+    sources: Mapping[CdcTable, dg.AssetKey],
+    partitions: dg.PartitionsDefinition[str],
+) -> dg.AssetsDefinition:
+    """Build the asset that lands windows.
+
+    Args:
+        sources: the source tables' keys, which it depends on.
+    """
+    names = Names.of(capture)
+    step = StepKeys(capture.name)
+
+    @dg.multi_asset(
+        name=names.land_step,
+        specs=[spec.replace_attributes(deps=step.sources(sources))],
+        partitions_def=partitions,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        check_specs=[
+            dg.AssetCheckSpec(
+                WITHOUT_GAPS,
+                asset=spec.key,
+                description="The landed windows follow each other without a gap or an overlap.",
+            ),
+            dg.AssetCheckSpec(
+                COUNTED_AS_DECODED,
+                asset=spec.key,
+                description="The raw zone holds as many rows of the window as were decoded, "
+                "counted again from its files.",
+            ),
+        ],
+        pool=names.slot_pool,
+        required_resource_keys={names.postgres, names.lake},
+    )
+    @claimed_step
+    def raw(context: dg.AssetExecutionContext) -> Any:
+        postgres: PostgresResource = getattr(context.resources, names.postgres)
+        lake: LakeResource = getattr(context.resources, names.lake)
+        following = Following.of(context, names.slot_pool, capture.windows)
+        windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
+        with dagster_failures(capture.name):
+            landing = _Landing(context, capture, postgres, lake.zone(capture.name))
+            recounts = []
+            for window in windows:
+                metadata, recount = yield from _land_or_judge(landing, window, spec.key)
+                recounts.append(recount)
+                context.add_asset_metadata(metadata, asset_key=spec.key, partition_key=window.key)
+            checks = check_windows(landing.zone, spec.key, recounts)
+            yield from _stop_if_incomplete(recounts, checks)
+            yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
+            landing.keep_up()
+            for window in landing.next_windows(following):
+                metadata, recount = yield from _land_or_judge(landing, window, spec.key)
+                checks = check_windows(landing.zone, spec.key, [recount])
+                yield from _stop_if_incomplete([recount], checks)
+                yield dg.AssetMaterialization(spec.key, partition=window.key, metadata=metadata)
+                for check in checks:
+                    yield evaluation_of(check, window)
+                landing.keep_up()
+
+    return step.restore(raw)
+
+
+def _land_or_judge(
+    landing: "_Landing", window: LsnWindow, raw: dg.AssetKey
+) -> Generator[dg.AssetCheckEvaluation, None, tuple[dict[str, Any], Recount]]:
+    """Land a window; when its rows are gone, the check stays red on the asset's page.
+
+    Raises:
+        WindowUnavailable: the window was captured before, and its rows are gone.
+    """
+    try:
+        return landing.land(window)
+    except WindowUnavailable as error:
+        yield evaluation_of(rows_missing(raw, error))
+        raise
+
+
+def _stop_if_incomplete(
+    recounts: Sequence[Recount], checks: Sequence[dg.AssetCheckResult]
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Fail the run, with the checks that say why, when rows that were decoded are not there.
+
+    Raises:
+        WindowUnavailable: the raw zone does not hold what was decoded.
+    """
+    if all(recount.is_complete for recount in recounts):
+        return
+    for check in checks:
+        yield evaluation_of(check)
+    for recount in recounts:
+        recount.check()
+
+
+@dataclass
+class _Landing:
+    """The windows of one run."""
+
+    context: dg.AssetExecutionContext
+    capture: CdcCapture
+    postgres: PostgresResource
+    zone: RawZone
+    _last: LsnWindow | None = None
+    _landed_at: float = field(default_factory=time.monotonic)
+
+    def land(self, window: LsnWindow) -> tuple[dict[str, Any], Recount]:
+        """Land a window; give its metadata, and its rows counted again."""
+        report = capture_window(
+            self.postgres.settings(),
+            self.zone,
+            self.capture.slot,
+            self.capture.publication,
+            window,
+            capture_limits(self.capture.stream),
+        )
+        self._last, self._landed_at = window, time.monotonic()
+        recount = self.zone.changes.recount(window)
+        self.context.log.info(
+            f"Window {window.key}: {report.row_count} changes in "
+            f"{report.transaction_count} transactions"
+            + (", captured before" if report.already_captured else "")
+        )
+        for warning, count in sorted(report.warnings.items()):
+            self.context.log.warning(f"Window {window.key}: {warning} ({count})")
+        return capture_metadata(report, recount.decoded), recount
+
+    def next_windows(self, following: Following) -> Iterator[LsnWindow]:
+        """Open one window after the other, as long as the run may go on.
+
+        The key is there before the window is landed, as with the sensor: a run that dies in between
+        leaves an open window, which the sensor asks for again.
+        """
+        while (window := self._next(following)) is not None:
+            self.context.instance.add_dynamic_partitions(self.capture.windows_name, [window.key])
+            yield window
+
+    def _next(self, following: Following) -> LsnWindow | None:
+        try:
+            with self.postgres.query_connection("capture") as conn:
+                return following.find(lambda: self._opened(following, read_current_lsn(conn)))
+        except TransientError as error:
+            # The run has landed what it opened; the sensor looks when the server is back.
+            self.context.log.info(f"No further window: {error}")
+            return None
+
+    def _opened(self, following: Following, flush_lsn: Lsn) -> LsnWindow | None:
+        assert self._last is not None
+        plan = plan_window(
+            CaptureProgress(
+                epoch=self._last.epoch,
+                captured_through=self._last.end,
+                flush_lsn=flush_lsn,
+                seconds_since_landing=time.monotonic() - self._landed_at,
+            ),
+            self.capture.windows,
+        )
+        if not isinstance(plan, Capture):
+            return None
+        epoch = self.zone.epochs.latest()
+        keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
+        is_newest = max(map(LsnWindow.parse, keys), default=self._last) == self._last
+        if epoch is None or epoch.epoch != self._last.epoch or not is_newest:
+            # What comes next is for the sensor to find out.
+            following.stop()
+            return None
+        return plan.window
+
+    def keep_up(self) -> None:
+        """Do the raw zone's upkeep when it is due; the window is landed whatever becomes of it."""
+        try:
+            report = keep_up(self.zone)
+        except PgcdcError as error:
+            self.context.log.warning(f"Upkeep of the raw zone was put off: {error}")
+            return
+        if report != UpkeepReport():
+            self.context.log.info(
+                f"Upkeep: {report.files_merged} files merged, {report.log_entries_saved} log "
+                f"entries saved, {report.files_removed} files removed"
+            )
+
+
+def capture_limits(policy: StreamPolicy) -> CaptureLimits:
+    """Turn declared settings into the capture's own."""
+    return CaptureLimits(
+        total_seconds=policy.total_seconds,
+        slot_wait_seconds=policy.slot_wait_seconds,
+        stream=StreamSettings(
+            status_seconds=policy.status_seconds,
+            silence_seconds=policy.silence_seconds,
+            wire=WireSettings(batch_bytes=policy.batch_bytes),
+        ),
+    )

@@ -1,0 +1,329 @@
+"""The SCD assets: one step merges all selected tables in one Spark session.
+
+Merging window N folds everything from each table's own watermark through N, so a range run merges
+through its newest partition once. A table that cannot be merged fails alone: the others are
+reported first, and the failure at the end names the broken ones. A run that the merge sensor asked
+for goes on with the windows that are landed meanwhile, as long as nothing fails.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergedChecks, invariant_spec
+from pgcdc_assets.orchestration.checks.raw import evaluation_of
+from pgcdc_assets.orchestration.data_versions import data_version, version_tags
+from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.long_runs import Following
+from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage
+from pgcdc_assets.orchestration.names import Names, StepKeys
+from pgcdc_assets.orchestration.partition_keys import shown_windows
+from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
+from pgcdc_assets.orchestration.run_claims import claimed_step
+from pgcdc_assets.orchestration.runs import MERGE_PURPOSE, PURPOSE_TAG
+from pgcdc_assets.orchestration.snapshot_runs import Copying
+from pgcdc_assets.orchestration.state import copied_tables
+from pgcdc_assets.orchestration.table_schema import read_columns
+from pgcdc_assets.orchestration.targets import target_of
+from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.tables.state import read_target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Place = tuple[CdcTable, int]
+Result = dg.MaterializeResult[Any] | dg.AssetCheckResult
+
+
+def build_scd_assets(
+    capture: CdcCapture,
+    specs: Mapping[Place, dg.AssetSpec],
+    sources: Mapping[CdcTable, dg.AssetKey],
+    partitions: dg.PartitionsDefinition[str],
+    snapshot: dg.AssetKey,
+) -> dg.AssetsDefinition:
+    """Build the assets that merge windows.
+
+    Args:
+        specs: one for each table and kind of SCD table.
+        sources: the source tables' keys, for column lineage.
+        snapshot: the asset of the copies.
+    """
+    names = Names.of(capture)
+    copying = Copying(capture, snapshot)
+    step = StepKeys(capture.name, [INVARIANTS])
+    keys = {
+        (table, scd): step.key(f"scd{scd}", table, spec.key) for (table, scd), spec in specs.items()
+    }
+
+    @dg.multi_asset(
+        name=names.merge_step,
+        specs=[spec.replace_attributes(key=keys[place]) for place, spec in specs.items()],
+        check_specs=[invariant_spec(key, scd) for (_, scd), key in keys.items()],
+        partitions_def=partitions,
+        can_subset=True,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=names.merge_pool,
+        required_resource_keys={names.lake, names.spark},
+    )
+    @claimed_step
+    def merge(context: dg.AssetExecutionContext) -> Any:
+        lake: LakeResource = getattr(context.resources, names.lake)
+        spark: SparkResource = getattr(context.resources, names.spark)
+        following = Following.of(context, names.merge_pool, capture.windows)
+        with dagster_failures(capture.name), ExitStack() as held:
+            rounds = _Rounds(
+                context,
+                capture,
+                specs,
+                sources,
+                copying,
+                lake.zone(capture.name),
+                spark.session(),
+                held,
+            )
+            if not context.selected_asset_keys:
+                # A run of checks alone has no windows.
+                yield from rounds.check_only()
+                return
+            asked = sorted(LsnWindow.parse(key) for key in context.partition_keys)
+            yield from rounds.merge(asked)
+            while not rounds.failures and (
+                windows := following.find(lambda: rounds.landed_since(following))
+            ):
+                shown = shown_windows(windows, len(context.selected_asset_keys))
+                yield from rounds.merge(shown, is_first=False)
+            rounds.raise_failures()
+
+    return step.restore(merge)
+
+
+@dataclass
+class _Rounds:
+    """The merges of one run: what it was asked for, then what is landed meanwhile.
+
+    Attributes:
+        held: what lives as long as the run.
+        through: the window through which was merged last.
+    """
+
+    context: dg.AssetExecutionContext
+    capture: CdcCapture
+    specs: Mapping[Place, dg.AssetSpec]
+    sources: Mapping[CdcTable, dg.AssetKey]
+    copying: Copying
+    zone: RawZone
+    session: "SparkSession"
+    held: ExitStack
+    through: LsnWindow | None = None
+    failures: list[MergeFailure] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        context = self.context
+        places = {spec.key: place for place, spec in self.specs.items()}
+        self._by_name = {(t.schema, t.table, scd): (t, scd) for t, scd in self.specs}
+        self._selected = [places[key] for key in context.selected_asset_keys]
+        self._copied = self._copied_tables()
+
+    def merge(self, windows: Sequence[LsnWindow], *, is_first: bool = True) -> Iterator[Any]:
+        """Merge the selected tables through the newest of some windows, and check what was merged.
+
+        Args:
+            windows: those to be shown as materialised, in order.
+            is_first: they are the partitions of the run.
+        """
+        from pgcdc_assets.merge import merge_tables
+
+        through = windows[-1]
+        checked = self._checks()
+        recorded = self._recorded(windows)
+        copied = self._being_copied()
+        self.failures += map(_held_back, sorted(copied, key=lambda table: table.qualified_name))
+        reports = merge_tables(
+            self.session,
+            self.zone,
+            _targets(place for place in self._selected if place[0] not in copied),
+            through,
+            parallelism=self.capture.merge_parallelism,
+            sessions=self._merging_sessions,
+            limit=self.capture.merge_step,
+        )
+        self.through = through
+        for report in reports:
+            if isinstance(report, MergeFailure):
+                self.context.log.error(f"{report.qualified_name}: {report.error}")
+                self.failures.append(report)
+                continue
+            place = self._by_name[report.schema, report.table, report.scd]
+            metadata = MergeMetadata.of(report, through, recorded)
+            state = {**metadata.state, **_table_metadata(self.zone, report, self.sources[place[0]])}
+            key = self.specs[place].key
+            version = data_version(self.context.instance, key, report, through)
+            yield from self._materialized(key, state, metadata, version, windows, is_first)
+            yield from self._results(checked.after(report, through.epoch), is_first)
+        yield from self._results(checked.rest(), is_first)
+
+    def _materialized(
+        self,
+        key: dg.AssetKey,
+        state: Mapping[str, Any],
+        metadata: MergeMetadata,
+        version: str,
+        windows: Sequence[LsnWindow],
+        is_first: bool,
+    ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetMaterialization]:
+        """Show windows as materialised: Dagster takes one result of an asset from each step."""
+        if not is_first:
+            for window in windows:
+                own = metadata.for_window(window.key)
+                yield dg.AssetMaterialization(
+                    key,
+                    partition=window.key,
+                    metadata={**state, **own},
+                    tags=version_tags(version),
+                )
+            return
+        for window in windows:
+            # For each of these Dagster lists all partitions of the run.
+            if window.key in metadata.shown_apart:
+                own = metadata.for_window(window.key)
+                self.context.add_asset_metadata(own, asset_key=key, partition_key=window.key)
+        yield dg.MaterializeResult(
+            asset_key=key, metadata=state, data_version=dg.DataVersion(version)
+        )
+
+    def _results(
+        self, results: Iterable[Result], is_first: bool
+    ) -> Iterator[dg.AssetCheckResult | dg.AssetCheckEvaluation]:
+        """Give results of checks: Dagster takes one of a selected check from each step."""
+        selected = self.context.selected_asset_check_keys
+        for result in results:
+            assert isinstance(result, dg.AssetCheckResult)
+            assert result.asset_key is not None
+            assert result.check_name is not None
+            check = dg.AssetCheckKey(result.asset_key, result.check_name)
+            if is_first and check in selected:
+                yield result
+            else:
+                yield evaluation_of(result, self.through)
+
+    def _recorded(self, windows: Sequence[LsnWindow]) -> list[WindowSummary]:
+        """Read what the raw zone records of some windows."""
+        wanted = set(windows)
+        found: list[WindowSummary] = []
+        for epoch in sorted({window.epoch for window in windows}):
+            first = min(window.start for window in windows if window.epoch == epoch)
+            found += self.zone.changes.windows(epoch, first)
+        return [summary for summary in found if summary.window in wanted]
+
+    def check_only(self) -> Iterator[Result]:
+        """Evaluate the selected checks of tables that nothing is merged into."""
+        yield from self._checks().rest()
+
+    def landed_since(self, following: Following) -> list[LsnWindow] | None:
+        """List the windows after the last merge, once they hold changes of the selected tables."""
+        assert self.through is not None
+        epoch, end = self.through.epoch, self.through.end
+        captured = self.zone.changes.captured_through(epoch)
+        if captured is None or captured <= end:
+            return None
+        if self._copied_tables() != self._copied or self._being_copied():
+            # A table more or less, or a new epoch: the sensor asks for what this run was not.
+            following.stop()
+            return None
+        landed = self.zone.changes.windows(epoch, end)
+        names = {table.name.record_name for table, _ in self._selected}
+        if not any(names & summary.counts.keys() for summary in landed):
+            return None
+        return [summary.window for summary in landed]
+
+    def raise_failures(self) -> None:
+        """End the run with the tables that were not merged, if there are some."""
+        if self.failures:
+            named = [(f.qualified_name, f.error) for f in self.failures]
+            raise_failed("Not merged", named, self.capture.name)
+
+    def _being_copied(self) -> set[CdcTable]:
+        """Find the selected tables that are being copied anew."""
+        copied = self.copying.find(self.context.instance, self.zone)
+        return {table for table, _ in self._selected if table.partition_key in copied}
+
+    def _copied_tables(self) -> tuple[int, set[tuple[str, str]]]:
+        epoch = self.zone.epochs.latest()
+        return (0, set()) if epoch is None else (epoch.epoch, set(copied_tables(self.zone, epoch)))
+
+    def _checks(self) -> MergedChecks:
+        wanted = set(self.context.selected_asset_check_keys)
+        if self.context.run.tags.get(PURPOSE_TAG) == MERGE_PURPOSE:
+            # The sensor selects no checks: Dagster would enter each into its history when the run
+            # starts, and show those of idle tables as skipped.
+            wanted |= {
+                dg.AssetCheckKey(self.specs[place].key, INVARIANTS) for place in self._selected
+            }
+        keys = {name: self.specs[place].key for name, place in self._by_name.items()}
+        return MergedChecks(
+            self.zone,
+            open_session=lambda: self._checking_session,
+            targets={(t.schema, t.table): target_of(t) for t, _ in self.specs},
+            merging={(t.schema, t.table, scd) for t, scd in self._selected},
+            wanted={
+                name: check
+                for name, key in keys.items()
+                if (check := dg.AssetCheckKey(key, INVARIANTS)) in wanted
+            },
+        )
+
+    @cached_property
+    def _merging_sessions(self) -> "list[SparkSession]":
+        return self._open_sessions(min(self.capture.merge_parallelism, len(self._selected)))
+
+    @cached_property
+    def _checking_session(self) -> "SparkSession":
+        return self._open_sessions(1)[0]
+
+    def _open_sessions(self, count: int) -> "list[SparkSession]":
+        """Open sessions for the rest of the run."""
+        from pgcdc_assets.spark.session import own_sessions
+
+        return self.held.enter_context(own_sessions(self.session, count))
+
+
+def _held_back(table: CdcTable) -> MergeFailure:
+    reason = f"Table {table.qualified_name} is being copied anew: it is merged when that has ended."
+    return MergeFailure(table.schema, table.table, TransientError(reason=reason))
+
+
+def _targets(places: Iterable[Place]) -> list[TableTarget]:
+    kinds: dict[CdcTable, list[int]] = {}
+    for table, scd in places:
+        kinds.setdefault(table, []).append(scd)
+    return [
+        target_of(table, scds)
+        for table, scds in sorted(kinds.items(), key=lambda item: item[0].qualified_name)
+    ]
+
+
+def _table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> dict[str, Any]:
+    """Describe the table itself."""
+    columns = read_columns(zone.lake, report.path)
+    names = [column.name for column in columns]
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": dg.TableSchema(columns=columns),
+        "dagster/column_lineage": column_lineage(
+            names, [name for name in names if not name.startswith("_")], source
+        ),
+    }
+    if report.row_count is None:
+        state = read_target(zone.lake, zone.name, report.path)
+        if state is not None and state.row_count is not None:
+            metadata["dagster/row_count"] = state.row_count
+    return metadata

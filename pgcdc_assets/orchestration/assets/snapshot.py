@@ -1,0 +1,154 @@
+"""The snapshot asset: one table is one partition; materialising it copies that table anew.
+
+The first run also makes the slot, and copies all tables in the slot's own snapshot, so that copies
+and stream meet exactly at its consistent point.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.capture.snapshot import CopyFailure, CopyReport, copy_each_table
+from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
+from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.names import Names, StepKeys
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.run_claims import claim_run
+from pgcdc_assets.orchestration.runs import ADOPT_SLOT_TAG
+from pgcdc_assets.orchestration.state import watermarks
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
+
+
+def build_snapshot_asset(
+    capture: CdcCapture,
+    spec: dg.AssetSpec,
+    sources: Mapping[CdcTable, dg.AssetKey],
+    partitions: dg.PartitionsDefinition[str],
+) -> dg.AssetsDefinition:
+    """Build the asset that copies tables.
+
+    Args:
+        sources: the source tables' keys, which it depends on: what a copy saw of them is observed
+            there.
+    """
+    names = Names.of(capture)
+    step = StepKeys(capture.name)
+    tables = {table.partition_key: table for table in capture.tables}
+
+    @dg.multi_asset(
+        name=names.copy_step,
+        specs=[spec.replace_attributes(deps=step.sources(sources))],
+        partitions_def=partitions,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=names.snapshot_pool,
+        required_resource_keys={names.postgres, names.lake},
+    )
+    def snapshot(context: dg.AssetExecutionContext) -> Any:
+        postgres: PostgresResource = getattr(context.resources, names.postgres)
+        lake: LakeResource = getattr(context.resources, names.lake)
+        failures: list[CopyFailure] = []
+        metadata = _copied_before(context)
+        wanted: list[CdcTable] = [tables[k] for k in context.partition_keys if k not in metadata]
+        with claim_run(context), dagster_failures(capture.name):
+            zone = lake.zone(capture.name)
+            merged = [table for table in wanted if watermarks(zone, table)]
+            outcomes = copy_each_table(
+                postgres.settings(),
+                zone,
+                capture.slot,
+                capture.publication,
+                [(table.schema, table.table) for table in wanted],
+                adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
+            )
+            for outcome in outcomes:
+                name = TableName(outcome.schema, outcome.table)
+                if isinstance(outcome, CopyFailure):
+                    context.log.error(f"{name}: {outcome.error}")
+                    failures.append(outcome)
+                    continue
+                table = tables[name.partition_key]
+                passed = _passed(zone, table, outcome) if table in merged else None
+                if passed is not None:
+                    context.log.error(f"{name}: {passed.error}")
+                    failures.append(passed)
+                    continue
+                context.log.info(f"Copied {outcome.row_count} rows of {name}")
+                metadata[table.partition_key] = copy_metadata(outcome)
+                seen = source_metadata(zone, outcome)
+                context.log_event(dg.AssetObservation(sources[table], metadata=seen))
+        if failures:
+            # The step's own result would mark every table of the run as copied.
+            for key, entries in metadata.items():
+                context.log_event(
+                    dg.AssetMaterialization(spec.key, partition=key, metadata=entries)
+                )
+            named = [(str(TableName(f.schema, f.table)), f.error) for f in failures]
+            raise_failed("Not copied", named, capture.name)
+        for key, entries in metadata.items():
+            context.add_asset_metadata(entries, asset_key=spec.key, partition_key=key)
+        yield dg.MaterializeResult(asset_key=spec.key)
+
+    return step.restore(snapshot)
+
+
+def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any]]:
+    """Give the metadata of the tables that earlier attempts of this run have copied."""
+    if context.retry_number == 0:
+        return {}
+    entries = context.instance.all_logs(
+        context.run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+    )
+    events = [entry.asset_materialization for entry in entries]
+    return {e.partition: dict(e.metadata) for e in events if e is not None and e.partition}
+
+
+def _passed(zone: RawZone, table: CdcTable, report: CopyReport) -> CopyFailure | None:
+    """Say that a table was merged past its copy: by another instance, since ours waits."""
+    if all(mark < (report.epoch, report.snapshot_lsn) for mark in watermarks(zone, table)):
+        return None
+    error = MergeConflict(
+        table=table.qualified_name,
+        reason="it was merged past the copy's LSN while it was copied, so the copy is not applied. "
+        f"{resnapshot_remedy(zone.name, table.qualified_name)}, or rebuild it with `pgcdc "
+        "rebuild`, which begins with the newest copy.",
+    )
+    return CopyFailure(table.schema, table.table, error)
+
+
+def source_metadata(zone: RawZone, report: CopyReport) -> dict[str, Any]:
+    """Describe a source table as its copy saw it: columns with Postgres's types, and rows."""
+    relations = [
+        version.relation
+        for version in zone.relations.versions(report.epoch)
+        if (version.relation.schema, version.relation.table) == (report.schema, report.table)
+    ]
+    columns = [
+        dg.TableColumn(
+            column.name,
+            column.type or "unknown",
+            tags={"key": ""} if column.is_key else None,
+        )
+        for relation in relations[-1:]
+        for column in relation.columns
+    ]
+    return {
+        "dagster/column_schema": dg.TableSchema(columns=columns),
+        "dagster/row_count": report.row_count,
+        "snapshot_lsn": str(report.snapshot_lsn),
+    }
+
+
+def copy_metadata(report: CopyReport) -> dict[str, Any]:
+    """Describe one table's copy."""
+    return {
+        "dagster/partition_row_count": report.row_count,
+        "snapshot_lsn": str(report.snapshot_lsn),
+        "epoch": str(report.epoch),
+        "bytes": float(report.bytes),
+        "seconds": round(report.seconds, 3),
+        "rows_per_second": round(report.row_count / max(report.seconds, 1e-6), 1),
+        "values_not_utf8": report.rescued_count,
+    }

@@ -1,0 +1,266 @@
+"""Asset checks of the raw zone and the slot.
+
+Two come with each captured window: they read the log and the window's own files. The others ask the
+source, run by `<name>_checks`, by a click in the UI, and all but the replica identity by the lag
+sensor as well.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.errors import TableMoved, WindowUnavailable, resnapshot_remedy
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.moved_tables import read_table_places
+from pgcdc_assets.orchestration.names import Names, StepKeys
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.postgres.catalog import published_relations
+from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.raw.changes import Recount
+from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+
+WITHOUT_GAPS = "windows_without_gaps"
+COUNTED_AS_DECODED = "rows_as_decoded"
+SLOT_HEALTH = "slot_health"
+REPLICA_IDENTITY = "replica_identity"
+SOURCE_TABLE = "source_table"
+
+_MISSING = "not there"
+
+
+def check_windows(
+    zone: RawZone, raw: dg.AssetKey, recounts: Sequence[Recount]
+) -> list[dg.AssetCheckResult]:
+    """Check the windows just captured, and that they continue what was there before."""
+    first, last = recounts[0].decoded.window, recounts[-1].decoded.window
+    landed = [summary.window for summary in zone.changes.windows(first.epoch, first.start)]
+    holes = [
+        f"{before.end} to {after.start}"
+        for before, after in pairwise(landed)
+        if before.end != after.start
+    ]
+    return [
+        dg.AssetCheckResult(
+            asset_key=raw,
+            check_name=WITHOUT_GAPS,
+            passed=not holes,
+            metadata={
+                "epoch": first.epoch,
+                "start_lsn": str(first.start),
+                "end_lsn": str(last.end),
+                "holes": ", ".join(holes) or "none",
+            },
+        ),
+        _check_counts(raw, recounts),
+    ]
+
+
+def _check_counts(raw: dg.AssetKey, recounts: Sequence[Recount]) -> dg.AssetCheckResult:
+    """Compare the rows of each window with what was decoded, by table and operation."""
+    wrong = [recount for recount in recounts if not recount.is_complete]
+    decoded = _rows_by_operation(recount.decoded for recount in recounts)
+    found = _rows_by_operation(recount.found for recount in recounts)
+    metadata: dict[str, Any] = {
+        "window": (wrong or recounts)[-1].decoded.window.key,
+        "row_count": float(sum(found.values())),
+        "decoded_row_count": float(sum(decoded.values())),
+        "operations": dg.MetadataValue.table(
+            [
+                dg.TableRecord(
+                    {
+                        "operation": operation,
+                        "decoded": str(decoded[operation]),
+                        "found": str(found[operation]),
+                    }
+                )
+                for operation in sorted(decoded | found)
+            ],
+            schema=dg.TableSchema(
+                [dg.TableColumn(name) for name in ("operation", "decoded", "found")]
+            ),
+        ),
+    }
+    if wrong:
+        metadata["reason"] = (
+            f"the raw zone holds {wrong[0].found.row_count} of the "
+            f"{wrong[0].decoded.row_count} rows landed"
+        )
+    return dg.AssetCheckResult(
+        asset_key=raw, check_name=COUNTED_AS_DECODED, passed=not wrong, metadata=metadata
+    )
+
+
+def _rows_by_operation(summaries: Iterable[WindowSummary]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for summary in summaries:
+        for operations in summary.counts.values():
+            counts.update(operations)
+    return counts
+
+
+def rows_missing(raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckResult:
+    """Judge a window whose rows cannot be counted."""
+    return dg.AssetCheckResult(
+        asset_key=raw,
+        check_name=COUNTED_AS_DECODED,
+        passed=False,
+        metadata={"window": error.facts["window"], "reason": error.facts["reason"]},
+    )
+
+
+def build_source_checks(
+    capture: CdcCapture,
+    raw: dg.AssetKey,
+    snapshot: dg.AssetKey,
+    scds: Mapping[tuple[CdcTable, int], dg.AssetKey],
+) -> dg.AssetsDefinition:
+    """Build the checks that ask the source: the slot, and each table's identity and place.
+
+    Args:
+        scds: the SCD assets by table and kind.
+    """
+    names = Names.of(capture)
+    step = StepKeys(capture.name)
+    tables = {key: table for (table, _), key in scds.items()}
+    step_keys = [step.key(f"scd{scd}", table, key) for (table, scd), key in scds.items()]
+
+    @dg.multi_asset_check(
+        name=f"{capture.name}_source_checks",
+        specs=[
+            dg.AssetCheckSpec(
+                SLOT_HEALTH,
+                asset=raw,
+                description="The slot exists, and the server still keeps the WAL that it needs.",
+            ),
+            dg.AssetCheckSpec(
+                REPLICA_IDENTITY,
+                asset=snapshot,
+                description="Every table's updates and deletes say which row they mean.",
+            ),
+            *(
+                dg.AssetCheckSpec(
+                    SOURCE_TABLE,
+                    asset=key,
+                    description="The source table is where its changes came from: not renamed, "
+                    "moved, dropped or taken out of the publication.",
+                )
+                for key in step_keys
+            ),
+        ],
+        can_subset=True,
+        required_resource_keys={names.postgres, names.lake},
+    )
+    def source_checks(context: dg.AssetCheckExecutionContext) -> Any:
+        postgres: PostgresResource = getattr(context.resources, names.postgres)
+        lake: LakeResource = getattr(context.resources, names.lake)
+        selected = context.selected_asset_check_keys
+        wanted = {key.name for key in selected}
+        with postgres.query_connection("check") as conn:
+            if SLOT_HEALTH in wanted:
+                yield check_slot(raw, read_slot_status(conn, capture.slot))
+            if REPLICA_IDENTITY in wanted:
+                found = {
+                    relation.qualified_name: relation.replica_identity
+                    for relation in published_relations(conn, capture.publication)
+                    if relation.primary_key or relation.replica_identity != "d"
+                }
+                yield check_identities(capture, snapshot, found)
+        if SOURCE_TABLE in wanted:
+            places = read_table_places(
+                postgres.settings(), lake.zone(capture.name), capture, "check"
+            )
+            for key in sorted(check.asset_key for check in selected if check.name == SOURCE_TABLE):
+                yield check_source_table(capture.name, tables[key], key, places.get(tables[key]))
+
+    return step.restore(source_checks)
+
+
+def check_slot(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckResult:
+    """Judge the slot: lost is an error; unreserved is a warning, since capturing mends it."""
+    state = _MISSING if status is None else status.wal_status or "unknown"
+    metadata: dict[str, Any] = {"wal_status": state}
+    if status is not None:
+        metadata["retained_bytes"] = float(status.retained_bytes or 0)
+        if status.safe_wal_size is not None:
+            metadata["safe_wal_size"] = float(status.safe_wal_size)
+    return dg.AssetCheckResult(
+        asset_key=raw,
+        check_name=SLOT_HEALTH,
+        passed=state in ("reserved", "extended"),
+        severity=dg.AssetCheckSeverity.WARN
+        if state == "unreserved"
+        else dg.AssetCheckSeverity.ERROR,
+        metadata=metadata,
+    )
+
+
+def check_source_table(
+    capture: str, table: CdcTable, key: dg.AssetKey, error: TableMoved | None
+) -> dg.AssetCheckResult:
+    """Judge whether a table's changes still arrive under its name.
+
+    Args:
+        key: of an SCD asset of the table.
+        error: what became of the table.
+    """
+    reason = "none"
+    if error is not None:
+        reason = f"{error} {resnapshot_remedy(capture, table.qualified_name)}"
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=SOURCE_TABLE,
+        passed=error is None,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=None if error is None else str(error),
+        metadata={"reason": reason},
+    )
+
+
+def slot_evaluation(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckEvaluation:
+    """Judge the slot outside a run, as the lag sensor does."""
+    return evaluation_of(check_slot(raw, status))
+
+
+def evaluation_of(
+    result: dg.AssetCheckResult, window: LsnWindow | None = None
+) -> dg.AssetCheckEvaluation:
+    """Turn a result into the event, for where Dagster does not: a step gives one result a check.
+
+    Args:
+        window: what was evaluated. A check's history has one entry for each run and partition, at
+            the time at which the entry was made: without a partition, a later evaluation of the run
+            replaces the entry, and leaves it at the earlier time.
+    """
+    assert result.asset_key is not None
+    assert result.check_name is not None
+    return dg.AssetCheckEvaluation(
+        asset_key=result.asset_key,
+        check_name=result.check_name,
+        passed=result.passed,
+        metadata=result.metadata,
+        severity=result.severity,
+        description=result.description,
+        partition=window.key if window is not None else None,
+    )
+
+
+def check_identities(
+    capture: CdcCapture, snapshot: dg.AssetKey, usable: dict[str, str]
+) -> dg.AssetCheckResult:
+    """Name the declared tables whose updates and deletes Postgres would refuse or not describe."""
+    bad = [
+        table.qualified_name
+        for table in capture.tables
+        if usable.get(table.qualified_name, "n") == "n"
+    ]
+    return dg.AssetCheckResult(
+        asset_key=snapshot,
+        check_name=REPLICA_IDENTITY,
+        passed=not bad,
+        metadata={"tables": ", ".join(bad) or "none", "table_count": len(capture.tables)},
+    )

@@ -1,0 +1,223 @@
+"""Asset checks of the SCD tables: their own invariants, and their contents against the source.
+
+Both read whole tables, so they run on demand and in `<name>_checks`, not after every merge. The
+source is read at one LSN for all tables of a run. A check reports counts and names of columns, and
+never a key. A check that cannot be made fails the step at its end, after all others are made.
+
+`equals_source` is a question to the source. The check has to wait for the capture, so a run that
+materialises assets of the capture leaves it out: Dagster shows the check as skipped. A check that
+has nothing to compare yet is a warning that says so, and the run succeeds.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from pgcdc_assets.errors import PgcdcError, TransientError
+from pgcdc_assets.orchestration.checks.invariants import INVARIANTS_IN_FULL, found, full_spec
+from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.names import Names, StepKeys
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.orchestration.targets import target_of
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.tables.state import read_target, table_path
+from pgcdc_assets.verify import (
+    Comparison,
+    Findings,
+    Moment,
+    check_all,
+    compare_at,
+    source_moment,
+    wait_captured,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EQUALS_SOURCE = "equals_source"
+
+
+class _NotCaptured(Exception):
+    """The capture did not reach the moment at which the source was read."""
+
+
+def build_table_checks(
+    capture: CdcCapture, keys: Mapping[tuple[str, str, int], dg.AssetKey], raw: dg.AssetKey
+) -> dg.AssetsDefinition:
+    """Build the checks of all tables; each can be run alone.
+
+    Args:
+        keys: the SCD assets by schema, table and kind.
+        raw: the raw asset.
+    """
+    names = Names.of(capture)
+    tables = {(t.schema, t.table): t for t in capture.tables}
+    places = {key: place for place, key in keys.items()}
+    materialised = frozenset({raw, *places})
+    step = StepKeys(capture.name)
+    step_keys = {
+        (schema, table, scd): step.key(f"scd{scd}", tables[schema, table], key)
+        for (schema, table, scd), key in keys.items()
+    }
+
+    @dg.multi_asset_check(
+        name=f"{capture.name}_table_checks",
+        specs=[
+            *(full_spec(key, scd) for (_, _, scd), key in step_keys.items()),
+            *(
+                _equality_spec(key)
+                for (schema, table, scd), key in step_keys.items()
+                if scd == 1 and tables[schema, table].mirrors_source
+            ),
+        ],
+        can_subset=True,
+        required_resource_keys={names.postgres, names.lake, names.spark},
+    )
+    def table_checks(context: dg.AssetCheckExecutionContext) -> Any:
+        postgres: PostgresResource = getattr(context.resources, names.postgres)
+        lake: LakeResource = getattr(context.resources, names.lake)
+        spark: SparkResource = getattr(context.resources, names.spark)
+        failures: list[tuple[str, Exception]] = []
+        with dagster_failures(capture.name), contextlib.ExitStack() as held:
+            zone = lake.zone(capture.name)
+            checking = _Checking(capture, zone, postgres.settings, spark.session, held)
+            checks = sorted(context.selected_asset_check_keys)
+            if not materialised.isdisjoint(context.job_def.asset_layer.selected_asset_keys):
+                checks = [check for check in checks if check.name != EQUALS_SOURCE]
+                context.log.info(
+                    f"{EQUALS_SOURCE} is not evaluated in a run that materialises assets: run job "
+                    f"{names.check_job}, or the check alone"
+                )
+            for check in checks:
+                schema, table, scd = places[check.asset_key]
+                declared = tables[schema, table]
+                try:
+                    result = checking.make(check, declared, scd)
+                except _NotCaptured as reason:
+                    yield _not_judged(check, str(reason))
+                except PgcdcError as error:
+                    name = f"{declared.qualified_name} ({check.name})"
+                    context.log.error(f"{name}: {error}")
+                    failures.append((name, error))
+                else:
+                    yield result
+        if failures:
+            raise_failed("Not checked", failures, capture.name)
+
+    return step.restore(table_checks)
+
+
+@dataclass
+class _Checking:
+    """The checks of one run, one after the other.
+
+    Attributes:
+        held: ends with the run; the moment that all tables are compared at is held until then.
+    """
+
+    capture: CdcCapture
+    zone: RawZone
+    settings: Callable[[], ConnectionSettings]
+    session: Callable[[], "SparkSession"]
+    held: contextlib.ExitStack
+    _moment: Moment | PgcdcError | _NotCaptured | None = None
+
+    def make(self, check: dg.AssetCheckKey, table: CdcTable, scd: int) -> dg.AssetCheckResult:
+        """Make one check.
+
+        Raises:
+            PgcdcError: it could not be made; others may be.
+            _NotCaptured: the capture did not come in time.
+        """
+        path = table_path(self.zone.lake, self.zone.name, table.schema, table.table, scd)
+        if read_target(self.zone.lake, self.zone.name, path) is None:
+            return _not_judged(check, "The table was never merged.")
+        if check.name == INVARIANTS_IN_FULL:
+            return found(check, self._invariants(table, scd))
+        return _compared(check, self._comparison(table))
+
+    def _invariants(self, table: CdcTable, scd: int) -> Findings:
+        from pgcdc_assets.spark.session import own_sessions
+
+        with own_sessions(self.session(), 1) as (session,):
+            return check_all(session, self.zone, target_of(table), scd)
+
+    def _comparison(self, table: CdcTable) -> Comparison:
+        moment = self._moment_of_all()
+        return compare_at(
+            self.session(),
+            self.settings(),
+            self.zone,
+            self.capture.publication,
+            target_of(table, [1]),
+            moment,
+            named_rows=0,
+        )
+
+    def _moment_of_all(self) -> Moment:
+        if self._moment is None:
+            try:
+                taken = _captured_moment(self.settings(), self.zone, self.capture)
+                self._moment = self.held.enter_context(taken)
+            except (PgcdcError, _NotCaptured) as error:
+                # It would fail the next table too, after the same wait.
+                self._moment = error
+        if isinstance(self._moment, PgcdcError | _NotCaptured):
+            raise self._moment
+        return self._moment
+
+
+@contextlib.contextmanager
+def _captured_moment(
+    settings: ConnectionSettings, zone: RawZone, capture: CdcCapture
+) -> Iterator[Moment]:
+    with source_moment(settings, zone, capture.slot) as moment:
+        try:
+            wait_captured(zone, moment, capture.verify_wait_seconds)
+        except TransientError as error:
+            raise _NotCaptured(str(error)) from error
+        yield moment
+
+
+def _equality_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
+    return dg.AssetCheckSpec(
+        EQUALS_SOURCE,
+        asset=key,
+        description="The table equals the source, value by value, at one LSN, whatever writers do "
+        "meanwhile.",
+    )
+
+
+def _not_judged(check: dg.AssetCheckKey, reason: str) -> dg.AssetCheckResult:
+    """Report that a check has nothing to compare yet: neither passed nor an error."""
+    return dg.AssetCheckResult(
+        asset_key=check.asset_key,
+        check_name=check.name,
+        passed=False,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"Not judged yet. {reason}",
+        metadata={"is_judged": False, "reason": reason},
+    )
+
+
+def _compared(check: dg.AssetCheckKey, found: Comparison) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        asset_key=check.asset_key,
+        check_name=check.name,
+        passed=found.is_equal,
+        metadata={
+            "source_row_count": float(found.source_rows),
+            "target_row_count": float(found.target_rows),
+            "missing_row_count": float(found.missing),
+            "extra_row_count": float(found.extra),
+            "differing_row_count": float(found.differing),
+            "differing_columns": ", ".join(found.columns) or "none",
+            "lsn": str(found.lsn),
+            "all_differences_counted": found.is_counted,
+        },
+    )

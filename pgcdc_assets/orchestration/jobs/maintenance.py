@@ -1,0 +1,191 @@
+"""The schedule `<name>_upkeep`: what is old goes, small files become few.
+
+Raw windows go first, if a retention is set at all, and with them their partition keys. That step
+takes the merge's pool, so that no watermark moves back meanwhile, and is one commit an epoch. Then
+go the copies that are of no use without them, which waits for the next run if it fails. Tidying up
+takes longer and runs beside captures and merges.
+"""
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.executor import run_executor
+from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
+from pgcdc_assets.orchestration.run_claims import claim_run
+from pgcdc_assets.orchestration.runs import CAPTURE_TAG
+from pgcdc_assets.orchestration.state import Position, read_state, watermarks
+from pgcdc_assets.orchestration.targets import target_of
+from pgcdc_assets.raw.maintenance import keep_up
+from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
+from pgcdc_assets.raw.staging import STALE_AFTER, remove_stale
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.maintenance import tidy_table
+from pgcdc_assets.tables.state import read_target, table_path
+
+
+def build_upkeep(
+    capture: CdcCapture, raw: dg.AssetKey, keys: Mapping[tuple[str, str, int], dg.AssetKey]
+) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
+    """Build the job and its schedule.
+
+    Args:
+        raw: the raw asset, which gets an observation when windows were removed.
+        keys: the SCD assets.
+    """
+    names = Names.of(capture)
+    policy = capture.retention
+
+    @dg.op(
+        name=f"{capture.name}_remove_old_windows",
+        pool=names.merge_pool,
+        required_resource_keys={names.lake},
+        out=dg.Out(dg.Nothing),
+    )
+    def remove_old_windows(context: dg.OpExecutionContext) -> None:
+        if policy.raw_days is None:
+            context.log.info("All windows are kept: `retention.raw_days` is not set")
+            return
+        lake: LakeResource = getattr(context.resources, names.lake)
+        with claim_run(context), dagster_failures(capture.name):
+            zone = lake.zone(capture.name)
+            lowest = lowest_watermark(zone, capture)
+            if lowest is None:
+                context.log.info("All windows are kept: a table was never merged")
+                return
+            older_than = dt.datetime.now(dt.UTC) - dt.timedelta(days=policy.raw_days)
+            for report in apply_retention(zone, lowest, older_than):
+                pruned = _prune(context.instance, capture, report)
+                if report.window_count or pruned:
+                    context.log_event(dg.AssetObservation(raw, metadata=_metadata(report, pruned)))
+            copies = remove_copies(zone, _merged_images(zone, capture))
+            if copies:
+                context.log.info(f"Removed {copies} copies that no table can be made of any more")
+
+    @dg.op(
+        name=f"{capture.name}_tidy_up",
+        pool=names.upkeep_pool,
+        required_resource_keys={names.lake, names.spark},
+        ins={"start": dg.In(dg.Nothing)},
+        out=dg.Out(dg.Nothing),
+    )
+    def tidy_up(context: dg.OpExecutionContext) -> None:
+        lake: LakeResource = getattr(context.resources, names.lake)
+        spark: SparkResource = getattr(context.resources, names.spark)
+        zone = lake.zone(capture.name)
+        failures: list[tuple[str, Exception]] = []
+        with claim_run(context), dagster_failures(capture.name):
+            raw_report = keep_up(zone, minimum_log_entries=1)
+            context.log.info(
+                f"Raw zone: {raw_report.files_merged} files merged, {raw_report.files_removed} "
+                "removed"
+            )
+            remove_stale(zone.lake, zone.name, STALE_AFTER)
+        for schema, table, scd in sorted(keys):
+            path = table_path(zone.lake, zone.name, schema, table, scd)
+            try:
+                if read_target(zone.lake, zone.name, path) is None:
+                    continue
+                report = tidy_table(spark.session(), path, policy.old_version_days * 24)
+            except PgcdcError as error:
+                failures.append((str(TableName(schema, table)), error))
+                continue
+            context.log.info(
+                f"{TableName(schema, table)} (scd{scd}): "
+                + (
+                    "put off, a merge was faster"
+                    if report.is_put_off
+                    else f"{report.files_before} files became {report.files_after}"
+                )
+            )
+        if failures:
+            raise_failed("Not tidied up", failures, capture.name)
+
+    @dg.job(
+        name=names.upkeep_job,
+        description="Removes windows past retention, merges small files, deletes old ones.",
+        executor_def=run_executor,
+        tags={CAPTURE_TAG: capture.name},
+    )
+    def upkeep_job() -> None:
+        tidy_up(start=remove_old_windows())
+
+    schedule = dg.ScheduleDefinition(
+        name=names.upkeep_job,
+        job=upkeep_job,
+        cron_schedule=policy.schedule,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        tags={CAPTURE_TAG: capture.name},
+    )
+    return upkeep_job, schedule
+
+
+def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
+    """Find the lowest watermark that any declared SCD table has recorded.
+
+    None when one was never merged: its first merge needs every window.
+    """
+    marks = [table.watermark for table in read_state(zone, capture).tables]
+    known = [mark for mark in marks if mark is not None]
+    return min(known) if known and len(known) == len(marks) else None
+
+
+def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[tuple[str, str], Position]:
+    """Say how far the tables are merged that a copy replaces as a whole."""
+    merged = {}
+    for table in capture.tables:
+        target, marks = target_of(table), watermarks(zone, table)
+        keeps_history = any(target.keeps_history(scd) for scd in table.scd)
+        if marks and len(marks) == len(table.scd) and not keeps_history:
+            merged[table.schema, table.table] = min(marks)
+    return merged
+
+
+def apply_retention(
+    zone: RawZone, lowest: Position, older_than: dt.datetime
+) -> list[RetentionReport]:
+    """Remove what is merged everywhere and older than that, from every epoch.
+
+    Raises:
+        TransientError: the lake could not be written.
+    """
+    return [
+        remove_windows(zone, epoch, lowest.lsn if epoch == lowest.epoch else None, older_than)
+        for epoch in range(1, lowest.epoch + 1)
+    ]
+
+
+def _prune(instance: dg.DagsterInstance, capture: CdcCapture, report: RetentionReport) -> int:
+    """Remove the partition keys of windows that are gone; return how many."""
+    floor = Position(report.epoch, report.floor or Lsn(0))
+    keys = [
+        key
+        for key in instance.get_dynamic_partitions(capture.windows_name)
+        if _is_below(LsnWindow.parse(key), floor)
+    ]
+    for key in keys:
+        instance.delete_dynamic_partition(capture.windows_name, key)
+    return len(keys)
+
+
+def _is_below(window: LsnWindow, floor: Position) -> bool:
+    return window.epoch == floor.epoch and window.end <= floor.lsn
+
+
+def _metadata(report: RetentionReport, pruned: int) -> dict[str, Any]:
+    return {
+        "epoch": str(report.epoch),
+        "kept_from": str(report.floor),
+        "windows_removed": report.window_count,
+        "changes_removed": float(report.row_count),
+        "files_removed": report.file_count,
+        "partition_keys_removed": pruned,
+    }

@@ -1,0 +1,118 @@
+"""The job that builds SCD tables from raw again: `<name>_rebuild`, and what `pgcdc rebuild` runs.
+
+It waits for the merge's pool, so that nobody merges meanwhile. It is a job of its own and no
+materialisation of windows: a table that was rebuilt through an earlier LSN is behind, and the merge
+sensor asks for the rest as for any other table.
+"""
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.rebuild import RebuildReport, rebuild_table
+from pgcdc_assets.orchestration.executor import run_executor
+from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
+from pgcdc_assets.orchestration.run_claims import claim_run
+from pgcdc_assets.orchestration.runs import CAPTURE_TAG
+from pgcdc_assets.orchestration.targets import select_tables, target_of
+from pgcdc_assets.settings import CdcCapture
+
+
+class RebuildConfig(dg.Config):
+    """Which tables, and how far.
+
+    Attributes:
+        tables: as `schema.table`; none: all.
+        through: an LSN such as `16/B374D848`; none: all that is captured.
+    """
+
+    tables: list[str] = Field(default=[])
+    through: str | None = None
+
+
+def rebuild_op_name(capture: CdcCapture) -> str:
+    """Name the job's one op, whose config says what to rebuild."""
+    return f"{capture.name}_rebuild_tables"
+
+
+def build_rebuild_job(
+    capture: CdcCapture, keys: dict[tuple[str, str, int], dg.AssetKey]
+) -> dg.JobDefinition:
+    """Build the job.
+
+    Args:
+        keys: the SCD assets, which get an observation each.
+    """
+    names = Names.of(capture)
+
+    @dg.op(
+        name=rebuild_op_name(capture),
+        pool=names.merge_pool,
+        required_resource_keys={names.lake, names.spark},
+        out=dg.Out(dg.Nothing),
+    )
+    def rebuild(context: dg.OpExecutionContext, config: RebuildConfig) -> None:
+        lake: LakeResource = getattr(context.resources, names.lake)
+        spark: SparkResource = getattr(context.resources, names.spark)
+        failures: list[tuple[str, Exception]] = []
+        with claim_run(context), dagster_failures(capture.name):
+            through = parse_lsn(config.through)
+            tables = select_tables(capture, config.tables)
+            zone = lake.zone(capture.name)
+            for table in tables:
+                for scd in table.scd:
+                    try:
+                        report = rebuild_table(
+                            spark.session(), zone, target_of(table), scd, through
+                        )
+                    except Exception as error:
+                        context.log.error(f"{table.qualified_name}: {type(error).__name__}")
+                        failures.append((table.qualified_name, error))
+                        continue
+                    context.log_event(
+                        dg.AssetObservation(
+                            keys[table.schema, table.table, scd], metadata=_metadata(report)
+                        )
+                    )
+        if failures:
+            raise_failed("Not rebuilt", failures, capture.name)
+
+    @dg.job(
+        name=names.rebuild_job,
+        description="Builds SCD tables from the raw zone alone, and replaces the live ones.",
+        executor_def=run_executor,
+        tags={CAPTURE_TAG: capture.name},
+    )
+    def rebuild_job() -> None:
+        rebuild()
+
+    return rebuild_job
+
+
+def parse_lsn(text: str | None) -> Lsn | None:
+    """Read an LSN that a person wrote.
+
+    Raises:
+        ConfigurationError: it does not have an LSN's form.
+    """
+    try:
+        return None if text is None else Lsn.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(reason=f"`through` is {error}.") from error
+
+
+def _metadata(report: RebuildReport) -> dict[str, Any]:
+    before = report.watermark_before
+    return {
+        "rebuilt_through": str(report.watermark_after),
+        "watermark_before": "none" if before is None else str(before[1]),
+        "epoch": str(report.epoch),
+        "changes_read": float(report.changes_read),
+        "dagster/row_count": report.row_count,
+        "seconds": round(report.seconds, 3),
+    }

@@ -1,0 +1,390 @@
+"""One shot: everything committed before the start is captured and merged, through Dagster.
+
+The same sensors that the daemon ticks are ticked here, and what they ask for is executed in this
+process on the persistent instance, so that runs, partitions and lag show in the UI as usual. The
+WAL position at the first tick is the barrier: a run ends when it is reached, however busy the
+writers are.
+
+A table that cannot be copied or merged is left out for the rest of the call, and its error is
+raised at the end: the capture goes on, so that the server need not keep WAL for it, and so do the
+other tables. A capture that fails ends the call at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.activity import activity
+from pgcdc_assets.errors import PgcdcError, TransientError
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.code_location import CodeLocation, LoadedCapture
+from pgcdc_assets.orchestration.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
+from pgcdc_assets.orchestration.moved_tables import find_moved
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partition_keys import (
+    PARTITION_TAG,
+    RANGE_TAGS,
+    covered_keys,
+    neighbours,
+    range_tags,
+)
+from pgcdc_assets.orchestration.run_claims import beating, new_claim
+from pgcdc_assets.orchestration.run_errors import error_of_run, joined, naming
+from pgcdc_assets.orchestration.runs import (
+    ADOPT_SLOT_TAG,
+    CAPTURE_TAG,
+    PURPOSE_TAG,
+    THROUGH_TAG,
+    find_unfinished,
+)
+from pgcdc_assets.orchestration.state import Position, TableState, read_state
+from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
+from pgcdc_assets.settings import CdcTable
+
+__all__ = ["SyncLimits", "SyncReport", "requested_job", "sync_capture"]
+
+Say = Callable[[str], None]
+
+
+def sync_capture(
+    instance: dg.DagsterInstance,
+    location: CodeLocation,
+    loaded: LoadedCapture,
+    *,
+    say: Say = lambda line: None,
+    limits: SyncLimits | None = None,
+    resnapshot: Sequence[CdcTable] = (),
+    adopt_slot: bool = False,
+    barrier: Lsn | None = None,
+) -> SyncReport:
+    """Bring one capture through the WAL position at the start.
+
+    Args:
+        barrier: bring the capture through this LSN, and merge no further.
+        say: takes a line of progress.
+        resnapshot: tables to take new snapshots of before.
+        adopt_slot: take over a slot that something else has read before.
+
+    Raises:
+        PgcdcError: the error that a run ended with, or that a sensor raised; of several the worst,
+            with the sentences of all. After one of a copy or a merge everything else is done.
+    """
+    tags = {ADOPT_SLOT_TAG: "true"} if adopt_slot else {}
+    sync = _Sync(instance, location, loaded, say, limits or SyncLimits(), tags)
+    sync.progress.barrier = barrier
+    return sync.run(resnapshot)
+
+
+class _Sync:
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        location: CodeLocation,
+        loaded: LoadedCapture,
+        say: Say,
+        limits: SyncLimits,
+        run_tags: dict[str, str],
+    ) -> None:
+        self.instance = instance
+        self.repository = location.repository
+        self.loaded = loaded
+        self.name = loaded.capture.name
+        self.names = Names.of(loaded.capture)
+        self.say = say
+        self.limits = limits
+        self.run_tags = run_tags
+        self.progress = SyncProgress(self.name)
+        self.report = SyncReport(self.name)
+        self.failures: list[PgcdcError] = []
+        self.failed_copies: set[str] = set()
+        self.failed_merges: set[dg.AssetKey] = set()
+        self.merged: dict[dg.AssetKey, LsnWindow] = {}
+
+    def run(self, resnapshot: Sequence[CdcTable]) -> SyncReport:
+        token = sync_progress.set(self.progress)
+        try:
+            if resnapshot:
+                self._resnapshot(resnapshot)
+            self._come_through()
+            settings, zone = self.loaded.postgres.settings(), self.loaded.lake.zone(self.name)
+            self.failures += find_moved(settings, zone, self.loaded.capture, "sync")
+        except PgcdcError as error:
+            self.failures.append(error)
+        finally:
+            sync_progress.reset(token)
+        if self.failures:
+            raise joined(self.failures)
+        self.report.barrier = str(self.progress.barrier)
+        return self.report
+
+    def _come_through(self) -> None:
+        progress = self.progress
+        waiting_since: float | None = None
+        while True:
+            progress.is_blocked = False
+            acted = self._execute_all(self._tick(self.names.lag_sensor))
+            why_no_capture, progress.waiting = progress.waiting, ""
+            merges = self._tick(self.names.merge_sensor)
+            if self._is_through(merges):
+                return
+            acted = self._execute_all(merges) or acted
+            if acted:
+                waiting_since = None
+                continue
+            if self.failures and progress.captured_through is None and not progress.is_blocked:
+                # The first copies came to nothing: there is no stream to capture.
+                return
+            waiting_since = waiting_since or time.monotonic()
+            self._wait(waiting_since, why_no_capture)
+
+    def _resnapshot(self, tables: Sequence[CdcTable]) -> None:
+        """Take new snapshots by the job that the UI uses for the snapshot asset's partitions."""
+        if self.loaded.lake.zone(self.name).epochs.latest() is None:
+            # The first snapshots are those of all tables, and the sensor asks for them.
+            return
+        job = self.repository.get_job(self.names.snapshot_job)
+        keys = job.asset_layer.selected_asset_keys
+        began = time.monotonic()
+        names = self.names
+        while find_unfinished(self.instance, names.snapshot_job, keys, names.copy_step) is not None:
+            close_dead_runs(self.instance, self.name, keys)
+            if time.monotonic() - began > self.limits.wait_seconds:
+                raise TransientError(
+                    reason=f"Another run takes snapshots of capture {self.name}, and did not end "
+                    f"within {self.limits.wait_seconds:g} s. Run it again."
+                )
+            time.sleep(self.limits.poll_seconds)
+        order = [table.partition_key for table in self.loaded.capture.tables]
+        for first, last in neighbours(order, [table.partition_key for table in tables]):
+            tags = {CAPTURE_TAG: self.name, PURPOSE_TAG: "resnapshot", **range_tags(first, last)}
+            self._execute(dg.RunRequest(job_name=self.names.snapshot_job, tags=tags))
+
+    def _is_through(self, merges: Sequence[dg.RunRequest]) -> bool:
+        """Whether all before the barrier is captured, and merged except for what failed.
+
+        Where captures run elsewhere and writers go on, a merge is asked for at every tick: that
+        alone does not say that something before the barrier waits.
+        """
+        if not self.progress.is_captured or self.progress.barrier is None:
+            return False
+        if not merges and not self.failures:
+            return self.progress.is_merged
+        state = read_state(self.loaded.lake.zone(self.name), self.loaded.capture)
+        assert state.epoch is not None
+        barrier = Position(state.epoch.epoch, self.progress.barrier)
+        behind = [
+            table
+            for table in state.tables
+            if table.table.partition_key not in self.failed_copies
+            and not _is_merged(table, barrier)
+        ]
+        if not behind:
+            return True
+        # More than failed: one waits for its copy, or is held back while it is copied anew.
+        if not merges or len(behind) > len(self.failed_merges):
+            return False
+        wanted = {key for request in merges for key in request.asset_selection or ()}
+        return all(
+            key in self.merged and self.merged[key].end >= barrier.lsn
+            for key in wanted - self.failed_merges
+        )
+
+    def _tick(self, sensor_name: str) -> list[dg.RunRequest]:
+        """Evaluate a sensor, and give the runs that it asks for."""
+        with self._timed("sensors"):
+            sensor = self.repository.get_sensor_def(sensor_name)
+            known = self.repository.get_top_level_resources()
+            with dg.build_sensor_context(
+                instance=self.instance,
+                instance_ref=self.instance.get_ref(),
+                repository_def=self.repository,
+                sensor_name=sensor_name,
+                resources={key: known[key] for key in sensor.required_resource_keys},
+            ) as context:
+                data = sensor.evaluate_tick(context)
+            for event in data.asset_events:
+                self.instance.report_runless_asset_event(event)
+            for request in data.dynamic_partitions_requests or []:
+                self._change_partitions(request)
+        return list(data.run_requests or [])
+
+    def _change_partitions(self, request: Any) -> None:
+        if isinstance(request, dg.AddDynamicPartitionsRequest):
+            self.instance.add_dynamic_partitions(
+                request.partitions_def_name, list(request.partition_keys)
+            )
+            return
+        for key in request.partition_keys:
+            self.instance.delete_dynamic_partition(request.partitions_def_name, key)
+
+    def _execute_all(self, requests: Sequence[dg.RunRequest]) -> bool:
+        """Execute what is left of the requests; whether anything was."""
+        left = [rest for request in requests if (rest := self._rest_of(request)) is not None]
+        for request in left:
+            self._execute(request)
+        return bool(left)
+
+    def _rest_of(self, request: dg.RunRequest) -> dg.RunRequest | None:
+        """Leave out what failed in this call, and captures beyond the barrier."""
+        if request.job_name == self.names.capture_job:
+            return None if self.progress.is_captured else request
+        if request.job_name == self.names.snapshot_job:
+            return None if self.failed_copies.issuperset(self._tables_of(request)) else request
+        if not self.failed_merges:
+            return request
+        # A table that failed is asked for at every tick, and all that are idle with it.
+        through = LsnWindow.parse(request.tags[THROUGH_TAG])
+        left = [
+            key
+            for key in request.asset_selection or ()
+            if key not in self.failed_merges and self.merged.get(key) != through
+        ]
+        if not left:
+            return None
+        checks = [key for key in request.asset_check_keys or () if key.asset_key in left]
+        return request.with_replaced_attrs(asset_selection=left, asset_check_keys=checks)
+
+    def _execute(self, request: dg.RunRequest) -> None:
+        job_name = request.job_name or ""
+        self._announce(job_name, request)
+        if job_name == self.names.merge_job:
+            self._merge(job_name, request)
+        elif job_name == self.names.snapshot_job:
+            self._copy(job_name, request)
+        elif not (result := self._run(job_name, request)).success:
+            raise error_of_run(result)
+
+    def _copy(self, job_name: str, request: dg.RunRequest) -> None:
+        result = self._run(job_name, request)
+        if result.success:
+            return
+        events = result.get_asset_materialization_events()
+        missed = set(self._tables_of(request)) - {event.partition or "" for event in events}
+        self.failed_copies |= missed
+        tables = self.loaded.capture.tables
+        names = [table.qualified_name for table in tables if table.partition_key in missed]
+        self._put_off(naming("Not copied", names, error_of_run(result)))
+
+    def _merge(self, job_name: str, request: dg.RunRequest) -> None:
+        wanted = set(request.asset_selection or ())
+        try:
+            with self._timed("session"), activity("start of the Spark session"):
+                self.loaded.spark.session()
+        except PgcdcError as error:
+            self.failed_merges |= wanted
+            self._put_off(error)
+            return
+        result = self._run(job_name, request)
+        events = result.get_asset_materialization_events()
+        merged = {event.materialization.asset_key for event in events}
+        through = LsnWindow.parse(request.tags[THROUGH_TAG])
+        self.merged.update(dict.fromkeys(merged, through))
+        if not result.success:
+            # A run that fails after its last table would fail at each window again.
+            missed = wanted - merged or wanted
+            self.failed_merges |= missed
+            names = {".".join(key.path[1:]) for key in missed}
+            self._put_off(naming("Not merged", names, error_of_run(result)))
+
+    def _put_off(self, error: PgcdcError) -> None:
+        """Keep an error for the end."""
+        self.say(f"{str(error).rstrip('.')}. Going on with the rest.")
+        self.failures.append(error)
+
+    def _tables_of(self, request: dg.RunRequest) -> list[str]:
+        return covered_keys(request.tags, [t.partition_key for t in self.loaded.capture.tables])
+
+    def _run(self, job_name: str, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
+        run_id, claim = new_claim()
+        tags = {**request.tags, **self.run_tags, **claim}
+        if request.run_key is not None:
+            tags["dagster/run_key"] = request.run_key
+        part = job_name.removeprefix(f"{self.name}_")
+        with self._timed(part), beating(self.instance, run_id):
+            result = requested_job(self.repository, job_name, request).execute_in_process(
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+                instance=self.instance,
+                run_id=run_id,
+                tags=tags,
+                raise_on_error=False,
+            )
+        self.report.run_ids.append(result.run_id)
+        self._note(part, result)
+        return result
+
+    def _announce(self, job_name: str, request: dg.RunRequest) -> None:
+        first, last = (request.tags.get(tag) for tag in RANGE_TAGS)
+        what = request.partition_key or request.tags.get(PARTITION_TAG)
+        if what is None:
+            what = first if first == last else f"{first} to {last}"
+        self.say(f"{job_name}: {what}")
+
+    def _note(self, part: str, result: dg.ExecuteInProcessResult) -> None:
+        if part == "merge":
+            self.report.merge_count += 1
+        if part != "capture":
+            return
+        for event in result.get_asset_materialization_events():
+            metadata = event.materialization.metadata
+            self.report.window_count += 1
+            count = metadata["dagster/partition_row_count"]
+            if isinstance(count, dg.IntMetadataValue):
+                self.report.change_count += count.value or 0
+
+    def _wait(self, since: float, reason: str) -> None:
+        """Wait for what is in the way, a run of the daemon as a rule.
+
+        Args:
+            reason: why nothing was captured.
+
+        Raises:
+            TransientError: it took too long.
+        """
+        limits = self.limits
+        limit = limits.wait_seconds if self.progress.is_blocked else limits.idle_seconds
+        if time.monotonic() - since > limit:
+            # Once all is captured, a merge is what is awaited, whatever the lag sensor says.
+            reasons = [*([] if self.progress.is_captured else [reason]), self.progress.waiting]
+            raise TransientError(
+                reason=f"Capture {self.name} did not get through WAL position "
+                f"{self.progress.barrier} within {limit:g} s: "
+                f"{'; '.join(filter(None, reasons)) or reason}. Run it again."
+            )
+        time.sleep(self.limits.poll_seconds)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - started
+            self.report.seconds[part] = self.report.seconds.get(part, 0.0) + seconds
+
+
+def _is_merged(table: TableState, barrier: Position) -> bool:
+    """Whether the newest copy, and all changes before the barrier, are in a table."""
+    copied, watermark, through = table.copied_at, table.watermark, table.merged_through
+    if copied is None or watermark is None or through is None:
+        return False
+    return through >= barrier and copied <= watermark
+
+
+def requested_job(
+    repository: dg.RepositoryDefinition, job_name: str, request: dg.RunRequest
+) -> dg.JobDefinition:
+    """Give the part of a job that a sensor asked for."""
+    job = repository.get_job(job_name)
+    if not request.asset_selection:
+        return job
+    # execute_in_process can select assets too, but adds every check of theirs.
+    return job.get_subset(
+        asset_selection=frozenset(request.asset_selection),
+        asset_check_selection=frozenset(request.asset_check_keys or ()),
+    )

@@ -1,0 +1,1 @@
+"""The sensors of a capture, and what they decide."""

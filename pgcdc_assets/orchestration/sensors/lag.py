@@ -1,0 +1,388 @@
+"""The lag sensor: one look at the slot, one at the lake, and at most one window to capture.
+
+It keeps no cursor. The runs are read first, then the slot, the lake, and the instance's keys: each
+later reading can only be ahead of the earlier ones, so a capture that lands in between is never
+taken for a gap. A capture under way opens the windows that follow its own (`following.py`); the
+sensor opens none meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from pgcdc_assets.capture.window import check_has_wal
+from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.lag_observation import LagObservation
+from pgcdc_assets.orchestration.long_runs import may_go_on
+from pgcdc_assets.orchestration.metadata import window_metadata
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partition_keys import (
+    neighbours,
+    range_tags,
+    surplus_keys,
+    unknown_windows,
+)
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.runs import (
+    CAPTURE_TAG,
+    PURPOSE_TAG,
+    THROUGH_TAG,
+    attempts_for,
+    find_unfinished,
+)
+from pgcdc_assets.orchestration.sensors.next_window import (
+    Capture,
+    CaptureProgress,
+    Discard,
+    Wait,
+    plan_window,
+)
+from pgcdc_assets.orchestration.state import (
+    Position,
+    captured_through,
+    copied_tables,
+    read_state,
+    window_end,
+)
+from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
+from pgcdc_assets.postgres.heartbeat import emit_heartbeat
+from pgcdc_assets.postgres.slots import (
+    SlotStatus,
+    check_slot_usable,
+    lost_slot,
+    read_current_lsn,
+    read_slot_status,
+)
+from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+MINIMUM_INTERVAL_SECONDS = 2
+
+
+@dataclass(frozen=True)
+class LagSensorTargets:
+    """The assets and jobs that the sensor acts on."""
+
+    raw: dg.AssetKey
+    snapshot: dg.AssetKey
+    scds: Mapping[tuple[CdcTable, int], dg.AssetKey]
+    jobs: tuple[Any, ...]
+
+
+def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.SensorDefinition:
+    """Build the sensor that opens windows and asks for copies."""
+    names = Names.of(capture)
+
+    @dg.sensor(
+        name=names.lag_sensor,
+        description=f"Watches slot {capture.slot}: records its lag, opens windows by bytes or "
+        "age, asks for missing copies.",
+        jobs=list(targets.jobs),
+        minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={names.postgres, names.lake},
+        tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: "lag"},
+    )
+    def lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        postgres: PostgresResource = getattr(context.resources, names.postgres)
+        lake: LakeResource = getattr(context.resources, names.lake)
+        zone = lake.zone(capture.name)
+        progress = sync_progress.get()
+        close_dead_runs(context.instance, capture.name, {targets.raw, targets.snapshot})
+        # A run that goes on opens windows itself: only where there was none before anything was
+        # read is there nothing that was read too early.
+        running = find_unfinished(
+            context.instance, names.capture_job, {targets.raw}, names.land_step
+        )
+        try:
+            with postgres.query_connection("sensor") as conn:
+                status = read_slot_status(conn, capture.slot)
+                flush_lsn = status.current_lsn if status is not None else read_current_lsn(conn)
+                if status is not None:
+                    check_slot_usable(status, conn.info.dbname)
+                    flush_lsn = _after_start(conn, zone, status)
+                if progress is not None and progress.barrier is None:
+                    progress.barrier = read_barrier(conn)
+                    flush_lsn = max(flush_lsn, progress.barrier)
+        except TransientError as error:
+            if progress is not None:
+                raise
+            return dg.SkipReason(str(error))
+        is_capturing = running is not None
+        tick = _Tick(
+            capture, targets, context, zone, postgres, status, flush_lsn, progress, is_capturing
+        )
+        return tick.run()
+
+    return lag
+
+
+@dataclass
+class _Tick:
+    """One evaluation of the sensor."""
+
+    capture: CdcCapture
+    targets: LagSensorTargets
+    context: dg.SensorEvaluationContext
+    zone: RawZone
+    postgres: PostgresResource
+    status: SlotStatus | None
+    flush_lsn: Lsn
+    progress: SyncProgress | None
+    is_capturing: bool
+
+    def __post_init__(self) -> None:
+        self.names = Names.of(self.capture)
+        self.requests: list[dg.RunRequest] = []
+        self.partitions: list[Any] = []
+        self.events: list[Any] = []
+        self.reasons: list[str] = []
+        self.observation = LagObservation(
+            self.context.instance, self.capture, self.targets.raw, self.targets.scds
+        )
+
+    def run(self) -> dg.SensorResult:
+        epoch = self.zone.epochs.latest()
+        self._ask_for_copies(epoch)
+        if epoch is not None:
+            self._watch(epoch)
+        reason = "; ".join(self.reasons) or "nothing to do"
+        if self.progress is not None:
+            self.progress.waiting = reason
+        return dg.SensorResult(
+            run_requests=self.requests,
+            dynamic_partitions_requests=self.partitions,
+            asset_events=self.events,
+            skip_reason=None if self.requests else dg.SkipReason(reason),
+        )
+
+    def _watch(self, epoch: Epoch) -> None:
+        through = captured_through(self.zone, epoch)
+        status = self._living_slot(through.lsn)
+        if self.progress is not None:
+            self._move_barrier(epoch, through)
+            self.progress.captured_through = through.lsn
+        keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
+        windows = sorted(LsnWindow.parse(key) for key in keys)
+        self._adopt(epoch, windows, through)
+        landed_ago = self._seconds_since_landing()
+        lag_seconds = 0.0 if status.current_lsn <= through.lsn else landed_ago or 0.0
+        self._observe(status, through.lsn, lag_seconds)
+        self._open_window(epoch, windows, through, landed_ago)
+        self._prune(windows)
+
+    def _move_barrier(self, epoch: Epoch, through: Position) -> None:
+        """Put the barrier behind the copies when this very run made the slot.
+
+        Everything before the barrier is in the copies then; a first window is what merges them.
+        """
+        assert self.progress is not None
+        barrier = self.progress.barrier
+        if through.lsn == epoch.start_lsn and barrier is not None and barrier <= through.lsn:
+            self.progress.barrier = max(self.flush_lsn, Lsn(through.lsn + 1))
+
+    def _living_slot(self, through: Lsn) -> SlotStatus:
+        """Return the slot's status.
+
+        Raises:
+            SlotMissing: it is gone, though the raw zone was filled from it.
+            SlotLost: the server removed WAL that it needed.
+            SlotAdvanced: it stands beyond what was landed.
+            RawZoneError: the server's WAL ends before what was landed.
+        """
+        status = self.status
+        if status is None or status.is_lost:
+            error = self._unusable_slot(status, through)
+            self.observation.record_unusable_slot(status, error)
+            raise error
+        confirmed = status.confirmed_flush_lsn
+        if confirmed is not None and confirmed > through:
+            raise SlotAdvanced(
+                slot=self.capture.slot,
+                confirmed_flush_lsn=confirmed,
+                expected=through,
+                gap_bytes=confirmed - through,
+            )
+        # A capture under way may land more than there was a moment ago; a standby catches up.
+        if not (self.is_capturing or status.in_recovery):
+            check_has_wal(self.zone, status, through)
+        if status.wal_status == "unreserved":
+            self.context.log.warning(
+                f"Slot {self.capture.slot} is unreserved: the server may remove WAL that it needs "
+                "at its next checkpoint. Capture now, or raise max_slot_wal_keep_size."
+            )
+        return status
+
+    def _unusable_slot(self, status: SlotStatus | None, through: Lsn) -> SlotMissing | SlotLost:
+        if status is not None:
+            return lost_slot(status)
+        return SlotMissing(slot=self.capture.slot, raw_zone=self.zone.uri, captured_through=through)
+
+    def _ask_for_copies(self, epoch: Epoch | None) -> None:
+        copied = copied_tables(self.zone, epoch) if epoch is not None else {}
+        missing = [
+            t.partition_key for t in self.capture.tables if (t.schema, t.table) not in copied
+        ]
+        if not missing:
+            return
+        instance = self.context.instance
+        names = self.names
+        if find_unfinished(instance, names.snapshot_job, {self.targets.snapshot}, names.copy_step):
+            self._blocked("tables are being copied")
+            return
+        order = [table.partition_key for table in self.capture.tables]
+        for first, last in neighbours(order, missing):
+            tags = {"pgcdc/tables": f"{first}..{last}"}
+            past = attempts_for(instance, self.capture.name, "snapshot", tags)
+            pause = self.capture.windows.backoff(past.count)
+            since = past.seconds_since_end if self.progress is None else None
+            if since is not None and since < pause:
+                self.reasons.append(f"the copy of {first} failed: tried again in a while")
+                continue
+            self.requests.append(
+                dg.RunRequest(
+                    run_key=f"{self.capture.name}:copy:{first}:{last}:{past.newest}",
+                    job_name=self.names.snapshot_job,
+                    tags={
+                        **range_tags(first, last),
+                        CAPTURE_TAG: self.capture.name,
+                        PURPOSE_TAG: "snapshot",
+                        **tags,
+                    },
+                )
+            )
+
+    def _open_window(
+        self,
+        epoch: Epoch,
+        windows: list[LsnWindow],
+        through: Position,
+        landed_ago: float | None,
+    ) -> None:
+        instance = self.context.instance
+        open_windows = tuple(w for w in windows if window_end(w) > through)
+        past = None
+        if open_windows and not self.is_capturing:
+            past = attempts_for(
+                instance, self.capture.name, "capture", {THROUGH_TAG: open_windows[0].key}
+            )
+        plan = plan_window(
+            CaptureProgress(
+                epoch=epoch.epoch,
+                captured_through=through.lsn,
+                flush_lsn=self.flush_lsn,
+                open_windows=open_windows,
+                attempts=past.count if past else 0,
+                # A person who runs `pgcdc sync` does not wait for an earlier failure's pause.
+                seconds_since_attempt=past.seconds_since_end
+                if past and self.progress is None
+                else None,
+                seconds_since_landing=landed_ago,
+                is_capturing=self.is_capturing,
+            ),
+            self.capture.windows,
+            self.progress.barrier if self.progress is not None else None,
+        )
+        if isinstance(plan, Wait):
+            if self.is_capturing:
+                self._blocked(plan.reason)
+            else:
+                self.reasons.append(plan.reason)
+            return
+        if isinstance(plan, Discard):
+            self._discard(plan.window)
+            return
+        self._capture(plan)
+
+    def _discard(self, window: LsnWindow) -> None:
+        reason = f"window {window.key} overlaps what was captured meanwhile, and is given up"
+        self.context.log.warning(reason)
+        self.reasons.append(reason)
+        name = self.capture.windows_name
+        self.partitions.append(dg.DeleteDynamicPartitionsRequest(name, [window.key]))
+
+    def _blocked(self, reason: str) -> None:
+        self.reasons.append(reason)
+        if self.progress is not None:
+            self.progress.is_blocked = True
+
+    def _capture(self, plan: Capture) -> None:
+        key = plan.window.key
+        if plan.is_new:
+            self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, [key]))
+        instance = self.context.instance
+        past = attempts_for(instance, self.capture.name, "capture", {THROUGH_TAG: key})
+        self.requests.append(
+            dg.RunRequest(
+                run_key=f"{self.capture.name}:{key}:{plan.attempt}:{past.newest}",
+                job_name=self.names.capture_job,
+                partition_key=key,
+                tags={
+                    CAPTURE_TAG: self.capture.name,
+                    PURPOSE_TAG: "capture",
+                    THROUGH_TAG: key,
+                    **may_go_on(self.capture.windows, self.progress),
+                },
+            )
+        )
+
+    def _adopt(self, epoch: Epoch, windows: list[LsnWindow], through: Position) -> None:
+        unknown = unknown_windows(self.zone, epoch, windows, through)
+        if not unknown:
+            return
+        for summary in unknown:
+            key = summary.window.key
+            metadata = window_metadata(summary)
+            self.events.append(
+                dg.AssetMaterialization(self.targets.raw, partition=key, metadata=metadata)
+            )
+        windows += [summary.window for summary in unknown]
+        keys = [summary.window.key for summary in unknown]
+        self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, keys))
+
+    def _observe(self, status: SlotStatus, through: Lsn, lag_seconds: float) -> None:
+        observation = self.observation
+        observation.observe(self.postgres.settings(), self.zone, status, through, lag_seconds)
+        for error in observation.moved:
+            self.context.log.error(str(error))
+            self.reasons.append(str(error))
+        self.events += observation.events
+
+    def _seconds_since_landing(self) -> float | None:
+        event = self.context.instance.get_latest_materialization_event(self.targets.raw)
+        return None if event is None else max(0.0, time.time() - event.timestamp)
+
+    def _prune(self, windows: list[LsnWindow]) -> None:
+        if len(windows) <= self.capture.windows.keep:
+            return
+        merged = read_state(self.zone, self.capture).merged_through
+        old = surplus_keys(windows, self.capture.windows.keep, merged)
+        if old:
+            self.partitions.append(
+                dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)
+            )
+
+
+def _after_start(conn: Connection, zone: RawZone, status: SlotStatus) -> Lsn:
+    """Return where the WAL ends; move it when it still ends where the epoch starts.
+
+    First contents are merged with the first window, and a window is never empty. A database that
+    nobody writes to would never get one, so a transactional message of ours gives it one record.
+    """
+    epoch = zone.epochs.latest()
+    if epoch is None or status.current_lsn > epoch.start_lsn or status.in_recovery:
+        return status.current_lsn
+    emit_heartbeat(conn)
+    return read_barrier(conn)

@@ -1,0 +1,215 @@
+"""The merge sensor: asks for a merge when landed windows wait, and never holds up the capture.
+
+A run merges every table that has something to do, from the oldest window that one of them lacks
+through the newest landed one. A table whose merges failed waits longer each time, and the others go
+on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterRunStatus, RunRecord
+
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.data_versions import shown_through
+from pgcdc_assets.orchestration.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.long_runs import may_go_on
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partition_keys import range_tags, shown_windows
+from pgcdc_assets.orchestration.resources import LakeResource
+from pgcdc_assets.orchestration.runs import (
+    CAPTURE_TAG,
+    MERGE_PURPOSE,
+    PURPOSE_TAG,
+    THROUGH_TAG,
+    attempts_for,
+    find_unfinished,
+    recent_runs,
+    seconds_since_end,
+)
+from pgcdc_assets.orchestration.snapshot_runs import Copying
+from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state, window_end
+from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
+from pgcdc_assets.settings import CdcCapture
+
+MINIMUM_INTERVAL_SECONDS = 2
+
+_UNDER_WAY = "a merge is under way"
+
+
+def build_merge_sensor(
+    capture: CdcCapture,
+    keys: Mapping[tuple[str, str, int], dg.AssetKey],
+    snapshot: dg.AssetKey,
+    job: Any,
+) -> dg.SensorDefinition:
+    """Build the sensor.
+
+    Args:
+        keys: the SCD assets by schema, table and kind.
+        snapshot: the asset of the copies.
+    """
+    names = Names.of(capture)
+    copying = Copying(capture, snapshot)
+
+    @dg.sensor(
+        name=names.merge_sensor,
+        description="Asks for a merge of the windows that are captured and not merged.",
+        job=job,
+        minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={names.lake},
+        tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: "merge"},
+    )
+    def merges(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        lake: LakeResource = getattr(context.resources, names.lake)
+        progress = sync_progress.get()
+        close_dead_runs(context.instance, capture.name, frozenset(keys.values()))
+        # Before the state: what a run under way merges meanwhile would be asked for again.
+        running = find_unfinished(
+            context.instance, names.merge_job, frozenset(keys.values()), names.merge_step
+        )
+        is_merging = running is not None
+        if is_merging and progress is None:
+            # Most ticks are like this while changes flow, and reading the state opens every table.
+            return dg.SkipReason(_UNDER_WAY)
+        zone = lake.zone(capture.name)
+        state = read_state(zone, capture)
+        if progress is not None:
+            merged = state.merged_through
+            progress.merged_through = merged.lsn if merged is not None else None
+        copied = copying.find(context.instance, zone)
+        tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging, copied)
+        answer = tick.run()
+        if progress is not None and isinstance(answer, dg.SkipReason):
+            progress.waiting = answer.skip_message or ""
+        return answer
+
+    return merges
+
+
+@dataclass
+class _Tick:
+    """One evaluation of the sensor.
+
+    Attributes:
+        copied: tables that are being copied anew.
+    """
+
+    capture: CdcCapture
+    keys: dict[tuple[str, str, int], dg.AssetKey]
+    instance: dg.DagsterInstance
+    state: CaptureState
+    progress: SyncProgress | None
+    is_merging: bool
+    copied: frozenset[str]
+
+    def run(self) -> dg.SensorResult | dg.SkipReason:
+        names = Names.of(self.capture)
+        if self.state.captured_through is None:
+            return dg.SkipReason("nothing is captured yet")
+        behind = [table for table in self.state.tables if table.needs_merge]
+        if not behind:
+            return dg.SkipReason("every table is merged through the newest window")
+        behind = [table for table in behind if not self._is_copied(table)]
+        if not behind:
+            if self.progress is not None:
+                self.progress.is_blocked = True
+            return dg.SkipReason(f"being copied anew: {', '.join(sorted(self.copied))}")
+        known = self.instance.get_dynamic_partitions(self.capture.windows_name)
+        windows = [LsnWindow.parse(key) for key in known]
+        landed = sorted(w for w in windows if window_end(w) <= self.state.captured_through)
+        if not landed:
+            return dg.SkipReason("no window is landed yet")
+        if self.progress is not None and self.is_merging:
+            self.progress.is_blocked = True
+            return dg.SkipReason(_UNDER_WAY)
+        ready = behind if self.progress is not None else self._without_backoff(behind)
+        if not ready:
+            return dg.SkipReason("the last merges failed: tried again in a while")
+        return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready)])
+
+    def _request(
+        self,
+        names: Names,
+        windows: list[LsnWindow],
+        landed: list[LsnWindow],
+        ready: list[TableState],
+    ) -> dg.RunRequest:
+        # Idle tables come along: they cost nearly nothing, and their partitions show as merged.
+        failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
+        uncopied = {
+            self._key(t) for t in self.state.tables if t.copied_at is None or self._is_copied(t)
+        }
+        selected = [key for key in self.keys.values() if key not in failing | uncopied]
+        last = landed[-1]
+        unmerged = landed[landed.index(self._first_unmerged(landed, ready)) :]
+        shown = shown_windows(unmerged, len(selected))
+        first = shown[0]
+        if [w for w in windows if first <= w <= last] != shown:
+            # A range of dynamic partitions goes by the order in which the keys were added. Where
+            # that is not the stream's order, the newest alone: merging it folds the earlier ones
+            # too.
+            first = last
+        past = attempts_for(self.instance, self.capture.name, "merge", {THROUGH_TAG: last.key})
+        return dg.RunRequest(
+            run_key=f"{self.capture.name}:merge:{last.key}:{past.newest}",
+            job_name=names.merge_job,
+            asset_selection=selected,
+            # A selection of assets brings all their checks along, and most read whole tables. The
+            # merge evaluates the cheap ones without being asked.
+            asset_check_keys=[],
+            tags={
+                **range_tags(first.key, last.key),
+                CAPTURE_TAG: self.capture.name,
+                PURPOSE_TAG: MERGE_PURPOSE,
+                THROUGH_TAG: last.key,
+                **may_go_on(self.capture.windows, self.progress),
+            },
+        )
+
+    def _first_unmerged(self, landed: list[LsnWindow], ready: list[TableState]) -> LsnWindow:
+        """The oldest landed window that this instance does not show as merged everywhere."""
+        shown = [self._shown_through(table) for table in ready]
+        marks = [window for window in shown if window is not None]
+        if len(marks) < len(ready):
+            return landed[0]
+        later = [window for window in landed if window > min(marks)]
+        return later[0] if later else landed[-1]
+
+    def _shown_through(self, table: TableState) -> LsnWindow | None:
+        if table.watermark is None:
+            return None
+        return shown_through(self.instance, self._key(table))
+
+    def _without_backoff(self, behind: list[TableState]) -> list[TableState]:
+        recent = recent_runs(self.instance, self.capture.name, "merge")
+        ready = []
+        for table in behind:
+            failures = [r for r in recent if self._failed(r, table)]
+            pause = self.capture.windows.backoff(len(failures))
+            since = seconds_since_end(failures)
+            if since is None or since >= pause:
+                ready.append(table)
+        return ready
+
+    def _failed(self, record: RunRecord, table: TableState) -> bool:
+        """Whether a finished run was to merge the table and did not."""
+        run = record.dagster_run
+        selection = run.asset_selection
+        if selection is not None and self._key(table) not in selection:
+            return False
+        if run.status == DagsterRunStatus.SUCCESS:
+            return False
+        through = window_end(LsnWindow.parse(run.tags[THROUGH_TAG]))
+        return table.merged_through is None or table.merged_through < through
+
+    def _is_copied(self, table: TableState) -> bool:
+        return table.table.partition_key in self.copied
+
+    def _key(self, table: TableState) -> dg.AssetKey:
+        return self.keys[table.table.schema, table.table.table, table.scd]

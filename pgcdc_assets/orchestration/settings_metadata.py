@@ -1,0 +1,62 @@
+"""A capture's settings as metadata of its raw asset, where every code location can be asked."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.merge.report import StepLimit
+from pgcdc_assets.settings import (
+    CdcCapture,
+    CdcTable,
+    CheckPolicy,
+    RetentionPolicy,
+    StreamPolicy,
+    WindowPolicy,
+)
+
+CAPTURE_METADATA = "pgcdc/capture"
+
+
+def capture_metadata(capture: CdcCapture) -> dg.JsonMetadataValue:
+    """Write the settings."""
+    return dg.MetadataValue.json(_lists(asdict(capture)))
+
+
+def capture_of(metadata: Any) -> CdcCapture:
+    """Read the settings."""
+    data = dict(metadata.data)
+    tables = tuple(
+        CdcTable(
+            table["schema"],
+            table["table"],
+            tuple(table["scd"]),
+            tuple(table["key"]) if table["key"] is not None else None,
+            tuple(table["tracked"]) if table["tracked"] is not None else None,
+            table["soft_deletes"],
+            table["without_key"],
+        )
+        for table in data["tables"]
+    )
+    return CdcCapture(
+        **{
+            **data,
+            "tables": tables,
+            "windows": WindowPolicy(**data["windows"]),
+            "stream": StreamPolicy(**data["stream"]),
+            "retention": RetentionPolicy(**data["retention"]),
+            "checks": CheckPolicy(**data.get("checks", {})),
+            "merge_step": StepLimit(**data.get("merge_step", {})),
+        }
+    )
+
+
+def _lists(value: Any) -> Any:
+    """Turn tuples into lists, which is what JSON has."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_lists(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""The pre-flight: everything that a capture needs of a server."""

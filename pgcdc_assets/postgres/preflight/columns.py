@@ -1,0 +1,127 @@
+"""Pre-flight of columns: those that a declared key names, and those that the server computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.table_name import quoted
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+    from pgcdc_assets.protocol.relation import Relation
+
+# A column list that names some columns leaves out the others on purpose.
+_GENERATED = """
+select c.oid::bigint, a.attname::text, a.attgenerated::text
+  from pg_publication_tables t
+  join pg_namespace n on n.nspname = t.schemaname
+  join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+  join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+ where t.pubname = %s and a.attgenerated <> ''
+   and not exists (select from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+                    where p.pubname = t.pubname and r.prrelid = c.oid
+                      and to_jsonb(r) ->> 'prattrs' is not null)
+ order by a.attnum
+"""
+
+# A NOT NULL constraint may also be the domain's.
+_NULLABLE = """
+select a.attname::text
+  from pg_attribute a join pg_type t on t.oid = a.atttypid
+ where a.attrelid = %s::bigint::oid and a.attname = any(%s)
+   and not a.attnotnull and not t.typnotnull
+ order by a.attnum
+"""
+
+_STORED = "s"
+
+
+def read_generated(conn: Connection, publication: str) -> dict[int, dict[str, str]]:
+    """Read the generated columns of published tables by OID: names, and `attgenerated`."""
+    with conn.cursor() as cursor:
+        cursor.execute(_GENERATED, (publication,))
+        found: dict[int, dict[str, str]] = {}
+        for relation_id, name, kind in cursor:
+            found.setdefault(relation_id, {})[name] = kind
+        return found
+
+
+def check_generated(
+    conn: Connection, publication: str, relation: Relation, generated: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Name the generated columns that the publication leaves out."""
+    sent = {column.name for column in relation.columns}
+    missing = [name for name in generated if name not in sent]
+    if not missing:
+        return
+    if conn.server_version < 180000:
+        remedy = "Postgres 18 can publish stored generated columns; older versions cannot."
+    elif any(generated[name] == _STORED for name in missing):
+        remedy = f"alter publication {quoted(publication)} set (publish_generated_columns = stored)"
+    else:
+        remedy = "Postgres publishes stored generated columns only, and these are virtual."
+    many = len(missing) > 1
+    yield Finding(
+        "generated",
+        "warning",
+        f"Table {relation.qualified_name}: generated column{'s' if many else ''} "
+        f"{', '.join(missing)} {'are' if many else 'is'} not published, so the lake does not have "
+        f"{'them' if many else 'it'}.",
+        remedy,
+        relation.qualified_name,
+    )
+
+
+def check_key(conn: Connection, relation: Relation, key: Sequence[str]) -> Iterator[Finding]:
+    """Name the columns of a declared key that the table does not have or send, or that may be NULL.
+
+    Under another replica identity than FULL the key is part of an index without NULLs.
+    """
+    sent = [column.name for column in relation.columns]
+    missing = [name for name in key if name not in sent]
+    if missing:
+        yield Finding(
+            "key",
+            "error",
+            f"The declared key of table {relation.qualified_name} names {', '.join(missing)}, and "
+            f"the table's published columns are {', '.join(sent)}.",
+            "Correct `key` of this table in the capture's settings.",
+            relation.qualified_name,
+        )
+    nullable = _read_nullable(conn, relation, key) if relation.replica_identity == "f" else []
+    if nullable:
+        table = quoted(relation.schema, relation.table)
+        changes = ", ".join(f"alter column {quoted(name)} set not null" for name in nullable)
+        yield Finding(
+            "key",
+            "error",
+            f"The declared key of table {relation.qualified_name} has columns that may be NULL: "
+            f"{', '.join(nullable)}. A merge refuses rows with a NULL in the key.",
+            f"alter table {table} {changes}",
+            relation.qualified_name,
+        )
+
+
+def _read_nullable(conn: Connection, relation: Relation, names: Sequence[str]) -> list[str]:
+    with conn.cursor() as cursor:
+        cursor.execute(_NULLABLE, (relation.relation_id, list(names)))
+        return [name for (name,) in cursor]
+
+
+def check_undeclared(
+    published: Sequence[str], declared: Sequence[str], publication: str
+) -> Iterator[Finding]:
+    """Name the tables that are published and not declared."""
+    names = sorted(set(published) - set(declared))
+    if names:
+        yield Finding(
+            "undeclared",
+            "warning",
+            f"Publication {publication} sends {len(names)} "
+            f"table{'s that are' if len(names) > 1 else ' that is'} not declared: "
+            f"{', '.join(names)}. The raw zone keeps their changes, and no SCD table is made.",
+            "Declare them in the capture's settings, or take them out of the publication.",
+        )

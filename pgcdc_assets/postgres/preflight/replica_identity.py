@@ -1,0 +1,282 @@
+"""Pre-flight of replica identities: whether the application's UPDATE and DELETE will work at all.
+
+The server refuses them when it could not send which row is meant (CheckCmdReplicaIdentity() in
+execReplication.c). Of a partitioned table that is sent through its root, it looks at the identity
+of the partition that holds the row; ALTER TABLE ... REPLICA IDENTITY of the root reaches none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
+from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.publication import Publication
+from pgcdc_assets.table_name import quoted
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+    from pgcdc_assets.protocol.relation import Relation
+
+# What has to have the identity: the table, or the partitions that hold the rows of a partitioned
+# one.
+_HOLDERS = """
+select c.oid::bigint, coalesce(t.relid, c.oid::regclass)::oid::bigint,
+       exists (select from pg_index i
+                where i.indrelid = coalesce(t.relid, c.oid::regclass) and i.indisprimary
+                  and not i.indimmediate)
+  from pg_class c
+  left join lateral pg_partition_tree(c.oid) t on c.relkind = 'p' and t.isleaf
+ where c.oid = any(%s::bigint[]::oid[]) and (c.relkind <> 'p' or t.relid is not null)
+ order by t.relid::text
+"""
+
+_GENERATED = """
+select a.attrelid::bigint, array_agg(a.attname::text)
+  from pg_attribute a
+ where a.attrelid = any(%s::bigint[]::oid[]) and a.attgenerated <> ''
+ group by a.attrelid
+"""
+
+# Columns of row filters that the identity does not have. The catalog keeps a filter as the tree of
+# its expression, in which a column is a number.
+_BEYOND_IDENTITY = """
+with used as (
+    select distinct r.prrelid as relation, a.attname as name
+      from pg_publication p
+      join pg_publication_rel r on r.prpubid = p.oid
+     cross join regexp_matches(r.prqual::text, ':varattno (\\d+)', 'g') as numbers
+      join pg_attribute a on a.attrelid = r.prrelid and a.attnum = numbers[1]::int
+     where p.pubname = %s
+), leaves as (
+    select relation, name, coalesce(t.relid, relation::regclass) as leaf
+      from used left join lateral pg_partition_tree(relation) t on t.isleaf
+)
+select relation::bigint, array_agg(distinct l.name::text), array_agg(distinct l.leaf::text)
+  from leaves l join pg_class c on c.oid = l.leaf
+ where c.relkind = 'r' and c.relreplident <> 'f' and not exists (
+    select from pg_index i join pg_attribute k on k.attrelid = i.indrelid
+     where i.indrelid = l.leaf and k.attname = l.name
+       and k.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])
+       and case c.relreplident when 'd' then i.indisprimary and i.indimmediate
+                               when 'i' then i.indisreplident else false end)
+ group by relation
+"""
+
+_FAIL = "the application's UPDATE and DELETE on it fail."
+# A table may have thousands of partitions.
+_MOST_NAMED = 5
+
+
+class _Beyond(NamedTuple):
+    columns: list[str]
+    tables: list[str]
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """A table, or a partition, with all its columns."""
+
+    relation: Relation
+    has_deferrable_key: bool
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of its identity."""
+        return frozenset(column.name for column in self.relation.columns if column.is_key)
+
+    @property
+    def sql_name(self) -> str:
+        return quoted(self.relation.schema, self.relation.table)
+
+    @property
+    def lack(self) -> str:
+        """Say why it has no identity."""
+        if self.relation.replica_identity == "d" and self.has_deferrable_key:
+            return "a deferrable primary key, which is no replica identity"
+        return {
+            "n": "replica identity NOTHING",
+            "i": "a replica identity index that is gone",
+        }.get(self.relation.replica_identity, "no primary key")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The replica identity of a published table.
+
+    Attributes:
+        holders: the table itself, or the partitions that hold its rows.
+        generated: its generated columns.
+        are_generated_exempt: the server does not mind that they are left out (before PG 18).
+        filtered: columns of its row filter that are not in the identity, and of whom.
+    """
+
+    holders: tuple[_Holder, ...]
+    generated: frozenset[str]
+    are_generated_exempt: bool
+    filtered: _Beyond | None
+
+
+def read_identities(
+    conn: Connection, publication: Publication, relation_ids: Sequence[int]
+) -> dict[int, Identity]:
+    """Read the identities of published tables, by OID."""
+    with conn.cursor() as cursor:
+        cursor.execute(_HOLDERS, (list(relation_ids),))
+        rows: list[tuple[int, int, bool]] = cursor.fetchall()
+        cursor.execute(_GENERATED, (list(relation_ids),))
+        generated = {relation_id: frozenset(names) for relation_id, names in cursor}
+    relations = read_relations(conn, (holder for _, holder, _ in rows))
+    holders: dict[int, list[_Holder]] = {}
+    for relation_id, holder, is_deferrable in rows:
+        if holder in relations:
+            found = _Holder(relations[holder], is_deferrable)
+            holders.setdefault(relation_id, []).append(found)
+    filtered = _read_filtered(conn, publication)
+    return {
+        relation_id: Identity(
+            tuple(holders.get(relation_id, ())),
+            generated.get(relation_id, frozenset()),
+            conn.server_version < 180000,
+            filtered.get(relation_id),
+        )
+        for relation_id in relation_ids
+    }
+
+
+def check_identity(
+    publication: Publication, table: PublishedTable, identity: Identity, has_declared_key: bool
+) -> Iterator[Finding]:
+    """Check that a table's updates and deletes can be sent, and that it has a key to merge by.
+
+    Args:
+        has_declared_key: the definitions have a key for it.
+    """
+    if publication.needs_identity:
+        lacking = [holder for holder in identity.holders if not holder.columns]
+        if lacking:
+            yield _lacking(table, lacking)
+            return
+        yield from _check_sent(publication, table.relation, identity)
+    if identity.filtered is not None:
+        yield _beyond(table.relation, identity.filtered)
+    relation = table.relation
+    has_key = bool(relation.primary_key) or relation.replica_identity == "i" or has_declared_key
+    if not has_key:
+        yield Finding(
+            "key",
+            "warning",
+            f"Table {relation.qualified_name} has no key: it is kept as a bag of rows "
+            "(`scd: [1]` only), and to merge an update or a delete the whole table is read.",
+            f"alter table {_sql_name(relation)} add primary key (COLUMN, ...); or declare `key` "
+            "for it in the definitions; or, to keep its changes instead of its rows, "
+            "`without_key: log`.",
+            relation.qualified_name,
+        )
+
+
+def _lacking(table: PublishedTable, lacking: Sequence[_Holder]) -> Finding:
+    """Say that a table, or partitions of it, have no identity."""
+    name = table.relation.qualified_name
+    if not table.is_partitioned:
+        (holder,) = lacking
+        why, remedy = holder.lack, _remedy(holder, holder.sql_name)
+    else:
+        why = "; ".join(
+            f"partition {holder.relation.qualified_name} with {holder.lack}"
+            for holder in lacking[:_MOST_NAMED]
+        )
+        remedies = (_remedy(holder, _sql_name(table.relation)) for holder in lacking[:_MOST_NAMED])
+        why, remedy = _and_more(why, lacking), _and_more("; ".join(remedies), lacking)
+    return Finding(
+        "replica_identity",
+        "error",
+        f"Table {name} has {why}: with updates or deletes published, {_FAIL}",
+        remedy,
+        name,
+    )
+
+
+def _check_sent(
+    publication: Publication, relation: Relation, identity: Identity
+) -> Iterator[Finding]:
+    """Check that the columns of the identity are sent."""
+    name = relation.qualified_name
+    needed = frozenset[str]().union(*(holder.columns for holder in identity.holders))
+    unsent = needed - {column.name for column in relation.columns}
+    generated = unsent & identity.generated
+    if unsent - generated:
+        yield Finding(
+            "column_list",
+            "error",
+            f"The column list of table {name} leaves out {_listed(unsent - generated)} of its "
+            f"replica identity: {_FAIL}",
+            f"Name these columns in publication {publication.name} too, or leave out the column "
+            "list.",
+            name,
+        )
+    if generated and not identity.are_generated_exempt:
+        yield Finding(
+            "generated_column",
+            "error",
+            f"Table {name} has generated columns in its replica identity that publication "
+            f"{publication.name} does not send, {_listed(generated)}: {_FAIL}",
+            f"alter publication {quoted(publication.name)} set (publish_generated_columns = "
+            "stored); or, where it has a column list, name them there; or, for virtual columns, "
+            "take a replica identity without them.",
+            name,
+        )
+
+
+def _beyond(relation: Relation, filtered: _Beyond) -> Finding:
+    """Say that a row filter uses what the identity does not have."""
+    name = relation.qualified_name
+    return Finding(
+        "row_filter",
+        "error",
+        f"The row filter of table {name} uses {', '.join(filtered.columns)}, which the replica "
+        f"identity of {', '.join(filtered.tables)} does not have: {_FAIL}",
+        "; ".join(f"alter table {table} replica identity full" for table in filtered.tables)
+        + "; or leave these columns out of the filter.",
+        name,
+    )
+
+
+def _remedy(holder: _Holder, table: str) -> str:
+    """Write the SQL that gives an identity.
+
+    Args:
+        table: the table whose primary key the holder would have.
+    """
+    relation, name = holder.relation, holder.sql_name
+    if relation.primary_key and relation.replica_identity != "d":
+        return f"alter table {name} replica identity default"
+    full = f"alter table {name} replica identity full"
+    if relation.primary_key:
+        return full
+    return f"alter table {table} add primary key (COLUMN, ...); or: {full}"
+
+
+def _and_more(text: str, all_of_them: Sequence[_Holder]) -> str:
+    more = len(all_of_them) - _MOST_NAMED
+    return f"{text}; and so for {more} more partitions" if more > 0 else text
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _sql_name(relation: Relation) -> str:
+    return quoted(relation.schema, relation.table)
+
+
+def _read_filtered(conn: Connection, publication: Publication) -> dict[int, _Beyond]:
+    """What row filters use beyond the replica identity, by published table."""
+    if conn.server_version < 150000 or not publication.needs_identity:
+        return {}
+    with conn.cursor() as cursor:
+        cursor.execute(_BEYOND_IDENTITY, (publication.name,))
+        return {row[0]: _Beyond(*row[1:]) for row in cursor}

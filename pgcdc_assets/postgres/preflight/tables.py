@@ -1,0 +1,175 @@
+"""Pre-flight of publication and tables: what is sent, what identifies a row, what we may read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pgcdc_assets.postgres.catalog import published_tables
+from pgcdc_assets.postgres.preflight.columns import (
+    check_generated,
+    check_key,
+    check_undeclared,
+    read_generated,
+)
+from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.preflight.replica_identity import check_identity, read_identities
+from pgcdc_assets.postgres.publication import Publication, explain_unpublished
+from pgcdc_assets.table_name import TableName, quoted
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+    from pgcdc_assets.protocol.relation import Relation
+
+_ACCESS = """
+select c.oid::bigint, has_schema_privilege(n.oid, 'usage'),
+       has_table_privilege(c.oid, 'select'), row_security_active(c.oid), c.relispartition,
+       array(select a.attname::text from pg_attribute a
+              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+                and has_column_privilege(c.oid, a.attnum, 'select'))
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.oid = any(%s::bigint[]::oid[])
+"""
+
+
+class _Access(NamedTuple):
+    schema_usage: bool
+    table_select: bool
+    row_security: bool
+    is_partition: bool
+    readable: list[str]
+
+
+def check_publication(publication: Publication, table_count: int) -> Iterator[Finding]:
+    """Check what the publication sends at all."""
+    kinds = {
+        "insert": publication.insert,
+        "update": publication.update,
+        "delete": publication.delete,
+        "truncate": publication.truncate,
+    }
+    missing = [kind for kind, sent in kinds.items() if not sent]
+    name = publication.name
+    if missing:
+        yield Finding(
+            "publish",
+            "warning",
+            f"Publication {name} does not send {' and '.join(missing)}: such changes never arrive.",
+            f"alter publication {quoted(name)} set (publish = 'insert, update, delete, truncate')",
+        )
+    if not table_count:
+        yield Finding(
+            "publication",
+            "error",
+            f"Publication {name} has no tables.",
+            f"alter publication {quoted(name)} add table SCHEMA.TABLE",
+        )
+    else:
+        yield Finding("publication", "ok", f"Publication {name} has {table_count} tables.")
+
+
+def check_tables(
+    conn: Connection,
+    publication: Publication,
+    tables: Sequence[tuple[str, str]] | None,
+    keys: Mapping[tuple[str, str], Sequence[str]],
+    role: str,
+) -> Iterator[Finding]:
+    """Check each published table, or the ones named.
+
+    Args:
+        keys: of the tables whose key is declared in the definitions, so that they need none in
+            the catalog.
+    """
+    published = {
+        (table.relation.schema, table.relation.table): table
+        for table in published_tables(conn, publication.name)
+    }
+    yield from check_publication(publication, len(published))
+    relation_ids = [table.relation.relation_id for table in published.values()]
+    access = _read_access(conn, relation_ids)
+    identities = read_identities(conn, publication, relation_ids)
+    generated = read_generated(conn, publication.name)
+    wanted = list(published if tables is None else dict.fromkeys(tables))
+    yield from _check_schemas(
+        [published[name].relation for name in wanted if name in published], access, quoted(role)
+    )
+    if tables is not None:
+        names = [str(TableName(*name)) for name in published]
+        declared = [str(TableName(*name)) for name in wanted]
+        yield from check_undeclared(names, declared, publication.name)
+    for name in wanted:
+        found, shown = published.get(name), str(TableName(*name))
+        if found is None:
+            reason = explain_unpublished(conn, publication.name, *name)
+            yield Finding("table", "error", f"Table {shown} {reason}.", table=shown)
+            continue
+        relation_id = found.relation.relation_id
+        findings = [
+            *check_identity(publication, found, identities[relation_id], name in keys),
+            *check_key(conn, found.relation, keys.get(name, ())),
+            *_check_access(publication, found.relation, access[relation_id], quoted(role)),
+        ]
+        if not any(finding.code == "generated_column" for finding in findings):
+            columns = generated.get(relation_id, {})
+            findings += check_generated(conn, publication.name, found.relation, columns)
+        if not findings and not access[relation_id].schema_usage:
+            continue
+        yield from findings or [Finding("table", "ok", f"Table {shown} is ready.", table=shown)]
+
+
+def _check_schemas(
+    relations: Sequence[Relation], access: Mapping[int, _Access], role: str
+) -> Iterator[Finding]:
+    """Check once for each schema whether it may be used."""
+    denied: dict[str, int] = {}
+    for relation in relations:
+        if not access[relation.relation_id].schema_usage:
+            denied[relation.schema] = denied.get(relation.schema, 0) + 1
+    for schema, count in denied.items():
+        what = "its table" if count == 1 else f"its {count} tables"
+        yield Finding(
+            "privilege",
+            "error",
+            f"This role may not use schema {schema}, so {what} cannot be copied.",
+            f"grant usage on schema {quoted(schema)} to {role}",
+        )
+
+
+def _check_access(
+    publication: Publication, relation: Relation, access: _Access, role: str
+) -> Iterator[Finding]:
+    name, sql_name = relation.qualified_name, quoted(relation.schema, relation.table)
+    sent = {column.name for column in relation.columns}
+    if not access.table_select and not sent <= set(access.readable):
+        yield Finding(
+            "privilege",
+            "error",
+            f"This role may not read table {name}, so it cannot be copied.",
+            f"grant select on {sql_name} to {role}",
+            name,
+        )
+    if access.row_security:
+        yield Finding(
+            "row_security",
+            "error",
+            f"Table {name} has row-level security, which would hide rows from its copy.",
+            f"alter role {role} bypassrls",
+            name,
+        )
+    if access.is_partition and not publication.via_root:
+        yield Finding(
+            "partition",
+            "warning",
+            f"Partition {name} arrives as a table of its own.",
+            f"For one table: alter publication {quoted(publication.name)} set "
+            "(publish_via_partition_root = true)",
+            name,
+        )
+
+
+def _read_access(conn: Connection, relation_ids: Sequence[int]) -> dict[int, _Access]:
+    with conn.cursor() as cursor:
+        cursor.execute(_ACCESS, (list(relation_ids),))
+        return {row[0]: _Access(*row[1:]) for row in cursor}

@@ -1,0 +1,1 @@
+"""A replication connection: its bytes, its clock, its errors."""

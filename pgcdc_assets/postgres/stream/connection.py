@@ -1,0 +1,350 @@
+"""One replication connection: messages out, confirmations in, on a clock of its own.
+
+A reader thread takes messages off the wire and puts batches into a short queue. Status packets are
+that thread's other duty, and nothing that the consumer does holds it up: decoding and landing may
+take minutes while the server hears from us on time. Every packet carries the same promise, the LSN
+that was last given to `confirm`; a keepalive that asks for a reply gets that LSN too, whatever
+position it names. So the server can never be told more than what is durable.
+
+(psycopg2's replication cursor moves the confirmed position by itself on keepalives. That loses
+transactions, which is why it is not used here: docs/decisions/0001-stream-over-psycopg-3.md.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from psycopg import pq
+
+from pgcdc_assets.errors import ConnectionLost, PgcdcError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings
+from pgcdc_assets.postgres.errors import connection_failure
+from pgcdc_assets.postgres.libpq import connect, execute
+from pgcdc_assets.postgres.stream.errors import stream_failure
+from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
+from pgcdc_assets.postgres.stream.socket_transport import SocketWire
+from pgcdc_assets.postgres.stream.transport import ServerError, StreamEnded, Wire, WireSettings
+from pgcdc_assets.postgres.timelines import ServerTimeline
+from pgcdc_assets.protocol.frames import KEEPALIVE, MessageBatch
+from pgcdc_assets.protocol.messages import standby_status
+
+_REPLY_REQUESTED_AT = 17
+
+_FACTS = b"""
+select (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'),
+       exists (select from pg_catalog.pg_stat_gssapi
+                where pid = pg_catalog.pg_backend_pid() and encrypted),
+       pg_catalog.pg_is_in_recovery()
+"""
+
+_AS_IS = f"set client_encoding = '{SQL_ASCII}'".encode()
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """The stream's clocks and sizes.
+
+    Attributes:
+        status_seconds: how often a status packet goes out at the latest; sooner when the server's
+            wal_sender_timeout is short.
+        silence_seconds: when the server says nothing for so long, though asked, the connection is
+            given up.
+        watch_seconds: how often the caller's `watch` is called.
+        queued_batches: batches that wait for the consumer before reading stops.
+        end_seconds: how long the end of the stream may take.
+    """
+
+    status_seconds: float = 10.0
+    silence_seconds: float = 60.0
+    watch_seconds: float = 1.0
+    queued_batches: int = 2
+    end_seconds: float = 10.0
+    wire: WireSettings = field(default_factory=WireSettings)
+
+
+def nothing() -> None:
+    """Do nothing: the default of `watch`."""
+
+
+def accept(timeline: ServerTimeline) -> None:
+    """Accept any timeline: the default of `check_timeline`."""
+
+
+class ReplicationStream:
+    """The pgoutput stream of one slot and publication, as a context.
+
+    Args:
+        start_lsn: what the raw zone is durable through; the stream goes on there.
+        watch: called every second by the reader thread; an error that it raises ends the stream.
+        check_timeline: called on the stream's connection before the server starts the stream.
+
+    Attributes:
+        backend_pid: the walsender's process.
+        timeline: that the server wrote on, or replayed, at the start.
+        is_standby: the server was a standby then, whose timeline may change while it streams.
+    """
+
+    def __init__(
+        self,
+        connection: ConnectionSettings,
+        slot: str,
+        publication: str,
+        start_lsn: Lsn,
+        settings: StreamSettings | None = None,
+        watch: Callable[[], None] = nothing,
+        check_timeline: Callable[[ServerTimeline], None] = accept,
+    ) -> None:
+        self._connection = connection
+        self._server = connection.describe()
+        self._slot = slot
+        self._publication = publication
+        self._settings = settings or StreamSettings()
+        self._watch = watch
+        self._check_timeline = check_timeline
+        self._flush_lsn = start_lsn
+        self._queue: queue.Queue[MessageBatch | BaseException] = queue.Queue(
+            self._settings.queued_batches
+        )
+        self._is_paused = threading.Event()
+        self._is_stopping = threading.Event()
+        self._reader = threading.Thread(target=self._run, name=f"stream {slot}", daemon=True)
+        self._failure: BaseException | None = None
+        self._wire: Wire | None = None
+        # Each of our packets asks for an answer, and a third of the patience leaves time for two.
+        self._status_seconds = min(
+            self._settings.status_seconds, self._settings.silence_seconds / 3
+        )
+        self.backend_pid = 0
+        self.timeline = 0
+        self.is_standby = False
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that came over the wire."""
+        return 0 if self._wire is None else self._wire.bytes_received
+
+    def __enter__(self) -> Self:
+        self._wire = self._start()
+        self._next_status = self._next_watch = self._reading_since = time.monotonic()
+        self._reader.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def batches(self) -> Iterator[MessageBatch]:
+        """Yield messages as they come, without an end; None never comes.
+
+        Raises:
+            ConnectionLost: the connection broke, fell silent, or was ended by the server.
+            PgcdcError: the server refused to go on, or `watch` raised.
+        """
+        while True:
+            item = self._next()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _next(self) -> MessageBatch | BaseException:
+        """Wait for the reader, as long as there is one."""
+        while True:
+            # In this order: a reader that ends puts its last item first.
+            is_reading = self._reader.is_alive()
+            try:
+                return self._queue.get(timeout=self._settings.watch_seconds if is_reading else 0)
+            except queue.Empty:
+                if not is_reading:
+                    gone = "the thread that reads it has ended"
+                    return self._failure or self._lost("reading the stream", gone)
+
+    def pause(self) -> None:
+        """Read no more; the connection is kept alive."""
+        self._is_paused.set()
+
+    def confirm(self, lsn: Lsn) -> None:
+        """Tell the server that all transactions below `lsn` are durable here.
+
+        A lower LSN than before is ignored: a confirmation never goes backwards.
+
+        Raises:
+            ConnectionLost: the connection broke; the server may or may not have heard it.
+        """
+        self._flush_lsn = max(self._flush_lsn, lsn)
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._send_status()
+        except OSError as error:
+            raise self._lost(f"confirming {lsn}", error) from error
+
+    def finish(self) -> bool:
+        """End the stream in order; say whether the server has taken the last confirmation for sure.
+
+        The server answers our end of the stream after it has read the status packets before it. It
+        does so only between two transactions, so that answer is not waited for without limit.
+
+        Raises:
+            ConnectionLost: the connection broke.
+        """
+        self._is_stopping.set()
+        self._reader.join(self._settings.end_seconds)
+        if self._reader.is_alive():
+            raise self._lost("ending the stream", "the thread that reads it does not end")
+        wire = self._started()
+        deadline = time.monotonic() + self._settings.end_seconds
+        try:
+            self._send_status()
+            wire.send_end()
+            while time.monotonic() < deadline:
+                wire.read()
+        except StreamEnded:
+            return True
+        except ServerError as error:
+            raise self._refused(error) from error
+        except OSError as error:
+            raise self._lost("ending the stream", error) from error
+        return False
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        self._is_stopping.set()
+        if self._reader.ident is not None:
+            self._reader.join(self._settings.end_seconds)
+        if self._wire is not None:
+            self._wire.close()
+
+    def _start(self) -> Wire:
+        conninfo = self._connection.conninfo_for("capture", replication=True)
+        conn = pq.PGconn.connect_start(conninfo.encode())
+        try:
+            given = self._connection.parameters().get("connect_timeout")
+            if not connect(conn, float(given or self._connection.connect_timeout)):
+                raise connection_failure(self._server, conn.get_error_message())
+            self.backend_pid = conn.backend_pid
+            facts = execute(conn, _FACTS, self._settings.wire.start_seconds)
+            if facts.status != pq.ExecStatus.TUPLES_OK:
+                raise self._lost("starting the stream", facts.get_error_message())
+            timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)
+            if timeout_ms not in (None, b"0"):
+                # A third: one packet may be lost in a busy second and the server still hears us.
+                self._status_seconds = min(self._status_seconds, int(timeout_ms) / 3000)
+            self.is_standby = facts.get_value(0, 2) == b"t"
+            timeline = ServerTimeline.read(conn, self._settings.wire.start_seconds)
+            self.timeline = timeline.number
+            self._check_timeline(timeline)
+            if conn.parameter_status(b"server_encoding") == SQL_ASCII.encode():
+                # Under UTF8 the server refuses to send bytes that are not, and the stream ends.
+                said = execute(conn, _AS_IS, self._settings.wire.start_seconds)
+                if said.status != pq.ExecStatus.COMMAND_OK:
+                    raise self._lost("starting the stream", said.get_error_message())
+            is_encrypted = conn.ssl_in_use or is_gss_encrypted == b"t"
+            wire = LibpqWire if is_encrypted else SocketWire
+            return wire(conn, self._command().encode(), self._settings.wire)
+        except ServerError as error:
+            conn.finish()
+            raise self._refused(error) from error
+        except OSError as error:
+            conn.finish()
+            raise self._lost("starting the stream", error) from error
+        except BaseException:
+            conn.finish()
+            raise
+
+    def _command(self) -> str:
+        publication = self._publication.replace('"', '""').replace("'", "''")
+        return (
+            f'START_REPLICATION SLOT "{self._slot}" LOGICAL {self._flush_lsn} '
+            f"(proto_version '1', publication_names '\"{publication}\"', messages 'true')"
+        )
+
+    def _run(self) -> None:
+        """Read, answer and keep time until told to stop: the reader thread."""
+        try:
+            while not self._is_stopping.is_set():
+                self._keep_time()
+                if self._is_paused.is_set():
+                    self._is_stopping.wait(min(self._status_seconds, self._settings.watch_seconds))
+                    continue
+                batch = self._started().read()
+                if batch is None:
+                    self._check_silence()
+                    continue
+                self._answer(batch)
+                self._hand_over(batch)
+                self._reading_since = time.monotonic()
+        except StreamEnded:
+            self._fail(self._lost("reading the stream", "the server ended it"))
+        except ServerError as error:
+            self._fail(self._refused(error))
+        except OSError as error:
+            self._fail(self._lost("reading the stream", error))
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Close the wire, so that a server that shuts down need not wait, and tell the consumer."""
+        self._failure = error
+        with contextlib.suppress(OSError):
+            self._started().close()
+        while not self._is_stopping.is_set():
+            try:
+                self._queue.put(error, timeout=0.05)
+                return
+            except queue.Full:
+                continue
+
+    def _hand_over(self, batch: MessageBatch) -> None:
+        while not self._is_stopping.is_set():
+            try:
+                self._queue.put(batch, timeout=min(self._status_seconds, 0.2))
+                return
+            except queue.Full:
+                self._keep_time()
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_watch:
+            self._next_watch = now + self._settings.watch_seconds
+            self._watch()
+        if now >= self._next_status:
+            # Asked for a reply only when we read: nobody would take it off the wire else.
+            self._send_status(is_ping=not self._is_paused.is_set())
+
+    def _answer(self, batch: MessageBatch) -> None:
+        """Answer keepalives that ask for it, with what is durable and not with what they name."""
+        keepalives = batch.starts[batch.buffer[batch.starts] == KEEPALIVE]
+        if batch.buffer[keepalives + _REPLY_REQUESTED_AT].any():
+            self._send_status()
+
+    def _check_silence(self) -> None:
+        # Only a read that found nothing leads here: while we do not read, we hear nothing.
+        quiet_since = max(self._started().heard_at, self._reading_since)
+        if time.monotonic() - quiet_since > self._settings.silence_seconds:
+            raise TimeoutError(
+                f"the server has been silent for {self._settings.silence_seconds:g} s"
+            )
+
+    def _send_status(self, *, is_ping: bool = False) -> None:
+        self._next_status = time.monotonic() + self._status_seconds
+        self._started().send(
+            standby_status(self._flush_lsn, reply_requested=is_ping, now_us=time.time_ns() // 1000)
+        )
+
+    def _started(self) -> Wire:
+        assert self._wire is not None, "the stream is used as a context"
+        return self._wire
+
+    def _lost(self, doing: str, reason: object) -> ConnectionLost:
+        return ConnectionLost(server=self._server, doing=doing, reason=str(reason).rstrip("."))
+
+    def _refused(self, error: ServerError) -> PgcdcError:
+        return stream_failure(
+            self._server, self._slot, self._publication, error.sqlstate, error.message
+        )

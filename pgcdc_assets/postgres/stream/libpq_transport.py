@@ -1,0 +1,146 @@
+"""Reading message by message through libpq, for connections that it encrypts."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+from psycopg import pq
+
+from pgcdc_assets.postgres.libpq import execute, first_line
+from pgcdc_assets.postgres.stream.transport import (
+    READ_SECONDS,
+    ServerError,
+    StreamEnded,
+    WireSettings,
+    check_notice,
+)
+from pgcdc_assets.protocol.frames import MessageBatch
+
+
+class LibpqWire:
+    """Reads message by message through libpq, which decrypts them."""
+
+    def __init__(self, conn: pq.abc.PGconn, command: bytes, settings: WireSettings) -> None:
+        self._conn = conn
+        self._settings = settings
+        self._lock = threading.Lock()
+        self.bytes_received = 0
+        self.heard_at = time.monotonic()
+        self._notice: ServerError | None = None
+        self._is_at_end = False
+        conn.notice_handler = self._take_notice
+        result = execute(conn, command, settings.start_seconds)
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise _result_error(result)
+        conn.nonblocking = 1
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(conn.socket, select.POLLIN)
+        self._writable.register(conn.socket, select.POLLOUT)
+
+    def read(self) -> MessageBatch | None:
+        payloads: list[memoryview] = []
+        limit = self._settings.batch_bytes
+        with self._lock:
+            size = self._take(payloads, limit)
+        is_busy = bool(payloads) or bool(self._readable.poll(self._settings.quiet_seconds * 1000))
+        deadline = time.monotonic() + READ_SECONDS
+        while is_busy and size < limit and not self._is_at_end and time.monotonic() < deadline:
+            time.sleep(self._settings.pause_seconds)
+            before = size
+            # libpq reads a few kilobytes at a time.
+            while self._readable.poll(0) and time.monotonic() < deadline:
+                self.heard_at = time.monotonic()
+                with self._lock:
+                    self._consume()
+                    size += self._take(payloads, limit - size)
+                if size >= limit or self._is_at_end:
+                    break
+            is_busy = size - before >= self._settings.busy_bytes
+        self.bytes_received += size
+        return MessageBatch.of(payloads) if payloads else None
+
+    def send(self, payload: bytes) -> None:
+        self._put(lambda: self._conn.put_copy_data(payload))
+
+    def send_end(self) -> None:
+        self._put(self._conn.put_copy_end)
+
+    def _put(self, put: Callable[[], int]) -> None:
+        with self._lock:
+            try:
+                while put() == 0:
+                    self._flush()
+                self._flush()
+            except psycopg.OperationalError as error:
+                raise OSError(first_line(error)) from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._conn.finish()
+
+    def _take(self, payloads: list[memoryview], limit: int) -> int:
+        """Take the messages that libpq holds, up to a limit of bytes."""
+        size = 0
+        while size < limit and not self._is_at_end:
+            try:
+                count, payload = self._conn.get_copy_data(1)
+            except psycopg.OperationalError as error:
+                raise OSError(first_line(error)) from error
+            if self._notice is not None:
+                raise self._notice
+            if count == 0:
+                break
+            if count < 0:
+                self._is_at_end = True
+                break
+            payloads.append(payload)
+            size += count
+        # What came before the end is handed over first; the next read ends here again.
+        if self._is_at_end and not payloads:
+            self._raise_end()
+        return size
+
+    def _take_notice(self, result: pq.abc.PGresult) -> None:
+        # Called by libpq in the middle of its work, where an error would go unheard.
+        try:
+            check_notice(
+                {
+                    b"V": _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED),
+                    b"C": _field(result, pq.DiagnosticField.SQLSTATE),
+                    b"M": _field(result, pq.DiagnosticField.MESSAGE_PRIMARY),
+                }
+            )
+        except ServerError as error:
+            self._notice = error
+
+    def _raise_end(self) -> None:
+        result = self._conn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            raise _result_error(result)
+        raise StreamEnded
+
+    def _consume(self) -> None:
+        try:
+            self._conn.consume_input()
+        except psycopg.OperationalError as error:
+            raise OSError(first_line(error)) from error
+
+    def _flush(self) -> None:
+        deadline = time.monotonic() + self._settings.send_seconds
+        while self._conn.flush() != 0:
+            if not self._writable.poll(1000) and time.monotonic() > deadline:
+                raise TimeoutError("a status packet could not be sent")
+
+
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
+    return (result.error_field(field) or b"").decode(errors="replace")
+
+
+def _result_error(result: pq.abc.PGresult) -> ServerError:
+    sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+    message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+    return ServerError(sqlstate.decode(), message.decode(errors="replace").strip())

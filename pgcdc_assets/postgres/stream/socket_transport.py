@@ -1,0 +1,171 @@
+"""Reading the socket of an unencrypted connection, past libpq."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+from psycopg import pq
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.postgres.stream.transport import (
+    READ_SECONDS,
+    ServerError,
+    StreamEnded,
+    WireSettings,
+    check_notice,
+)
+from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, MessageBatch, cut
+
+_COPY_BOTH, _COPY_DONE, _ERROR, _NOTICE = b"W", b"c", b"E", b"N"
+# CommandComplete, ParameterStatus, ReadyForQuery: nothing to do.
+_IGNORED = frozenset((b"C", b"S", b"Z"))
+
+
+class SocketWire:
+    """Reads the socket of an unencrypted connection directly."""
+
+    def __init__(self, conn: pq.abc.PGconn, command: bytes, settings: WireSettings) -> None:
+        self._conn = conn
+        self._settings = settings
+        self._socket = socket.socket(fileno=os.dup(conn.socket))
+        self._socket.setblocking(True)
+        self._set(socket.SO_RCVTIMEO, _timeval(settings.pause_seconds))
+        self._set(socket.SO_SNDTIMEO, _timeval(settings.send_seconds))
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+        self._send_lock = threading.Lock()
+        self._buffer = np.empty(settings.batch_bytes + SLACK_BYTES, np.uint8)
+        self._filled = 0
+        # The buffer begins with a frame; with fewer bytes there is nothing to cut.
+        self._awaited = 1
+        self._is_at_end = False
+        self._is_started = False
+        self.bytes_received = 0
+        self.heard_at = time.monotonic()
+        try:
+            self._start(command)
+        except BaseException:
+            # The caller ends libpq's side; the connection lives until this one is closed too.
+            self._socket.close()
+            raise
+
+    def _start(self, command: bytes) -> None:
+        self._send_frame(b"Q", command + b"\0")
+        deadline = time.monotonic() + self._settings.start_seconds
+        while not self._is_started:
+            self.read()
+            if not self._is_started and time.monotonic() > deadline:
+                raise TimeoutError(f"no answer in {self._settings.start_seconds:g} s")
+
+    def read(self) -> MessageBatch | None:
+        self._receive()
+        if self._filled < self._awaited and not self._is_at_end:
+            return None
+        frames = cut(self._buffer, 0, self._filled)
+        taken, self._awaited = frames.consumed, max(1, frames.needed)
+        if len(frames.batch.starts) == 0 and frames.other is not None:
+            taken, self._awaited = frames.consumed + frames.needed, 1
+            payload = self._buffer[frames.consumed + HEAD_BYTES : taken].tobytes()
+            self._is_started = self._is_started or frames.other == _COPY_BOTH
+            self._take_other(frames.other, payload)
+        elif taken == 0 and self._is_at_end:
+            raise ConnectionResetError("the server closed the connection")
+        self._keep_rest(taken, frames.needed)
+        return frames.batch if len(frames.batch.starts) else None
+
+    def send(self, payload: bytes) -> None:
+        self._send_frame(b"d", payload)
+
+    def send_end(self) -> None:
+        self._send_frame(b"c", b"")
+
+    def close(self) -> None:
+        self._socket.close()
+        self._conn.finish()
+
+    def _receive(self) -> None:
+        """Read until the buffer is full, the stream falls quiet, or the time is over."""
+        is_busy = bool(self._readable.poll(self._settings.quiet_seconds * 1000)) and self._take()
+        deadline = time.monotonic() + READ_SECONDS
+        while is_busy and self._room and time.monotonic() < deadline:
+            before = self._filled
+            if self._socket.family == socket.AF_UNIX:
+                self._take(socket.MSG_WAITALL)
+            else:
+                # The server fills the kernel's buffers meanwhile; then all of it is taken at once.
+                time.sleep(self._settings.pause_seconds)
+                while self._take(socket.MSG_DONTWAIT) and time.monotonic() < deadline:
+                    pass
+            is_busy = self._filled - before >= self._settings.busy_bytes
+
+    @property
+    def _room(self) -> int:
+        return len(self._buffer) - SLACK_BYTES - self._filled
+
+    def _take(self, flags: int = 0) -> bool:
+        """Receive once; False when nothing came, nothing fits, or the connection has ended."""
+        if not self._room or self._is_at_end:
+            return False
+        place = memoryview(self._buffer.data)[self._filled : self._filled + self._room]
+        try:
+            count = self._socket.recv_into(place, 0, flags)
+        except BlockingIOError:
+            return False
+        self._is_at_end = count == 0
+        self._filled += count
+        self.bytes_received += count
+        if count:
+            self.heard_at = time.monotonic()
+        return count > 0
+
+    def _keep_rest(self, taken: int, needed: int) -> None:
+        """Begin a new buffer with the bytes behind `taken`; the old one belongs to its batch."""
+        if taken == 0 and needed + SLACK_BYTES <= len(self._buffer):
+            return
+        rest = self._buffer[taken : self._filled]
+        size = max(self._settings.batch_bytes, needed)
+        buffer = np.empty(size + SLACK_BYTES, np.uint8)
+        buffer[: len(rest)] = rest
+        self._buffer, self._filled = buffer, len(rest)
+
+    def _take_other(self, kind: bytes, payload: bytes) -> None:
+        if kind == _ERROR:
+            raise _server_error(payload)
+        if kind == _COPY_DONE:
+            raise StreamEnded
+        if kind == _NOTICE:
+            check_notice(_fields(payload))
+            return
+        if kind != _COPY_BOTH and kind not in _IGNORED:
+            raise ProtocolError(
+                message_type=f"{kind!r}"[2:-1], offset=0, reason="it does not belong to a stream"
+            )
+
+    def _send_frame(self, kind: bytes, payload: bytes) -> None:
+        with self._send_lock:
+            self._socket.sendall(kind + struct.pack("!I", len(payload) + 4) + payload)
+
+    def _set(self, option: int, value: int | bytes) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def _server_error(payload: bytes) -> ServerError:
+    fields = _fields(payload)
+    return ServerError(fields.get(b"C", ""), fields.get(b"M", "no reason given"))
+
+
+def _fields(payload: bytes) -> dict[bytes, str]:
+    """Read an ErrorResponse or NoticeResponse: fields of one letter and a text, zero-ended."""
+    return {
+        field[:1]: field[1:].decode(errors="replace") for field in payload.split(b"\0") if field
+    }
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))

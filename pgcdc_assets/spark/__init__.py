@@ -1,0 +1,1 @@
+"""How Spark is started, configured and spoken to."""

@@ -1,0 +1,1 @@
+"""SCD tables as Delta tables: their state, their log, their maintenance."""

@@ -1,0 +1,87 @@
+"""What the owner of an SCD table has added to its columns, told from what merges put there.
+
+A merge's columns are those that the source has or once had, and the system columns. A merge's
+comments are the types that a column has or once had. Everything else is the owner's, and stays when
+a table is replaced: a column without values, a comment as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pgcdc_assets.merge.fold.schema import (
+    CHANGE_LOG_COLUMNS,
+    SCD2_COLUMNS,
+    SOFT_DELETE_COLUMNS,
+    UNKNOWN_TYPE,
+    folded,
+)
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.zone import RawZone
+
+_SYSTEM = (*SOFT_DELETE_COLUMNS, *CHANGE_LOG_COLUMNS, *SCD2_COLUMNS)
+
+
+@dataclass(frozen=True)
+class OwnedColumns:
+    """The owner's part of a table's columns.
+
+    Attributes:
+        fields: columns that no merge made, as Delta writes them.
+        comments: by the folded name of a merge's column.
+    """
+
+    fields: tuple[dict[str, Any], ...]
+    comments: dict[str, str]
+
+    def add_to(self, schema: str) -> str:
+        """Add the owner's columns and comments to another schema, as Delta writes it."""
+        parsed = json.loads(schema)
+        known = {folded(field["name"]) for field in parsed["fields"]}
+        for field in parsed["fields"]:
+            comment = self.comments.get(folded(field["name"]))
+            if comment is not None:
+                field["metadata"] = {**field.get("metadata", {}), "comment": comment}
+        parsed["fields"] += [f for f in self.fields if folded(f["name"]) not in known]
+        return json.dumps(parsed)
+
+
+NOTHING_OWNED = OwnedColumns((), {})
+
+
+def find_owned(schema: str, versions: Iterable[RelationVersion]) -> OwnedColumns:
+    """Find the owner's part of a table's columns.
+
+    Args:
+        schema: as Delta writes it.
+        versions: every relation version that the source table ever had.
+    """
+    ours: dict[str, set[str]] = {}
+    for name, _, comment in _SYSTEM:
+        ours.setdefault(folded(name), set()).add(comment)
+    for version in versions:
+        for column in version.relation.columns:
+            ours.setdefault(folded(column.name), set()).add(column.type or "")
+    fields, comments = [], {}
+    for field in json.loads(schema)["fields"]:
+        comment = field.get("metadata", {}).get("comment")
+        of_merges = ours.get(folded(field["name"]))
+        if of_merges is None:
+            fields.append(field)
+        elif comment is not None and comment not in of_merges and comment != UNKNOWN_TYPE:
+            comments[folded(field["name"])] = comment
+    return OwnedColumns(tuple(fields), comments)
+
+
+def versions_of_table(zone: RawZone, schema: str, table: str) -> list[RelationVersion]:
+    """List the relation versions of a source table over all epochs."""
+    newest = zone.epochs.latest()
+    return [
+        version
+        for epoch in range(1, (newest.epoch if newest else 0) + 1)
+        for version in zone.relations.versions(epoch)
+        if (version.relation.schema, version.relation.table) == (schema, table)
+    ]

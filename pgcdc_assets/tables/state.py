@@ -1,0 +1,347 @@
+"""Where SCD tables lie and how far they are, read by delta-rs without a JVM.
+
+A table's watermark is committed with the rows it belongs to, and then recorded as the version of
+the application transaction `pgcdc:{name}:{epoch}` in the table's own log (`fence.py`). There is one
+per epoch: LSNs of different epochs do not compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from pgcdc_assets.errors import TableDamaged, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import folder_name
+from pgcdc_assets.tables.fence import (
+    Step,
+    fence_app_id,
+    fencing,
+    find_step,
+    is_settled,
+    read_fence,
+    read_watermarks,
+    settling,
+)
+
+# The property of a table with the OID of the source table.
+RELATION_ID = "pgcdc.relation_id"
+# What the names of properties begin with that describe a table's contents; others are its owner's.
+OURS = ("pgcdc.", "delta.columnMapping.")
+# The property of a table that is never replaced by a copy: the position of its first one.
+BEGINS_WITH = "pgcdc.begins_with"
+
+_ATTEMPTS = 5
+
+_INTERVAL, _DEFAULT_INTERVAL = "delta.checkpointInterval", "10"
+_NULL_RESCUED = "null_count._rescued"
+
+
+def table_path(
+    lake: Lake, name: str, schema: str, table: str, scd: int, root: str | None = None
+) -> str:
+    """Give the address of an SCD table.
+
+    Args:
+        root: the address that takes the place of the capture's folder in the lake.
+    """
+    place = f"scd{scd}", folder_name(schema), folder_name(table)
+    return lake.path(name, *place) if root is None else "/".join((root.rstrip("/"), *place))
+
+
+def read_watermark(
+    lake: Lake, name: str, schema: str, table: str, scd: int
+) -> tuple[int, Lsn] | None:
+    """Say through which LSN of which epoch a table is folded; None before its first merge."""
+    path = table_path(lake, name, schema, table, scd)
+    found = open_table(lake, path)
+    if found is None:
+        return None
+    with reading(path):
+        return read_position(RawZone(lake, name), found, path)
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """An SCD table as its log describes it.
+
+    Attributes:
+        watermark: epoch and LSN; None for a table that holds nothing of ours yet.
+        fence: the number of this state, see `fence.py`.
+        is_settled: the watermark is recorded as the application transaction of its epoch.
+        columns: names in order.
+        schema: as Delta writes it, and Spark reads it: in JSON.
+        row_count: rows; None where a file has no statistics.
+        has_deletion_vectors: some rows of the files are marked as deleted.
+        files: as delta-rs lists them, flattened.
+    """
+
+    path: str
+    watermark: tuple[int, Lsn] | None
+    fence: int
+    is_settled: bool
+    properties: Mapping[str, str]
+    columns: tuple[str, ...]
+    schema: str = field(repr=False)
+    row_count: int | None
+    has_deletion_vectors: bool
+    files: pa.Table = field(compare=False, repr=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no rows, not even deleted ones."""
+        return _written_rows(self.files) == 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return int(pc.sum(self.files.column("size_bytes")).as_py() or 0)
+
+    @property
+    def rescued(self) -> dict[str, int | None]:
+        """Per file how many of its rows have a rescued value; None where statistics do not say."""
+        return _rescued_rows(self.files)
+
+
+def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
+    """Read a table's state; None when it does not exist.
+
+    Raises:
+        TableDamaged: files of it are missing or cut off.
+    """
+    table = open_table(lake, path)
+    if table is None:
+        return None
+    with reading(path):
+        return _read_state(lake, name, path, table)
+
+
+def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> TargetState:
+    files = pa.table(table.get_add_actions(flatten=True))
+    vectors = pa.table(table.deletion_vectors())
+    return TargetState(
+        path=path,
+        watermark=read_position(RawZone(lake, name), table, path),
+        fence=read_fence(table, name),
+        is_settled=is_settled(table, name),
+        properties=table.metadata().configuration,
+        columns=tuple(field.name for field in table.schema().fields),
+        schema=table.schema().to_json(),
+        row_count=_row_count(_written_rows(files), vectors),
+        has_deletion_vectors=vectors.num_rows > 0,
+        files=files,
+    )
+
+
+def next_step(zone: RawZone, state: TargetState | None, epoch: int, watermark: Lsn) -> Step:
+    """Plan the write that follows from a table's state.
+
+    Args:
+        state: None where the write makes the table.
+    """
+    number = 0 if state is None else state.fence
+    return Step(fence_app_id(zone.name), number + 1, (epoch, watermark))
+
+
+def check_unmoved(zone: RawZone, path: str, state: TargetState) -> None:
+    """Check that no other write followed from a table's state so far.
+
+    The fence stops a late write in any case. This check spares the work, and it sees the merges of
+    earlier releases, which have no fence.
+
+    Raises:
+        TransientError: another merge was faster.
+    """
+    table = open_table(zone.lake, path)
+    if (
+        table is None
+        or read_fence(table, zone.name) != state.fence
+        or read_position(zone, table, path) != state.watermark
+    ):
+        raise overtaken(path)
+
+
+def finish_step(zone: RawZone, path: str, step: Step) -> None:
+    """Check that the commit of a write is there, and record its watermark.
+
+    Delta leaves a write out without an error if the table has its application transaction.
+
+    Raises:
+        TransientError: the commit is not there: another merge was faster.
+    """
+    check_written(zone, path, step)
+    settle(zone, path)
+
+
+def check_written(zone: RawZone, path: str, step: Step) -> None:
+    """Check that the commit of a write is there.
+
+    Raises:
+        TransientError: it is not: another merge was faster.
+    """
+    table = open_table(zone.lake, path)
+    if table is None or find_step(zone.lake, table, path, step) is None:
+        raise overtaken(path)
+
+
+def settle(zone: RawZone, path: str) -> None:
+    """Record the watermark of a table's newest write as the application transaction of its epoch.
+
+    A failure is no harm: the write's own commit has the watermark, and the next merge tries again.
+    Tables with clustering or row tracking stay so, because delta-rs does not write them.
+    """
+    for _ in range(_ATTEMPTS):
+        table = open_table(zone.lake, path)
+        if table is None or is_settled(table, zone.name):
+            return
+        position = read_position(zone, table, path)
+        if position is None:
+            return
+        try:
+            _commit(table, settling(zone, *position, read_fence(table, zone.name)))
+        except CommitFailedError as error:
+            if is_unsupported(error):
+                return
+            continue
+        except (DeltaError, OSError):
+            return
+        _keep_checkpoints(zone.lake, path, table)
+        return
+
+
+def _keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
+    """Write the checkpoint that Spark leaves to the writer of a version.
+
+    Spark writes one in its own commits alone, at every tenth version. Where merges take the odd
+    versions and watermarks the even ones, there would never be one.
+
+    Args:
+        before: the table right before the watermark was recorded.
+    """
+    interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
+    if (before.version() + 1) % interval:
+        return
+    with suppress(DeltaError, OSError, TableDamaged):
+        table = open_table(lake, path)
+        if table is not None:
+            table.create_checkpoint()
+
+
+def advance_watermark(
+    zone: RawZone, path: str, before: tuple[int, Lsn] | None, after: tuple[int, Lsn]
+) -> None:
+    """Record that a table without changes is folded further: one commit without rows.
+
+    Args:
+        before: the position from which there were no changes. A table that is elsewhere by now
+            (another merge was faster, a rebuild took it back) is left as it is.
+
+    Raises:
+        TransientError: the log cannot be written.
+    """
+    table = open_table(zone.lake, path)
+    if table is None or read_position(zone, table, path) != before:
+        return
+    try:
+        _commit(table, fencing(zone, *after, read_fence(table, zone.name) + 1))
+    except CommitFailedError:
+        # Another writer was faster. The watermark can be recorded by the next merge.
+        return
+    except (DeltaError, OSError) as error:
+        raise TransientError(
+            reason=f"The Delta table {path} cannot be written ({type(error).__name__}); "
+            "run it again."
+        ) from error
+
+
+def _commit(table: DeltaTable, transactions: list[Transaction]) -> None:
+    """Commit application transactions as the version right after the one that was read, or fail."""
+    table.create_write_transaction(
+        [],
+        "append",
+        table.schema(),
+        commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
+    )
+
+
+def is_unsupported(error: CommitFailedError) -> bool:
+    """Return whether delta-rs cannot write the table, such as one with clustering."""
+    return "Unsupported table features" in str(error)
+
+
+def overtaken(path: str) -> TransientError:
+    """Say that another merge of a table was faster."""
+    return TransientError(
+        reason=f"Another process merged the Delta table {path} at the same time, and this merge "
+        "wrote nothing to it. Run the merge again: it continues from there."
+    )
+
+
+def open_table(lake: Lake, path: str) -> DeltaTable | None:
+    """Open an SCD table; None when it does not exist.
+
+    Raises:
+        TableDamaged: its log cannot be read.
+    """
+    with reading(path):
+        try:
+            return DeltaTable(path, storage_options=dict(lake.storage_options) or None)
+        except TableNotFoundError:
+            return None
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn what reading a table's log or files raises into an error that names the table.
+
+    Raises:
+        TableDamaged: a file of it is missing, cut off or not what Delta writes.
+    """
+    try:
+        yield
+    except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+        # The library's own text may quote statistics, which are values of rows.
+        missing = isinstance(error, FileNotFoundError) or "not found" in str(error).lower()
+        reason = "a file is missing" if missing else "its log is damaged"
+        raise TableDamaged(path=path, reason=f"{reason} ({type(error).__name__})") from error
+
+
+def read_position(zone: RawZone, table: DeltaTable, path: str) -> tuple[int, Lsn] | None:
+    """Read the newest epoch and its watermark in a version of a table.
+
+    Raises:
+        TableDamaged: the log does not hold it any more.
+    """
+    newest = zone.epochs.latest()
+    epochs = range(1, (newest.epoch if newest else 1) + 1)
+    return max(read_watermarks(zone, table, path, epochs).items(), default=None)
+
+
+def _written_rows(files: pa.Table) -> int | None:
+    """Count the rows of the files, with those that deletion vectors hide."""
+    counts = files.column("num_records")
+    return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+
+def _rescued_rows(files: pa.Table) -> dict[str, int | None]:
+    paths = files.column("path").to_pylist()
+    if _NULL_RESCUED not in files.column_names:
+        return dict.fromkeys(paths)
+    counts = pc.subtract(files.column("num_records"), files.column(_NULL_RESCUED))
+    return dict(zip(paths, counts.to_pylist(), strict=True))
+
+
+def _row_count(written: int | None, vectors: pa.Table) -> int | None:
+    if not written:
+        return written
+    kept = vectors.column("selection_vector").combine_chunks()
+    hidden = pc.sum(pc.invert(pc.list_flatten(kept))).as_py()
+    return written - int(hidden or 0)

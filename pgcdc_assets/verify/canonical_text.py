@@ -1,0 +1,142 @@
+"""Typed columns as the texts that Postgres prints, in Spark SQL: what both sides digest.
+
+Written apart from the merge's casts on purpose: what one of the two gets wrong shows. Where an
+engine prints a value in its own way a form is agreed that both can write (`Form`): floats by their
+bits, timestamps in UTC. A rescued value is its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.digests import DigestedColumn, Form
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.spark.sql import identifier, string
+
+_FLOATS = frozenset({"float", "double"})
+_SOURCE_FLOATS = frozenset({"float4", "float8"})
+_PRINTED_ALIKE = frozenset({"tinyint", "smallint", "int", "bigint", "date", "timestamp_ntz"})
+
+_RESCUED = "_rescued"
+
+
+@dataclass(frozen=True)
+class ComparedColumn:
+    """A column that both sides have.
+
+    Attributes:
+        text: Spark SQL of its text; NULL for NULL.
+    """
+
+    source: DigestedColumn
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The column's name on both sides."""
+        return self.source.name
+
+
+def compared_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedColumn]:
+    """Pair the source's columns with the target's, those that both have.
+
+    Args:
+        types: the target's Spark types by column.
+
+    Raises:
+        ConfigurationError: a column has a type that cannot be compared.
+    """
+    columns = []
+    for column in relation.columns:
+        kind = types.get(column.name)
+        if kind is None:
+            continue
+        text = spark_text(kind, identifier(column.name))
+        if text is None:
+            raise ConfigurationError(
+                reason=f'Table {relation.qualified_name}: column "{column.name}" is a {kind} in '
+                "the lake, which cannot be compared with the source."
+            )
+        if _RESCUED in types and kind != "string":
+            text = f"coalesce(try_element_at({_RESCUED}, {string(column.name)}), {text})"
+        columns.append(ComparedColumn(DigestedColumn(column.name, _form(kind, column)), text))
+    return columns
+
+
+def key_indexes(columns: Sequence[ComparedColumn], key: Sequence[str]) -> list[int]:
+    """Find the key among the columns; without a key, rows are told apart by all they hold."""
+    order = {column.name: index for index, column in enumerate(columns)}
+    return [order[name] for name in key if name in order] or list(range(len(columns)))
+
+
+def spark_text(kind: str, value: str) -> str | None:
+    """Write a typed value's text; None for a type that is not known here.
+
+    Args:
+        kind: as Spark's `simpleString` names the type.
+        value: SQL of the value.
+    """
+    if kind == "string":
+        return value
+    if kind == "boolean":
+        return f"CASE WHEN {value} THEN 't' WHEN NOT {value} THEN 'f' END"
+    if kind in _PRINTED_ALIKE or kind.startswith("decimal("):
+        return f"CAST({value} AS STRING)"
+    if kind == "timestamp":
+        # The session's time zone is UTC, and so is that of our connections to Postgres.
+        return f"concat(CAST({value} AS STRING), '+00')"
+    if kind == "binary":
+        return rf"concat(r'\x', lower(hex({value})))"
+    if kind in _FLOATS:
+        return _bits(f"format_string('%a', CAST({value} AS DOUBLE))", value)
+    if kind.startswith("array<"):
+        return _array(kind.removeprefix("array<").removesuffix(">"), value)
+    return None
+
+
+def _bits(printed: str, value: str) -> str:
+    """Write a float's bits in hex, as float8send and encode give them.
+
+    Java's `%a` prints a float exactly: `-0x1.8p3`, with `0x0.` for zero and subnormal numbers
+    (https://docs.oracle.com/en/java/javase/17/docs/api/java.base/java/lang/Double.html#toHexString(double)).
+    """
+    mantissa = f"substring_index(substring_index({printed}, 'p', 1), '.', -1)"
+    exponent = f"CAST(substring_index({printed}, 'p', -1) AS BIGINT)"
+    biased = f"IF(contains({printed}, '0x1.'), {exponent} + 1023, 0L)"
+    sign = f"IF(startswith({printed}, '-'), 2048L, 0L)"
+    return (
+        f"CASE WHEN {value} IS NULL THEN NULL "
+        f"WHEN {printed} = 'NaN' THEN '7ff8000000000000' "
+        f"WHEN {printed} = 'Infinity' THEN '7ff0000000000000' "
+        f"WHEN {printed} = '-Infinity' THEN 'fff0000000000000' "
+        f"ELSE concat(lower(lpad(hex({sign} + {biased}), 3, '0')), rpad({mantissa}, 13, '0')) END"
+    )
+
+
+def _array(element: str, value: str) -> str | None:
+    """Write an array as array_out does (src/backend/utils/adt/arrayfuncs.c), one dimension."""
+    text = spark_text(element, "e")
+    if text is None:
+        return None
+    texts = f"transform({value}, e -> {text})"
+    if element == "string" or element in {"binary", "timestamp", "timestamp_ntz"}:
+        # Quoted: what is empty, spells NULL, or holds a delimiter, brace, quote, backslash, blank.
+        odd = r"""r'[{}",\\ \t\n\r\x0B\f]'"""
+        escaped = r"""regexp_replace(q, r'(["\\])', r'\\$1')"""
+        quoted = f"concat('\"', {escaped}, '\"')"
+        texts = (
+            f"transform({texts}, q -> IF(q = '' OR lower(q) = 'null' OR q RLIKE {odd}, "
+            f"{quoted}, q))"
+        )
+    return f"concat('{{', array_join(transform({texts}, x -> coalesce(x, 'NULL')), ','), '}}')"
+
+
+def _form(kind: str, column: Column) -> Form:
+    if kind in _FLOATS and column.element_type is None and column.base_type in _SOURCE_FLOATS:
+        return Form.FLOAT
+    element = kind.removeprefix("array<").removesuffix(">")
+    if kind.startswith("array<") and element in _FLOATS and column.element_type in _SOURCE_FLOATS:
+        return Form.FLOATS
+    return Form.TEXT

@@ -1,0 +1,387 @@
+"""Source against SCD1 at one LSN, by digests, in memory that does not grow with the table.
+
+Three steps, each only where the one before found a difference: sums of buckets of rows, which both
+servers compute where the rows are; digests of the rows in the buckets that differ; and for some of
+the rows that differ, their keys and a digest of each column.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.merge.fold.schema import SOFT_DELETE_COLUMNS
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open_source_table
+from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify.canonical_text import compared_columns, key_indexes
+from pgcdc_assets.verify.comparison_point import Moment
+from pgcdc_assets.verify.merged import open_merged
+from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, Kind
+from pgcdc_assets.verify.small_table import read_small, row_limit
+from pgcdc_assets.verify.target import TargetDigests, TargetVersion, read_version, sum_buckets
+from pgcdc_assets.verify.target_at import targets_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NAMED_ROWS = 20
+
+# Small tables that are compared together; each takes a connection to the source.
+_SIDE_BY_SIDE = 5
+
+# Differing rows of both sides whose columns are looked at; more would tell nothing new.
+_EXAMINED_ROWS = 200
+
+# Rows of differing buckets whose digests are fetched at a time, and at all.
+_ROWS_A_PASS = 500_000
+_PASSES = 8
+
+_ROWS_A_BUCKET = 256
+_MOST_DIGITS = 4
+
+_EMPTY = Bucket(0, 0, 0)
+
+
+def compare_at(
+    spark: SparkSession,
+    settings: ConnectionSettings,
+    zone: RawZone,
+    publication: str,
+    table: TableTarget,
+    moment: Moment,
+    *,
+    named_rows: int = NAMED_ROWS,
+) -> Comparison:
+    """Compare a table's SCD1 with the source, both as of the moment.
+
+    The raw zone has to be captured through the moment (`wait_captured`).
+
+    Args:
+        named_rows: differing rows whose keys are told, at the most.
+
+    Raises:
+        ConfigurationError: the table is not published, was never merged, or may not be read.
+        TransientError: the table was altered meanwhile, or a server went away.
+        DefiniteError: what the raw zone holds cannot be folded into the table.
+    """
+    (found,) = compare_tables(
+        spark, settings, zone, publication, [table], moment, named_rows=named_rows
+    )
+    if isinstance(found, ComparisonFailure):
+        raise found.error
+    return found
+
+
+def compare_tables(
+    spark: SparkSession,
+    settings: ConnectionSettings,
+    zone: RawZone,
+    publication: str,
+    tables: Sequence[TableTarget],
+    moment: Moment,
+    *,
+    named_rows: int = NAMED_ROWS,
+) -> Iterator[Comparison | ComparisonFailure]:
+    """Compare tables with the source, all as of the moment, and yield in their order.
+
+    Small tables are summed up several at a time, by one query. An error of one table, which
+    `compare_at` raises, is yielded and holds up no other table.
+    """
+    from pgcdc_assets.spark.session import own_sessions
+
+    with (
+        own_sessions(spark, 1) as (session,),
+        targets_at(session, zone, tables, moment) as versions,
+    ):
+        run = _Run(session, settings, zone, publication, moment, named_rows)
+        group: list[_Member] = []
+        for table, version in zip(tables, versions, strict=True):
+            member = run.open_target(table, version)
+            if not member.is_small:
+                yield from run.compare(group)
+                group = []
+            group.append(member)
+            if not member.is_small or len(group) == _SIDE_BY_SIDE:
+                yield from run.compare(group)
+                group = []
+        yield from run.compare(group)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A table that is compared beside others.
+
+    Attributes:
+        frame: the rows of its version; None where there is an error.
+        digits: hex digits that name a bucket of its rows.
+    """
+
+    table: TableTarget
+    frame: DataFrame | None = None
+    digits: int = 1
+    is_small: bool = True
+    error: PgcdcError | None = None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all tables of one call have in common."""
+
+    session: SparkSession
+    settings: ConnectionSettings
+    zone: RawZone
+    publication: str
+    moment: Moment
+    named_rows: int
+
+    def open_target(self, table: TableTarget, version: TargetVersion | PgcdcError) -> _Member:
+        """Open the table's version; a small one is read at once, and needs no job of Spark."""
+        from pgcdc_assets.merge.fold.typed_columns import local_rows
+
+        if isinstance(version, PgcdcError):
+            return _Member(table, error=version)
+        try:
+            log = open_merged(self.zone, version.path, table.qualified_name, version.version)
+        except PgcdcError as error:
+            return _Member(table, error=error)
+        small = read_small(log)
+        if small is not None:
+            frame = local_rows(self.session, small.rows, small.schema)
+            return _Member(table, frame, _digits(small.rows.num_rows))
+        frame = read_version(self.session, version)
+        rows = row_limit(log)
+        return _Member(table, frame, _digits(frame.count() if rows is None else rows), False)
+
+    def compare(self, members: Sequence[_Member]) -> Iterator[Comparison | ComparisonFailure]:
+        """Compare tables, whose buckets both servers sum up at the same time."""
+        with ExitStack() as held, ThreadPoolExecutor(1, "pgcdc-verify") as pool:
+            sides = [self._open_source(held, n, member) for n, member in enumerate(members)]
+            opened = [side for side in sides if isinstance(side, _Comparing)]
+            asked = [pool.submit(side.source.buckets, side.digits) for side in opened]
+            sums = sum_buckets(self.session, [(side.target, side.digits) for side in opened])
+            found = iter(zip(asked, sums, strict=True))
+            for member, side in zip(members, sides, strict=True):
+                table = member.table
+                try:
+                    if isinstance(side, PgcdcError):
+                        raise side
+                    source, target = next(found)
+                    side.run(source.result(), target)
+                except PgcdcError as error:
+                    yield ComparisonFailure(table.schema, table.table, error)
+                else:
+                    yield side.report(table, self.moment)
+
+    def _open_source(
+        self, held: ExitStack, number: int, member: _Member
+    ) -> _Comparing | PgcdcError:
+        """Open the source's side of a table, until the stack is closed."""
+        if member.frame is None:
+            assert member.error is not None
+            return member.error
+        table, frame = member.table, member.frame
+        try:
+            source = held.enter_context(
+                open_source_table(
+                    self.settings,
+                    self.publication,
+                    table.schema,
+                    table.table,
+                    self.moment.snapshot_name,
+                )
+            )
+            columns = compared_columns(source.relation, dict(frame.dtypes))
+        except PgcdcError as error:
+            return error
+        key = key_indexes(columns, _key_names(source.relation, table.key))
+        return _Comparing(
+            source.digests([column.source for column in columns], key),
+            TargetDigests(self.session, frame, columns, key, number),
+            tuple(column.name for column in columns),
+            tuple(columns[i].name for i in key),
+            tuple(_lacking(source.relation, frame)),
+            member.digits,
+            self.named_rows,
+        )
+
+
+def _key_names(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]:
+    if key:
+        return tuple(key)
+    if relation.primary_key:
+        return relation.primary_key
+    if relation.replica_identity == "f":
+        return ()
+    return tuple(column.name for column in relation.columns if column.is_key)
+
+
+def _lacking(relation: Relation, frame: DataFrame) -> list[str]:
+    """Name the columns that only one side has."""
+    source = [column.name for column in relation.columns]
+    ours = {name for name, _, _ in SOFT_DELETE_COLUMNS}
+    return [name for name in source if name not in frame.columns] + [
+        name for name in frame.columns if name not in source and name not in ours
+    ]
+
+
+def _digits(rows: int) -> int:
+    """Choose how many hex digits name a bucket, so that few rows share one."""
+    digits = 1
+    while digits < _MOST_DIGITS and rows > _ROWS_A_BUCKET * 16**digits:
+        digits += 1
+    return digits
+
+
+@dataclass
+class _Comparing:
+    """The three steps over one table, and what they found."""
+
+    source: SourceDigests
+    target: TargetDigests
+    names: tuple[str, ...]
+    key_names: tuple[str, ...]
+    lacking: tuple[str, ...]
+    digits: int
+    limit: int
+    source_rows: int = 0
+    target_rows: int = 0
+    is_counted: bool = True
+    counts: Counter[Kind] = field(default_factory=Counter)
+    named: list[Difference] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    _examined: dict[Kind, list[str]] = field(default_factory=lambda: {kind: [] for kind in Kind})
+
+    def run(self, source: Mapping[str, Bucket], target: Mapping[str, Bucket]) -> None:
+        """Take the steps after the first one, whose sums are given."""
+        self.source_rows = sum(bucket.row_count for bucket in source.values())
+        self.target_rows = sum(bucket.row_count for bucket in target.values())
+        differing = sorted(
+            name for name in source.keys() | target.keys() if source.get(name) != target.get(name)
+        )
+        sizes = {
+            name: source.get(name, _EMPTY).row_count + target.get(name, _EMPTY).row_count
+            for name in differing
+        }
+        groups = list(itertools.islice(_grouped(sizes), _PASSES))
+        for group in groups:
+            self._look_into(group)
+        self.is_counted = sum(map(len, groups)) == len(differing)
+        self._examine()
+
+    def report(self, table: TableTarget, moment: Moment) -> Comparison:
+        """Say what was found."""
+        return Comparison(
+            table.schema,
+            table.table,
+            self.source_rows,
+            self.target_rows,
+            missing=self.counts[Kind.MISSING],
+            extra=self.counts[Kind.EXTRA],
+            differing=self.counts[Kind.DIFFERS],
+            columns=tuple(dict.fromkeys([*self.lacking, *self.columns])),
+            lsn=moment.lsn,
+            key_columns=self.key_names,
+            differences=tuple(self.named),
+            is_counted=self.is_counted,
+        )
+
+    def _look_into(self, buckets: Sequence[str]) -> None:
+        found = _differing_keys(self.source.rows(buckets), self.target.rows(buckets))
+        for kind, key_digest in found:
+            self.counts[kind] += 1
+            examined = self._examined[kind]
+            if len(examined) < (_EXAMINED_ROWS if kind is Kind.DIFFERS else self.limit):
+                examined.append(key_digest)
+
+    def _examine(self) -> None:
+        """Find out keys and columns of some of the differing rows."""
+        wanted = sorted({digest for digests in self._examined.values() for digest in digests})
+        source = _by_key(self.source.details(wanted))
+        target = _by_key(self.target.details(wanted))
+        differences = {kind: list(self._differences(kind, source, target)) for kind in Kind}
+        found = {name for rows in differences.values() for row in rows for name in row.columns}
+        self.columns = [name for name in self.names if name in found]
+        # Some of each kind, before more of one.
+        in_turns = itertools.zip_longest(*differences.values())
+        rows = [row for turn in in_turns for row in turn if row is not None]
+        self.named = rows[: self.limit]
+
+    def _differences(
+        self,
+        kind: Kind,
+        source: Mapping[str, Sequence[RowDetail]],
+        target: Mapping[str, Sequence[RowDetail]],
+    ) -> Iterator[Difference]:
+        for digest in dict.fromkeys(self._examined[kind]):
+            ours, theirs = source.get(digest, ()), target.get(digest, ())
+            if not (ours or theirs):
+                continue
+            columns: tuple[str, ...] = ()
+            if kind is Kind.DIFFERS and ours and theirs:
+                pairs = zip(self.names, ours[0].columns, theirs[0].columns, strict=True)
+                columns = tuple(name for name, mine, other in pairs if mine != other)
+            yield Difference(kind, (ours or theirs)[0].key, columns)
+
+
+def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Group buckets so that the rows of a group fit in memory."""
+    group: list[str] = []
+    row_count = 0
+    for name, size in sizes.items():
+        if group and row_count + size > _ROWS_A_PASS:
+            yield group
+            group, row_count = [], 0
+        group.append(name)
+        row_count += size
+    if group:
+        yield group
+
+
+def _differing_keys(
+    source: Iterable[tuple[str, str]], target: Iterable[tuple[str, str]]
+) -> Iterator[tuple[Kind, str]]:
+    """Compare two streams of digests of key and row, sorted by key; several rows may share one."""
+    ours, theirs = _runs(source), _runs(target)
+    mine, other = next(ours, None), next(theirs, None)
+    while mine is not None or other is not None:
+        if other is None or (mine is not None and mine[0] < other[0]):
+            assert mine is not None
+            yield from itertools.repeat((Kind.MISSING, mine[0]), len(mine[1]))
+            mine = next(ours, None)
+        elif mine is None or other[0] < mine[0]:
+            yield from itertools.repeat((Kind.EXTRA, other[0]), len(other[1]))
+            other = next(theirs, None)
+        else:
+            yield from _of_one_key(mine[0], mine[1], other[1])
+            mine, other = next(ours, None), next(theirs, None)
+
+
+def _of_one_key(key: str, mine: list[str], other: list[str]) -> Iterator[tuple[Kind, str]]:
+    if mine == other:
+        return
+    only_mine, only_other = Counter(mine) - Counter(other), Counter(other) - Counter(mine)
+    pairs = min(only_mine.total(), only_other.total())
+    yield from itertools.repeat((Kind.DIFFERS, key), pairs)
+    yield from itertools.repeat((Kind.MISSING, key), only_mine.total() - pairs)
+    yield from itertools.repeat((Kind.EXTRA, key), only_other.total() - pairs)
+
+
+def _runs(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    for key, group in itertools.groupby(rows, key=lambda row: row[0]):
+        yield key, [row for _, row in group]
+
+
+def _by_key(details: Iterable[RowDetail]) -> dict[str, list[RowDetail]]:
+    found: dict[str, list[RowDetail]] = {}
+    for detail in details:
+        found.setdefault(detail.key_digest, []).append(detail)
+    return found

@@ -1,0 +1,214 @@
+"""Source against SCD1 as both are now, value by value, by a way of its own.
+
+For tests and demonstrations at rest: it takes no LSN and holds a digest of every row. What runs
+beside writers, and at any size, is `comparing.py`.
+
+The source's rows come as Postgres's own texts in one snapshot; the target's rows come through
+delta-rs, without a JVM. The texts are read by `values.py` and not by the expressions that merged
+them, so a wrong conversion shows as well as a wrong row. Only digests of rows are held in memory,
+and nothing of a row is ever told: which tables differ, in how many rows and in which columns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.copy import copy_published
+from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName, quoted
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.verify.merged import open_merged
+from pgcdc_assets.verify.report import Comparison
+from pgcdc_assets.verify.values import Reader, Unreadable, comparable, reader_for
+
+# Differing rows whose columns are looked at; more would tell nothing new.
+_EXAMINED_ROWS = 1000
+
+_RESCUED = "_rescued"
+_DELETED = "_deleted"
+
+
+@dataclass
+class _Entry:
+    """A row of the target: its digest, and the texts of values that its columns cannot hold."""
+
+    digest: bytes
+    rescued: Mapping[str, str]
+
+
+def compare_table(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    publication: str,
+    schema: str,
+    table: str,
+    key: Sequence[str] | None = None,
+) -> Comparison:
+    """Compare one table's SCD1 with the source as it is now.
+
+    Raises:
+        ConfigurationError: the table is not published, has no key, or was never merged.
+    """
+    path = table_path(zone.lake, zone.name, schema, table, 1)
+    target = open_merged(zone, path, str(TableName(schema, table)))
+    with _snapshot(settings, publication, schema, table) as (published, snapshot_name):
+        side = _Sides(published.relation, target, key)
+        entries = side.read_target()
+        target_rows = len(entries)
+        source_rows, missing = 0, 0
+        differing: dict[bytes, list[str | None]] = {}
+        difference_count = 0
+        for batch in copy_published(settings, published, snapshot_name):
+            for row in batch.column("new").to_pylist():
+                source_rows += 1
+                row_key = side.source_key(row)
+                entry = entries.pop(row_key, None)
+                if entry is None:
+                    missing += 1
+                elif side.source_digest(row, entry.rescued) != entry.digest:
+                    difference_count += 1
+                    if len(differing) < _EXAMINED_ROWS:
+                        differing[row_key] = row
+        columns = side.unknown_columns + side.differing_columns(differing)
+    return Comparison(
+        schema,
+        table,
+        source_rows,
+        target_rows,
+        missing=missing,
+        extra=len(entries),
+        differing=difference_count,
+        columns=tuple(dict.fromkeys(columns)),
+    )
+
+
+def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns that identify a row: as configured, else the primary key, else the identity's.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    identity = tuple(column.name for column in relation.columns if column.is_key)
+    found = tuple(key or relation.primary_key or identity)
+    if not found:
+        raise ConfigurationError(
+            reason=f"Table {relation.qualified_name} has no key to compare rows by: set its `key`"
+        )
+    return found
+
+
+class _Sides:
+    """Reads rows of both sides into digests that are equal when the values are."""
+
+    def __init__(self, relation: Relation, target: DeltaTable, key: Sequence[str] | None) -> None:
+        self.target = target
+        arrow = pa.schema(target.schema().to_arrow())
+        names = [column.name for column in relation.columns]
+        common = [name for name in names if name in arrow.names]
+        kept = {name for name in arrow.names if not name.startswith("_")}
+        self.unknown_columns = [name for name in names if name not in arrow.names]
+        self.unknown_columns += sorted(kept - set(names))
+        self.columns = common
+        self.positions = [names.index(name) for name in common]
+        self.readers: list[Reader] = [reader_for(arrow.field(name).type) for name in common]
+        wanted = key_columns(relation, key)
+        self.key = [common.index(name) for name in wanted if name in common]
+        self.has_rescued = _RESCUED in arrow.names
+        self.keeps_deleted = _DELETED in arrow.names and _DELETED not in names
+
+    def read_target(self) -> dict[bytes, _Entry]:
+        entries = {}
+        for values, rescued in self._target_rows():
+            entries[_digest([values[i] for i in self.key])] = _Entry(_digest(values), rescued)
+        return entries
+
+    def source_key(self, row: Sequence[str | None]) -> bytes:
+        return _digest([_read(self.readers[i], row[self.positions[i]]) for i in self.key])
+
+    def source_digest(self, row: Sequence[str | None], rescued: Mapping[str, str]) -> bytes:
+        return _digest(self._source_values(row, rescued))
+
+    def differing_columns(self, rows: Mapping[bytes, Sequence[str | None]]) -> list[str]:
+        """Name the columns in which rows differ, by reading those rows of the target again."""
+        if not rows:
+            return []
+        found: set[int] = set()
+        for values, rescued in self._target_rows():
+            row = rows.get(_digest([values[i] for i in self.key]))
+            if row is not None:
+                source = self._source_values(row, rescued)
+                found |= {i for i, value in enumerate(source) if value != values[i]}
+        return [self.columns[i] for i in sorted(found)]
+
+    def _source_values(self, row: Sequence[str | None], rescued: Mapping[str, str]) -> list[Any]:
+        values = []
+        for name, position, reader in zip(self.columns, self.positions, self.readers, strict=True):
+            text = row[position]
+            values.append(("rescued", text) if name in rescued else _read(reader, text))
+        return values
+
+    def _target_rows(self) -> Iterator[tuple[list[Any], Mapping[str, str]]]:
+        wanted = [*self.columns, *([_RESCUED] if self.has_rescued else [])]
+        wanted += [_DELETED] if self.keeps_deleted else []
+        for batch in self.target.scan(columns=wanted):
+            rows = pa.record_batch(batch)
+            columns = [comparable(rows.column(name)) for name in self.columns]
+            rescues = (
+                rows.column(_RESCUED).to_pylist() if self.has_rescued else [None] * rows.num_rows
+            )
+            deleted = rows.column(_DELETED).to_pylist() if self.keeps_deleted else None
+            for index, rescue in enumerate(rescues):
+                if deleted is not None and deleted[index]:
+                    continue
+                rescued = dict(rescue) if rescue else {}
+                values = [
+                    ("rescued", rescued[name]) if name in rescued else column[index]
+                    for name, column in zip(self.columns, columns, strict=True)
+                ]
+                yield values, rescued
+
+
+@contextlib.contextmanager
+def _snapshot(
+    settings: ConnectionSettings, publication: str, schema: str, table: str
+) -> Iterator[tuple[PublishedTable, str]]:
+    with query_connection(settings, "verify", statement_timeout_ms=0) as conn:
+        with conn.cursor() as cursor:
+            cursor.execute("begin isolation level repeatable read, read only")
+            cursor.execute("select pg_export_snapshot()")
+            exported = cursor.fetchone()
+        found = [
+            published
+            for published in published_tables(conn, publication)
+            if (published.relation.schema, published.relation.table) == (schema, table)
+        ]
+        if not found or exported is None:
+            raise ConfigurationError(
+                reason=f"Table {TableName(schema, table)} is not in publication {publication}: add "
+                f"it with alter publication {quoted(publication)} add table {quoted(schema, table)}"
+            )
+        yield found[0], exported[0]
+
+
+def _read(reader: Reader, text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return reader(text)
+    except Unreadable:
+        return ("unreadable", text)
+
+
+def _digest(values: Sequence[Any]) -> bytes:
+    return hashlib.blake2b(repr(values).encode(errors="surrogatepass"), digest_size=16).digest()

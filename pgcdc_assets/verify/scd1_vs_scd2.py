@@ -1,0 +1,155 @@
+"""The current versions of a history against the rows of SCD1.
+
+Both tables are folded from the same changes, so at the same watermark they hold the same rows. A
+version that a merge began is the newest content of its key, hence the row that SCD1 got from the
+same change or a later one that says the same. So the rows since an LSN can be compared without the
+others; that these are as many on both sides, the two logs tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.fold.schema import SCD2_COLUMNS
+from pgcdc_assets.merge.report import TableTarget
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.verify.merge_key import MergeKey
+from pgcdc_assets.verify.merged import open_merged
+from pgcdc_assets.verify.table_version import PinnedTable, pin_table, read_pinned
+from pgcdc_assets.verify.target_at import version_through
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_CURRENT_VIEW = "pgcdc_current"
+_IMAGE_VIEW = "pgcdc_image"
+
+# A row that the source deleted, where SCD1 keeps such rows.
+_DELETED = "_deleted"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both tables of one source table at the same watermark."""
+
+    image: PinnedTable
+    history: PinnedTable
+
+
+def find_pair(
+    zone: RawZone,
+    table: TableTarget,
+    history: PinnedTable,
+    epochs: Sequence[Epoch],
+    *,
+    goes_back: bool,
+) -> Pair | str:
+    """Find versions of both tables that can be compared, or say why there are none.
+
+    Args:
+        goes_back: where one is ahead of the other, take an earlier version of it.
+    """
+    name = table.qualified_name
+    path = table_path(zone.lake, zone.name, table.schema, table.table, 1)
+    try:
+        image = pin_table(zone, path, name, epochs)
+    except ConfigurationError:
+        return "there is no SCD1 table"
+    if image.key != history.key:
+        return "the two tables have different keys"
+    if image.watermark == history.watermark:
+        return Pair(image, history)
+    stand = f"SCD1 is merged through {_text(image)}, this table through {_text(history)}"
+    if not goes_back or image.watermark is None or history.watermark is None:
+        return stand
+    epoch, lsn = min(image.watermark, history.watermark)
+    ahead = max(image, history, key=lambda pinned: pinned.watermark or (0, Lsn(0)))
+    found = version_through(zone, open_merged(zone, ahead.path, name), ahead.path, epoch, lsn)
+    if found is None or found[1] != lsn:
+        return stand
+    earlier = pin_table(zone, ahead.path, name, epochs, found[0])
+    if earlier.watermark != (epoch, lsn) or earlier.key != history.key:
+        return stand
+    return Pair(earlier, history) if ahead is image else Pair(image, earlier)
+
+
+def _text(pinned: PinnedTable) -> str:
+    return "nothing" if pinned.watermark is None else str(pinned.watermark[1])
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """Compares a pair.
+
+    Attributes:
+        session: nobody else uses it meanwhile; its time zone is UTC.
+        is_small: both tables are read as fast whole as in part.
+    """
+
+    session: SparkSession
+    pair: Pair
+    is_small: bool
+
+    def count_missing(self, since: Lsn | None) -> int:
+        """Count the current versions that are not rows of SCD1, value by value.
+
+        Args:
+            since: compare the versions that began at this LSN or above; None: all.
+        """
+        history, image = self._history(), self._image()
+        if since is not None:
+            history = history.where(f"_valid_from_lsn >= {int(since)}")
+            image = image.where(f"_lsn >= {int(since)}")
+        key = MergeKey(self.pair.history.key, dict(history.dtypes))
+        columns = [*key.expressions(), f"{_content(history, image)} AS content"]
+        history.selectExpr(*columns).createOrReplaceTempView(_CURRENT_VIEW)
+        image.selectExpr(*columns).createOrReplaceTempView(_IMAGE_VIEW)
+        (row,) = self.session.sql(
+            f"SELECT count(*) AS missing FROM {_CURRENT_VIEW} c LEFT ANTI JOIN {_IMAGE_VIEW} i "
+            f"ON {key.same('c', 'i')} AND c.content <=> i.content"
+        ).collect()
+        return int(row["missing"])
+
+    def count_difference(self) -> int:
+        """Say by how many rows the two tables differ; as a rule their logs alone tell."""
+        image, history = self.pair.image.row_count, self.pair.history.current_count
+        if image is None or self._marks_deleted():
+            image = self._image().count()
+        if history is None:
+            history = self._history().count()
+        return abs(image - history)
+
+    def _history(self) -> DataFrame:
+        rows = read_pinned(self.session, self.pair.history, is_small=self.is_small)
+        return rows.where("_is_current")
+
+    def _image(self) -> DataFrame:
+        rows = read_pinned(self.session, self.pair.image, is_small=self.is_small)
+        return rows.where(f"NOT coalesce({_DELETED}, false)") if self._marks_deleted() else rows
+
+    def _marks_deleted(self) -> bool:
+        """Whether SCD1 keeps deleted rows; a column of the source is in both tables."""
+        return _DELETED in self.pair.image.columns and _DELETED not in self.pair.history.columns
+
+
+def _content(history: DataFrame, image: DataFrame) -> str:
+    """Write the SQL of what is compared: the columns of the source that both tables have alike."""
+    from pgcdc_assets.merge.fold.versions import comparable_value
+
+    types = dict(image.dtypes)
+    ours = {name for name, _, _ in SCD2_COLUMNS}
+    columns = {
+        name: kind for name, kind in history.dtypes if name not in ours and types.get(name) == kind
+    }
+    parts = [comparable_value(identifier(name), kind.upper()) for name, kind in columns.items()]
+    # Maps cannot be compared; their order says nothing.
+    listed = ", ".join(map(string, columns))
+    parts.append(f"array_sort(filter(map_entries(_rescued), entry -> entry.key IN ({listed})))")
+    return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"

@@ -1,0 +1,173 @@
+"""One version of an SCD table, as its log describes it, so that several queries see the same rows.
+
+What the log knows costs no scan: how far the table is merged in each epoch, how many rows it has,
+and how many of them are current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.fence import read_watermarks
+from pgcdc_assets.tables.state import reading
+from pgcdc_assets.verify.merge_key import parse_key
+from pgcdc_assets.verify.merged import open_merged
+from pgcdc_assets.verify.target import TargetVersion, read_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_CURRENT = "partition._is_current"
+
+# Table features that leave the data files as Parquet has them; a file with a deletion vector is
+# told from others.
+_PLAIN_FEATURES = frozenset({"deletionVectors", "timestampNtz"})
+
+
+@dataclass(frozen=True)
+class PinnedTable:
+    """A version of an SCD table.
+
+    Attributes:
+        watermarks: by epoch; every row of that epoch has a lower LSN, a copied one at most this.
+        columns: names in order.
+        key: names of the merge key's columns; none for a table without a key.
+        size_bytes: of all files.
+        row_count: None where the log does not tell.
+        current_count: rows of a history that no change has ended; None where the log does not tell.
+        files: Parquet files that hold the rows as they are; None where Delta alone can read them.
+    """
+
+    path: str
+    version: int
+    watermarks: Mapping[int, Lsn]
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    size_bytes: int
+    row_count: int | None
+    current_count: int | None
+    files: tuple[str, ...] | None
+
+    @property
+    def watermark(self) -> tuple[int, Lsn] | None:
+        """The newest epoch and how far it is merged."""
+        return max(self.watermarks.items(), default=None)
+
+    def is_ordered(self, epochs: Sequence[Epoch]) -> bool:
+        """Say whether LSNs alone tell the order of the rows.
+
+        A new epoch on another server may begin below where the last one ended.
+        """
+        starts = {epoch.epoch: epoch.start_lsn for epoch in epochs}
+        last = -1
+        for epoch, watermark in sorted(self.watermarks.items()):
+            if starts[epoch] <= last:
+                return False
+            last = watermark
+        return True
+
+
+def pin_table(
+    zone: RawZone, path: str, name: str, epochs: Sequence[Epoch], version: int | None = None
+) -> PinnedTable:
+    """Describe a version of an SCD table; the newest where none is given.
+
+    Raises:
+        ConfigurationError: it was never merged, or is not a table of ours.
+        TableDamaged: files of it are missing or cut off.
+    """
+    table = open_merged(zone, path, name)
+    with reading(path):
+        return _pin(zone, path, table, epochs, version)
+
+
+def _pin(
+    zone: RawZone, path: str, table: DeltaTable, epochs: Sequence[Epoch], version: int | None
+) -> PinnedTable:
+    from pgcdc_assets.merge.write import KEY
+
+    if version is not None:
+        table.load_as_version(version)
+    properties = table.metadata().configuration
+    if KEY not in properties:
+        raise ConfigurationError(
+            reason=f"The Delta table {path} was not made by this package. Move it away."
+        )
+    watermarks = read_watermarks(zone, table, path, [epoch.epoch for epoch in epochs])
+    files = pa.table(table.get_add_actions(flatten=True))
+    hidden = _hidden_rows(table)
+    rows = _rows_by_file(files, hidden)
+    current = None
+    if rows is not None and _CURRENT in files.column_names:
+        flags = files.column(_CURRENT).to_pylist()
+        current = sum(count for count, flag in zip(rows, flags, strict=True) if flag)
+    return PinnedTable(
+        path=path,
+        version=table.version(),
+        watermarks=watermarks,
+        columns=tuple(field.name for field in table.schema().fields),
+        key=parse_key(properties[KEY]),
+        size_bytes=int(pc.sum(files.column("size_bytes")).as_py() or 0),
+        row_count=None if rows is None else sum(rows),
+        current_count=current,
+        files=None if hidden else _plain_files(table, path, files),
+    )
+
+
+def read_pinned(session: SparkSession, pinned: PinnedTable, *, is_small: bool) -> DataFrame:
+    """Read the rows of the version.
+
+    Args:
+        is_small: name the files to Spark, where they can be read so. To let Delta find them takes
+            two Spark jobs for each query, which is more than to read a small table.
+    """
+    rows = read_version(session, TargetVersion(pinned.path, pinned.version))
+    if not is_small or not pinned.files:
+        return rows
+    reader = session.read.schema(rows.schema).option("basePath", pinned.path)
+    return reader.parquet(*pinned.files)
+
+
+def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ...] | None:
+    """Give the addresses of the files, where their columns have the table's names and types."""
+    protocol = table.protocol()
+    features = set(protocol.reader_features or ())
+    if protocol.min_reader_version == 2 or not features <= _PLAIN_FEATURES:
+        return None
+    return tuple(f"{path}/{file}" for file in files.column("path").to_pylist())
+
+
+def _rows_by_file(files: pa.Table, hidden: Mapping[str, int]) -> list[int] | None:
+    """Count the rows of each file, without those that deletion vectors hide."""
+    counts = files.column("num_records")
+    if counts.null_count:
+        return None
+    names = map(_file_name, files.column("path").to_pylist())
+    return [
+        count - hidden.get(name, 0) for name, count in zip(names, counts.to_pylist(), strict=True)
+    ]
+
+
+def _hidden_rows(table: DeltaTable) -> dict[str, int]:
+    vectors = pa.table(table.deletion_vectors())
+    names = [_file_name(path) for path in vectors.column("filepath").to_pylist()]
+    kept = vectors.column("selection_vector").combine_chunks()
+    of_hidden = pc.list_parent_indices(kept).filter(pc.invert(pc.list_flatten(kept)))
+    return {
+        names[entry["values"]]: entry["counts"] for entry in pc.value_counts(of_hidden).to_pylist()
+    }
+
+
+def _file_name(path: str) -> str:
+    """Take a file's name, which is unique in a table, off its path or address."""
+    return path.rpartition("/")[2]

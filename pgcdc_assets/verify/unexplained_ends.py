@@ -1,0 +1,146 @@
+"""Ends of versions without a successor, and what the raw zone says about them.
+
+A version ends where the next one of its key begins, to the position. Where none begins there, the
+key was gone, and a table alone cannot tell a deleted row from one that was lost: the raw zone can.
+Only four things take a key away: a delete, an update that changes the key, a TRUNCATE, and a copy
+that does not hold it. So in each transaction there are at most as many such ends as deletes and key
+changes, unless it has a TRUNCATE or a copy stands at its LSN. One more is an end that nothing
+explains.
+
+This is a bound by transaction and not by key: it never blames an end that is right, and a wrong one
+goes unseen where its transaction took a key away whose version did not end there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.change_stats import Range
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.scan import change_files
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import string
+from pgcdc_assets.verify.table_version import PinnedTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_RAW = (
+    "epoch INT, commit_lsn BIGINT, op STRING, relation_id BIGINT, relation_version INT, "
+    "schema STRING, table STRING, old_kind STRING, old ARRAY<STRING>, new ARRAY<STRING>, "
+    "unchanged ARRAY<INT>"
+)
+
+
+@dataclass(frozen=True)
+class JudgedEnds:
+    """Which ends the raw zone can tell about.
+
+    Attributes:
+        ranges: LSNs of an epoch, from and without end, that the raw zone still has.
+        copied_at: LSNs of copies, where any key may have gone.
+    """
+
+    schema: str
+    table: str
+    key: tuple[str, ...]
+    ranges: tuple[Range, ...]
+    copied_at: tuple[Lsn, ...]
+
+    def condition(self, column: str) -> str:
+        """Write the SQL that an LSN is one to judge."""
+        within = _any(f"({column} >= {int(s)} AND {column} < {int(e)})" for _, s, e in self.ranges)
+        if not self.copied_at:
+            return within
+        listed = ", ".join(str(int(lsn)) for lsn in self.copied_at)
+        return f"({within} AND {column} NOT IN ({listed}))"
+
+
+def judged_ends(
+    zone: RawZone,
+    name: tuple[str, str],
+    pinned: PinnedTable,
+    epochs: Sequence[Epoch],
+    since: Lsn | None,
+) -> JudgedEnds:
+    """Find the ends to judge: those since an LSN, as far as retention left their changes."""
+    ranges = []
+    for epoch in epochs:
+        watermark = pinned.watermarks.get(epoch.epoch)
+        if watermark is None:
+            continue
+        floor = zone.changes.kept_from(epoch.epoch)
+        start = max(epoch.start_lsn, since or Lsn(0), floor or Lsn(0))
+        if start < watermark:
+            ranges.append((epoch.epoch, start, watermark))
+    copied_at = [
+        copy.snapshot_lsn
+        for copy in zone.snapshots.complete_copies()
+        if (copy.schema, copy.table) == name
+    ]
+    return JudgedEnds(*name, pinned.key, tuple(ranges), tuple(copied_at))
+
+
+def leaving_changes(session: SparkSession, zone: RawZone, judged: JudgedEnds) -> DataFrame:
+    """Read the changes that may have taken a key away: `commit_lsn` and `is_truncate`."""
+    files = {
+        file
+        for epoch, start, end in judged.ranges
+        for file in change_files(zone.changes.table, epoch, start, end).addresses
+    }
+    if not files:
+        return session.sql("SELECT 0L AS commit_lsn, false AS is_truncate WHERE false")
+    within = _any(
+        f"(epoch = {epoch} AND commit_lsn >= {int(start)} AND commit_lsn < {int(end)})"
+        for epoch, start, end in judged.ranges
+    )
+    versions = [
+        version
+        for epoch, _, _ in judged.ranges
+        for version in zone.relations.versions(epoch)
+        if (version.relation.schema, version.relation.table) == (judged.schema, judged.table)
+    ]
+    changes_key = f"op = 'U' AND old_kind IS NOT NULL AND {_key_changes(versions, judged.key)}"
+    return (
+        session.read.schema(_RAW)
+        .parquet(*sorted(files))
+        .where(
+            f"{within} AND schema = {string(judged.schema)} AND table = {string(judged.table)} "
+            f"AND (op IN ('D', 'T') OR ({changes_key}))"
+        )
+        .selectExpr("commit_lsn", "op = 'T' AS is_truncate")
+    )
+
+
+def _key_changes(versions: Sequence[RelationVersion], key: Sequence[str]) -> str:
+    """Write the SQL that the old tuple has another key; true where it cannot be told."""
+    conditions: dict[str, list[str]] = {}
+    for version in versions:
+        names = [column.name for column in version.relation.columns]
+        condition = "true"
+        if set(key) <= set(names):
+            condition = _any(map(_differs, (names.index(name) for name in key)))
+        described = (
+            f"(epoch = {version.epoch} AND relation_id = {version.relation.relation_id} "
+            f"AND relation_version = {version.version})"
+        )
+        conditions.setdefault(condition, []).append(described)
+    cases = " ".join(f"WHEN {_any(which)} THEN {sql}" for sql, which in conditions.items())
+    return f"(CASE {cases} ELSE true END)" if cases else "true"
+
+
+def _differs(position: int) -> str:
+    """Write the SQL that both tuples have another text at a position.
+
+    What an update leaves out as unchanged TOAST is NULL in the new one.
+    """
+    is_left_out = f"coalesce(array_contains(unchanged, {position}), false)"
+    return f"NOT (get(old, {position}) <=> get(new, {position}) OR {is_left_out})"
+
+
+def _any(conditions: Iterable[str]) -> str:
+    return f"({' OR '.join(conditions) or 'false'})"

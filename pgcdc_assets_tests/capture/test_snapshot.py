@@ -1,0 +1,196 @@
+"""Which slot and epoch a copy belongs to."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import psycopg2
+import pytest
+from psycopg2.extras import LogicalReplicationConnection
+
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    PgcdcError,
+    RawZoneError,
+    SlotBusy,
+    SlotLost,
+    SlotMissing,
+    TransientError,
+)
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.slots import create_slot, drop_slot
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.fixtures.database import Database, create_database, drop_database
+from pgcdc_assets_tests.fixtures.proxy import TcpProxy
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def slot(database: Database) -> str:
+    """A table with two rows in a publication, and the name of a slot that is not there yet."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    database.execute("insert into t values (1), (2)")
+    return f"s_{database.name}"
+
+
+def _slots(database: Database) -> list[tuple[str, bool]]:
+    return database.query(
+        "select slot_name, temporary from pg_replication_slots where database = current_database()"
+    )
+
+
+def test_the_first_copy_makes_slot_and_epoch(database: Database, zone: RawZone, slot: str) -> None:
+    [report] = copy_tables(database.settings(), zone, slot, "pub")
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    confirmed = database.value(
+        "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", (slot,)
+    )
+    assert report.row_count == 2
+    assert report.snapshot_lsn == epoch.start_lsn == Lsn.parse(confirmed)
+    assert (epoch.epoch, epoch.slot, epoch.publication) == (1, slot, "pub")
+    assert epoch.database == database.name
+    assert _slots(database) == [(slot, False)]
+
+
+def test_a_slot_made_by_an_administrator_is_adopted(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    with create_slot(database.settings(), slot) as made:
+        pass
+    database.execute("insert into t values (3)")
+    [report] = copy_tables(database.settings(), zone, slot, "pub")
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    assert epoch.start_lsn == made.consistent_point < report.snapshot_lsn
+    assert report.row_count == 3
+    assert _slots(database) == [(slot, False)]
+
+
+def test_a_slot_that_somebody_reads_is_not_adopted(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    settings = database.settings("other")
+    with create_slot(settings, slot):
+        pass
+    stream = psycopg2.connect(
+        settings.conninfo_for("capture", replication=True),
+        connection_factory=LogicalReplicationConnection,
+    )
+    with closing(stream), stream.cursor() as cursor:
+        cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})
+        with pytest.raises(SlotBusy, match="pgcdc capture other"):
+            copy_tables(database.settings(), zone, slot, "pub")
+    assert zone.epochs.latest() is None
+
+
+def test_a_missing_publication_leaves_no_slot(database: Database, zone: RawZone, slot: str) -> None:
+    """B9."""
+    with pytest.raises(ConfigurationError, match="Publication nowhere does not exist"):
+        copy_tables(database.settings(), zone, slot, "nowhere")
+    assert _slots(database) == []
+    assert zone.epochs.latest() is None
+
+
+def test_a_lake_that_cannot_be_written_leaves_no_slot(database: Database, slot: str) -> None:
+    with pytest.raises(ConfigurationError, match="/proc/nowhere"):
+        copy_tables(database.settings(), RawZone(Lake("/proc/nowhere"), "test"), slot, "pub")
+    assert _slots(database) == []
+
+
+def test_a_raw_zone_filled_from_another_slot_is_refused(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    """Issue 3, bad input."""
+    copy_tables(database.settings(), zone, slot, "pub")
+    with pytest.raises(RawZoneError, match=f"filled from slot {slot} of database {database.name}"):
+        copy_tables(database.settings(), zone, "another_slot", "pub")
+    assert _slots(database) == [(slot, False)]
+    other = create_database(database.server)
+    try:
+        other.execute("create publication pub")
+        with pytest.raises(RawZoneError, match=f"not from slot {slot} of database {other.name}"):
+            copy_tables(other.settings(), zone, slot, "pub")
+    finally:
+        drop_database(other)
+
+
+def test_a_slot_that_went_missing_is_not_made_anew(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    copy_tables(database.settings(), zone, slot, "pub")
+    with query_connection(database.settings(), "test") as conn:
+        drop_slot(conn, slot)
+    with pytest.raises(SlotMissing, match=f"slot {slot} does not exist"):
+        copy_tables(database.settings(), zone, slot, "pub", [("public", "t")])
+    assert _slots(database) == []
+
+
+@pytest.mark.every_pg
+def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -> None:
+    """B11; servers before 17 give no reason for an invalidation."""
+    copy_tables(database.settings(), zone, slot, "pub")
+    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    try:
+        database.execute("select pg_reload_conf()")
+        for _ in range(3):
+            database.execute("select pg_logical_emit_message(true, 'x', 'y')")
+            database.execute("select pg_switch_wal()")
+        database.execute("checkpoint")
+        with pytest.raises(SlotLost, match="is lost"):
+            copy_tables(database.settings(), zone, slot, "pub", [("public", "t")])
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.execute("select pg_reload_conf()")
+
+
+def test_two_first_runs_at_once_make_one_slot_and_one_epoch(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    """B5."""
+    outcomes: list[object] = []
+
+    def run() -> None:
+        try:
+            outcomes.append(
+                copy_tables(database.settings(), RawZone(zone.lake, "test"), slot, "pub")
+            )
+        except PgcdcError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    errors = [outcome for outcome in outcomes if isinstance(outcome, PgcdcError)]
+    assert all(isinstance(error, TransientError) for error in errors)
+    assert len(errors) < 3
+    assert len(zone.epochs.all()) == 1
+    assert _slots(database) == [(slot, False)]
+
+
+def test_a_connection_cut_in_the_middle_of_a_copy_leaves_nothing(
+    database: Database, zone: RawZone, slot: str, proxy: TcpProxy
+) -> None:
+    """B2."""
+    database.execute("create table wide (id int primary key, note text)")
+    database.execute(
+        "insert into wide select i, repeat('x', 1000) from generate_series(1, 50000) i;"
+        "alter publication pub add table wide"
+    )
+    proxy.throttle(30_000_000)
+    cutter = threading.Timer(0.8, proxy.cut)
+    cutter.start()
+    settings = ConnectionSettings(proxy.conninfo(database.conninfo), "test")
+    with pytest.raises(TransientError):
+        copy_tables(settings, zone, slot, "pub", [("public", "wide")])
+    cutter.join()
+    assert zone.snapshots.complete_copies() == []
+    proxy.throttle(None)
+    assert [r.row_count for r in copy_tables(database.settings(), zone, slot, "pub")] == [2, 50_000]

@@ -1,0 +1,313 @@
+"""The command line as a user meets it: sentences, exit statuses, files, and no stack traces."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import pgcdc_assets
+from pgcdc_assets.cli import main
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.verify import Comparison
+from pgcdc_assets_tests.fixtures.database import Database
+
+NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    home = tmp_path / "dagster"
+    home.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("PGCDC_DSN", NOWHERE)
+    yield
+
+
+def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pgcdc_assets.cli", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "check", "init", "sync", "status", "verify", "rebuild", "renew", "resnapshot", "spark"],
+)
+def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*([command] if command else []), "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "PGCDC_DSN" in out
+    assert "exit status" in out
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"pgcdc {pgcdc_assets.__version__}\n"
+
+
+def test_no_command_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+
+
+def test_help_does_not_wait_for_dagster() -> None:
+    script = (
+        "import sys\nfrom pgcdc_assets.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(1 if 'dagster' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["check", "sync", "status", "init --name x --publication p", "renew --name shop"]
+)
+def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(
+    command: str, tmp_path: Path
+) -> None:
+    more = ["--defs", str(tmp_path / "defs")] if command.startswith("init") else []
+    # Features of Dagster that are in beta are none of the user's business, even with all warnings.
+    done = pgcdc(*command.split(), *more, PYTHONWARNINGS="always")
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pgcdc: ")
+    assert "127.0.0.1:1" in line
+    _, has_log, log = line.partition("Output of libraries is in ")
+    if has_log:
+        assert re.search("BetaWarning|PreviewWarning", Path(log).read_text()) is None
+    assert done.stdout == ""
+    assert "sesame" not in line
+
+
+@pytest.mark.parametrize("command", ["verify --name nope", "resnapshot nope"])
+def test_a_name_that_is_wrong_is_one_sentence(command: str) -> None:
+    done = pgcdc(*command.split())
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pgcdc: There is no capture named nope")
+
+
+def test_what_libraries_print_goes_to_a_file_that_the_sentence_names(tmp_path: Path) -> None:
+    (tmp_path / "noisy_location.py").write_text(
+        "import os, subprocess, warnings\n"
+        "warnings.warn('a warning')\n"
+        "os.write(1, b'out of C\\n')\n"
+        "subprocess.run('echo a child >&2', shell=True)\n"
+        "from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions\n"
+        'defs = build_cdc_definitions(CdcCapture("mine", "pub", (CdcTable("s", "t"),)))\n'
+    )
+    noise = ("a warning", "out of C", "a child")
+    arguments = ("status", "-m", "noisy_location")
+    here = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = pgcdc(*arguments, **here)
+    (line,) = done.stderr.splitlines()
+    assert done.stdout == ""
+    log = Path(line.rpartition(" is in ")[2])
+    assert all(each in log.read_text() for each in noise)
+    assert log.stat().st_mode & 0o077 == 0
+    log.unlink()
+    shown = pgcdc(*arguments, "--verbose", **here)
+    assert all(each in shown.stdout + shown.stderr for each in noise)
+
+
+def test_debug_adds_the_stack_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--publication", "p", "--debug"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_malformed_connection_string_is_a_setting_to_mend(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", "postgresql://u:secret@[")
+    assert main(["check", "--publication", "p"]) == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "sync", "status", "verify"])
+def test_an_unknown_capture_is_named_beside_the_known_ones(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--name", "nope"]) == 2
+    error = capsys.readouterr().err
+    assert "nope" in error
+    assert "shop" in error
+
+
+def test_a_module_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "-m", "no_such_module"]) == 2
+    assert "no_such_module" in capsys.readouterr().err
+
+
+def test_a_dagster_home_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", "/no/such/home")
+    assert main(["sync"]) == 2
+    assert "/no/such/home" in capsys.readouterr().err
+
+
+@pytest.mark.postgres
+def test_check_says_what_is_missing_and_the_sql(
+    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    assert main(["check", "--publication", "missing"]) == 2
+    printed = capsys.readouterr()
+    assert "create publication" in printed.out
+    assert "missing" in printed.err
+
+
+def init(defs: Path, *more: str) -> int:
+    """Write capture `mine` of publication `p`."""
+    return main(["init", "--name", "mine", "--publication", "p", "--defs", str(defs), *more])
+
+
+def tables_in(defs: Path) -> list[dict[str, Any]]:
+    """The tables that capture `mine` declares."""
+    written = yaml.safe_load((defs / "mine" / "defs.yaml").read_text())
+    tables: list[dict[str, Any]] = written["attributes"]["tables"]
+    return tables
+
+
+@pytest.mark.postgres
+def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from pgcdc_assets.orchestration.code_location import find_captures, load_defs_folders
+
+    database.execute("create table public.t (a int, b text, v numeric, primary key (b, a))")
+    database.execute("create publication p for table t")
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    defs = tmp_path / "defs"
+    assert init(defs) == 0
+    assert tables_in(defs) == [{"name": "public.t", "key": ["b", "a"], "scd": [1]}]
+    assert set(find_captures(load_defs_folders([defs]))) == {"mine"}
+    assert init(defs) == 2
+    assert "--force" in capsys.readouterr().err
+    assert init(defs, "--force") == 0
+
+
+@pytest.mark.postgres
+def test_init_writes_the_key_that_updates_and_deletes_bring(
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    database.execute("create table public.t (id int primary key, code text not null unique)")
+    database.execute("alter table public.t replica identity using index t_code_key")
+    database.execute("create publication p for table t")
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    assert init(tmp_path) == 0
+    assert tables_in(tmp_path) == [{"name": "public.t", "key": ["code"], "scd": [1]}]
+
+
+@pytest.mark.postgres
+def test_init_writes_nothing_when_the_source_is_not_ready(
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    defs = tmp_path / "defs"
+    assert main(["init", "--name", "mine", "--publication", "no", "--defs", str(defs)]) == 2
+    assert not defs.exists()
+
+
+@pytest.mark.postgres
+def test_status_before_the_first_sync_says_that_there_is_nothing(
+    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "does not exist yet" in out
+    assert "nothing is captured yet" in out
+
+
+@pytest.mark.postgres
+def test_status_after_the_slot_was_dropped_says_how_to_go_on(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    now = dt.datetime.now(dt.UTC)
+    epoch = Epoch(1, Lsn(0x10), "pgcdc_shop", "shop", database.name, "1", 1, 170000, now)
+    RawZone(Lake(str(tmp_path / "lake")), "shop").epochs.append(epoch)
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "pgcdc renew --name shop" in out
+    assert "pgcdc sync" not in out
+
+
+@pytest.mark.postgres
+def test_verify_before_the_first_sync_says_what_to_do(
+    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    assert main(["verify"]) == 2
+    assert "pgcdc sync" in capsys.readouterr().err
+
+
+@pytest.fixture
+def uncompared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A code location with tables that do not hold the source's rows, and one that does."""
+    (tmp_path / "uncompared_location.py").write_text(
+        "from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions\n"
+        'tables = (CdcTable("s", "image"), CdcTable("s", "log", without_key="log"),\n'
+        '          CdcTable("s", "history", (2,)))\n'
+        'defs = build_cdc_definitions(CdcCapture("mine", "pub", tables))\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "uncompared_location", raising=False)
+    return "uncompared_location"
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"), [("s.log", "without_key: log"), ("s.history", "scd: [2]")]
+)
+def test_verify_refuses_a_named_table_that_cannot_be_compared(
+    uncompared: str, table: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "-m", uncompared, table, "s.image"]) == 2
+    error = capsys.readouterr().err
+    assert f"{table}: " in error
+    assert reason in error
+    assert "s.image" not in error
+
+
+def test_verify_of_all_tables_says_which_ones_are_not_compared(
+    uncompared: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Comparison("s", "image", 3, 3, lsn=Lsn(0x10))
+    monkeypatch.setattr("pgcdc_assets.cli.verify._verify", lambda *_: iter([found]))
+    assert main(["verify", "-m", uncompared]) == 0
+    table, *left_out = capsys.readouterr().out.split("Not compared: ")
+    assert "s.image" in table
+    assert [line.partition(":")[0] for line in left_out] == ["s.log", "s.history"]
+    assert "without_key: log" in left_out[0]
+    assert "scd: [2]" in left_out[1]

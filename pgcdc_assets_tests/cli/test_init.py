@@ -1,0 +1,190 @@
+"""`pgcdc init` writes below the current folder, and adds new tables without touching the rest."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pgcdc_assets.cli import main
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.code_location import find_captures, load_defs_folders
+from pgcdc_assets.orchestration.defs_tables import DefsTables
+from pgcdc_assets.orchestration.home import defs_folders
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.fixtures.database import Database
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n  name: mine\n  publication: p\n"
+NEW = [CdcTable("public", "new", (1,), ("id",)), CdcTable("a.b", "Über", (1,), ("x y",))]
+WORDS = ["name: public.new", "key: [id]", "name: '\"a.b\".Über'", "key: [x y]"]
+
+# A file, and what it is after two tables were added: `+` is where their lines stand.
+FORMS = {
+    "as init writes it": HEAD + "  tables:\n  - {name: t, scd: [1]}\n+",
+    "with comments": HEAD
+    + "  # ours\n  tables:  # all of them\n    - name: t  # the first\n      scd: [1]\n+"
+    + "      # a remark\n\n  slot: s  # last\n",
+    "in block style with a list inside": HEAD
+    + "  tables:\n    - key:\n        - id\n      name: t\n    - name: u\n      key:\n"
+    + "        - a\n+"
+    + "  windows: {keep: 5}\n",
+    "with the list on one line": HEAD + "  tables: [{name: t}, {name: 'u'}+]\n  slot: s\n",
+    "with a comma at the end": HEAD + "  tables: [\n    {name: t}+,\n  ]\n",
+    "with other line ends": (HEAD + "  tables:\n  - {name: t}\n+  slot: s\n").replace("\n", "\r\n"),
+    "without a last line end": HEAD + "  tables:\n  - {name: t}+",
+    "behind another document": "type: other.Thing\nattributes: {name: x}\n---\n"
+    + HEAD
+    + "  tables:\n  - {name: t}\n+---\ntype: other.Thing\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tables_are_added_and_every_other_byte_stays(form: str, tmp_path: Path) -> None:
+    head, tail = FORMS[form].split("+")
+    path = tmp_path / "defs.yaml"
+    path.write_bytes((head + tail).encode())
+    path.chmod(0o640)
+    listed = DefsTables.read(path, "mine")
+    listed.add(NEW)
+    text = path.read_bytes().decode()
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    added = text[len(head) : len(text) - len(tail)]
+    assert all(added.count(words) == 1 for words in WORDS)
+    again = DefsTables.read(path, "mine")
+    assert again.names == [*listed.names, *(table.name for table in NEW)]
+    rest = {key: value for key, value in again.attributes.items() if key != "tables"}
+    assert rest == {key: value for key, value in listed.attributes.items() if key != "tables"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert [file.name for file in tmp_path.iterdir()] == ["defs.yaml"]
+    if "\r\n" in head:
+        assert text.count("\n") == text.count("\r\n")
+
+
+def test_a_form_that_nothing_can_be_inserted_into_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "defs.yaml"
+    text = HEAD + "  tables:\n    - name: >-\n        t\n\n\n"
+    path.write_text(text.replace("    - name", "    - &t\n      name") + "    - *t\n")
+    before = path.read_bytes()
+    try:
+        DefsTables.read(path, "mine").add(NEW)
+    except ConfigurationError as error:
+        assert WORDS[0] in str(error)
+        assert path.read_bytes() == before
+    else:
+        assert DefsTables.read(path, "mine").names[-1] == NEW[-1].name
+
+
+@pytest.mark.postgres
+def test_init_writes_below_the_current_folder_and_the_capture_is_found_there(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    database.execute("create table t (id int primary key)")
+    database.execute("create publication p for table t")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    assert main(["init", "--name", "mine", "--publication", "p"]) == 0
+    assert (tmp_path / "defs" / "mine" / "defs.yaml").is_file()
+    assert set(find_captures(load_defs_folders(defs_folders()))) == {"mine"}
+    monkeypatch.delenv("PGCDC_DSN")
+    assert set(find_captures(load_defs_folders(defs_folders()))) == {"mine", "shop"}
+    assert main(["init", "--name", "mine", "--publication", "p"]) == 2
+    assert "--update adds the tables that it lacks, --force" in capsys.readouterr().err
+    assert main(["init", "--name", "shop", "--publication", "p", "--force"]) == 2
+    assert "shop/defs.yaml exists already" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
+def test_git_does_not_see_what_init_writes_in_a_clone() -> None:
+    command = ["git", "check-ignore", "-q", "defs/mine/defs.yaml"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.postgres
+def test_update_adds_new_tables_and_names_what_differs(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    for name in ("kept", "gone", "rekeyed"):
+        database.execute(f"create table {name} (id int primary key, other int not null unique)")
+    database.execute("create publication p for table kept, gone, rekeyed")
+    assert main(["init", "--name", "mine", "--publication", "p"]) == 0
+    path = tmp_path / "defs" / "mine" / "defs.yaml"
+    edited = path.read_text().replace("scd: [1]\n", "scd: [1, 2]  # by hand\n", 1)
+    assert "by hand" in edited
+    path.write_text(edited + "  windows: {keep: 500}  # ours\n")
+    before = path.read_text().splitlines()
+    capsys.readouterr()
+
+    assert main(["init", "--name", "mine", "--update"]) == 0
+    assert path.read_text().splitlines() == before
+    assert "has all tables already" in capsys.readouterr().out
+
+    database.execute('create table "Order Lines" (id int primary key)')
+    database.execute('alter publication p set table kept, rekeyed, "Order Lines"')
+    database.execute("alter table rekeyed replica identity using index rekeyed_other_key")
+    assert main(["init", "--name", "mine", "--update"]) == 0
+    printed = capsys.readouterr().out
+    assert 'Added public."Order Lines", key: id.' in printed
+    assert "public.gone is not in publication p any more: its entry stays." in printed
+    assert "public.rekeyed has key (id) in the file and (other) in the source" in printed
+    after = path.read_text().splitlines()
+    assert after[:-4] + after[-1:] == before
+    assert len(after) == len(before) + 3
+    attributes = yaml.safe_load(path.read_text())["attributes"]
+    assert attributes["windows"] == {"keep": 500}
+    assert attributes["tables"][-1] == {"name": 'public."Order Lines"', "key": ["id"], "scd": [1]}
+
+    assert main(["init", "--name", "mine", "--update", "--publication", "q"]) == 2
+    assert "captures publication p, not q" in capsys.readouterr().err
+    assert main(["init", "--name", "other", "--update"]) == 2
+    assert "to update: write it by pgcdc init without --update" in capsys.readouterr().err
+    assert main(["init", "--name", "mine", "--update", "--force"]) == 2
+    path.write_text(path.read_text().replace("publication:", "publicaton:"))
+    capsys.readouterr()
+    assert main(["init", "--name", "mine", "--update"]) == 2
+    assert "did you mean `publication`?" in capsys.readouterr().err
+
+
+@pytest.mark.postgres
+def test_a_table_whose_columns_delta_cannot_tell_apart_is_left_out_and_the_others_are_not(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
+    database.execute('create table cased (id int primary key, "A" int, a int)')
+    database.execute("create table ours (id int primary key, _lsn int)")
+    database.execute("create table marked (id int primary key, _deleted bool)")
+    database.execute("create publication p for table cased, ours, marked")
+    assert main(["init", "--name", "mine", "--publication", "p"]) == 0
+    printed = capsys.readouterr().out
+    assert 'Left out: Table public.cased cannot be merged: column "a" and column "A"' in printed
+    assert 'Left out: Table public.ours cannot be merged: column "_lsn"' in printed
+    path = tmp_path / "defs" / "mine" / "defs.yaml"
+    listed = DefsTables.read(path, "mine")
+    assert [str(name) for name in listed.names] == ["public.marked"]
+
+    assert main(["check", "--name", "mine"]) == 0
+    path.write_text(path.read_text().replace("scd: [1]", "scd: [1]\n    soft_deletes: true"))
+    listed = DefsTables.read(path, "mine")
+    listed.add([CdcTable("public", "cased")])
+    capsys.readouterr()
+    assert main(["check", "--name", "mine"]) == 2
+    printed_again = capsys.readouterr()
+    assert 'Table public.marked cannot be merged: column "_deleted"' in printed_again.out
+    assert "columns of public.cased, columns of public.marked" in printed_again.err

@@ -1,0 +1,101 @@
+"""`pgcdc verify` and `pgcdc rebuild` on a capture of a real database."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.cli import main
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.fixtures.database import Database
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
+MODULE = """
+from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
+
+defs = build_cdc_definitions(
+    CdcCapture("mine", "pub", (CdcTable("public", "t"),), slot="{slot}")
+)
+"""
+
+
+@pytest.fixture
+def module(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A code location with one capture, in surroundings of the test's own."""
+    name = f"location_{database.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE.format(slot=f"s_{database.name}"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    home = tmp_path / "dagster"
+    home.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    database.execute("create table t (id int primary key, v text)")
+    database.execute("insert into t select i, 'row ' || i from generate_series(1, 50) i")
+    database.execute("create publication pub for table t")
+    return name
+
+
+def test_a_difference_is_named_and_a_rebuild_mends_it_without_the_source(
+    module: str,
+    database: Database,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """H4, as a user meets it."""
+    assert main(["sync", "-m", module]) == 0
+    database.execute("update t set v = 'changed' where id = 7")
+    assert main(["verify", "-m", module]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"public\.t +[0-9A-F]+/[0-9A-F]+ +50 +50 +0 +0 +0 +-", out)
+
+    live = delta_table(table_path(Lake(str(tmp_path / "lake")), "mine", "public", "t", 1))
+    spark.sql(f"UPDATE {live} SET v = 'wrong' WHERE id = 3")
+    spark.sql(f"DELETE FROM {live} WHERE id = 44")
+    assert main(["verify", "-m", module, "public.t"]) == 1
+    printed = capsys.readouterr()
+    assert re.search(r"missing +'44'", printed.out)
+    assert re.search(r"differs +'3' +v", printed.out)
+    assert "Not equal to the source at the same LSN: public.t." in printed.err
+    assert "wrong" not in printed.out + printed.err
+
+    with monkeypatch.context() as patched:
+        patched.setenv("PGCDC_DSN", NOWHERE)
+        assert main(["rebuild", "mine", "public.t", "-m", module]) == 0
+        assert re.search(r"scd1/public/t +[0-9A-F]+/[0-9A-F]+ ", capsys.readouterr().out)
+        assert main(["rebuild", "mine", "-m", module, "--through", "FFFF/0"]) == 2
+        assert "captured through" in capsys.readouterr().err
+        assert main(["rebuild", "mine", "-m", module, "--through", "soon"]) == 2
+        assert "'soon' does not have the form 16/B374D848" in capsys.readouterr().err
+        assert main(["rebuild", "mine", "public.nope", "-m", module]) == 2
+        assert "public.nope" in capsys.readouterr().err
+    assert main(["verify", "-m", module]) == 0
+    assert main(["verify", "-m", module, "public.nope"]) == 2
+
+    def copies() -> int:
+        return len(RawZone(Lake(str(tmp_path / "lake")), "mine").snapshots.complete_copies(1))
+
+    before = copies()
+    database.execute("alter table t alter column id type bigint, add column kept int")
+    database.execute("alter table t drop column v; update t set kept = 1 where id = 1")
+    capsys.readouterr()
+    assert main(["sync", "-m", module]) == 4
+    remedy = "pgcdc resnapshot mine public.t"
+    assert f"Take a new snapshot with: {remedy}" in capsys.readouterr().err
+    assert main(["resnapshot", "mine", "public.nope", "-m", module]) == 2
+    assert "has no table public.nope; it has public.t" in capsys.readouterr().err
+    assert copies() == before
+    assert main([*remedy.split()[1:], "-m", module]) == 0
+    assert "new snapshots of public.t are merged" in capsys.readouterr().out
+    assert copies() == before + 1
+    assert main(["verify", "-m", module]) == 0

@@ -1,0 +1,231 @@
+"""Columns, keys and names: what makes a table, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.fold.schema import build_shape
+from pgcdc_assets.merge.fold.types import delta_type, full_type
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets_tests.merge.history import column, relation
+
+
+def _numeric(precision: int, scale: int) -> int:
+    """make_numeric_typmod of Postgres's numeric.c."""
+    return (precision << 16 | (scale & 0x7FF)) + 4
+
+
+def _versions(*relations: Relation) -> list[RelationVersion]:
+    return [RelationVersion(1, i, Lsn(i), r) for i, r in enumerate(relations, 1)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "ddl"),
+    [
+        (column("c", "int2"), "SMALLINT"),
+        (column("c", "int8"), "BIGINT"),
+        (column("c", "oid"), "BIGINT"),
+        (column("c", "numeric", _numeric(10, 2)), "DECIMAL(10,2)"),
+        (column("c", "numeric", _numeric(38, 38)), "DECIMAL(38,38)"),
+        (column("c", "numeric", _numeric(5, -2)), "DECIMAL(7,0)"),
+        (column("c", "numeric", _numeric(3, 5)), "DECIMAL(5,5)"),
+        (column("c", "numeric", _numeric(39, 0)), "STRING"),
+        (column("c", "numeric", _numeric(38, -1)), "STRING"),
+        (column("c", "numeric", _numeric(10, 39)), "STRING"),
+        (column("c", "numeric"), "STRING"),
+        (column("c", "timestamptz"), "TIMESTAMP"),
+        (column("c", "timestamp", 3), "TIMESTAMP_NTZ"),
+        (column("c", "time"), "STRING"),
+        (column("c", "interval"), "STRING"),
+        (column("c", "money"), "STRING"),
+        (column("c", "bytea"), "BINARY"),
+        (column("c", "uuid"), "STRING"),
+        (column("c", "shop.status", kind="e"), "STRING"),
+        (column("c", "shop.int4", kind="c"), "STRING"),
+        (column("c", None), "STRING"),
+        (column("c", "_int4", element_type="int4"), "ARRAY<INT>"),
+        (
+            column("c", "_numeric", element_type="numeric", element_typmod=_numeric(6, 1)),
+            "ARRAY<DECIMAL(6,1)>",
+        ),
+        (column("c", "_status", kind="e", element_type="shop.status"), "ARRAY<STRING>"),
+        (column("c", "_box", element_type="box"), "STRING"),
+        (column("c", "public._geometry", element_type="public.geometry"), "STRING"),
+    ],
+)
+def test_each_postgres_type_has_its_delta_type(declared: Column, ddl: str) -> None:
+    """G1, G9: by base type and the typmod that governs it."""
+    assert delta_type(declared).ddl == ddl
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("id", "Name", "name"), '"name" and column "Name"'),
+        (("id", "STRASSE", "strasse"), '"strasse"'),
+        (("id", "_lsn"), '"_lsn"'),
+        (("id", "_Rescued"), '"_Rescued"'),
+    ],
+)
+def test_names_that_delta_cannot_tell_apart_are_refused(names: tuple[str, ...], shown: str) -> None:
+    with pytest.raises(MergeConflict, match=shown):
+        build_shape(_versions(relation(*map(column, names))), None)
+
+
+def test_the_key_is_the_setting_then_the_primary_key_then_the_identity() -> None:
+    columns = [column("a"), column("b"), column("c")]
+    made = relation(*columns, key=("c", "a"))
+    assert build_shape(_versions(made), None).key == (2, 0)
+    full = relation(*columns, key=("c", "a"), identity="f")
+    assert build_shape(_versions(full), ("b",)).key == (1,)
+    indexed = relation(
+        column("a"), column("b", is_key=True), column("c", is_key=True), key=(), identity="i"
+    )
+    assert build_shape(_versions(indexed), None).key == (1, 2)
+
+
+@pytest.mark.parametrize("identity", ["d", "n", "f"])
+def test_a_table_whose_rows_nothing_tells_apart_has_no_key(identity: str) -> None:
+    assert build_shape(_versions(relation(column("a"), key=(), identity=identity)), None).key == ()
+
+
+def test_a_key_that_old_tuples_do_not_hold_is_refused() -> None:
+    made = relation(column("a"), column("b"), key=("a",))
+    with pytest.raises(ReplicaIdentityError, match='"b"'):
+        build_shape(_versions(made), ("b",))
+    with pytest.raises(MergeConflict, match='"missing"'):
+        build_shape(_versions(made), ("missing",))
+
+
+def test_an_added_column_is_not_in_older_tuples() -> None:
+    before = relation(column("id"), column("v", "text"))
+    after = relation(column("id"), column("v", "text"), column("w", "text"))
+    shape = build_shape(_versions(before, after), None)
+    assert [layout.positions for layout in shape.layouts] == [(0, 1, None), (0, 1, 2)]
+
+
+def _change_of(**change: Any) -> tuple[Relation, Relation]:
+    before = relation(column("id"), column("v", "text"))
+    id_column, v = before.columns
+    return before, replace(before, columns=(id_column, replace(v, **change)))
+
+
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        (_change_of(name="w"), "renamed"),
+        (_change_of(base_type="int4", type="integer"), "type changed"),
+        (_change_of(attnum=9), "dropped"),
+        (
+            (relation(column("id"), column("v")), relation(column("id"))),
+            "dropped",
+        ),
+        (
+            (relation(column("id")), relation(column("id"), relation_id=2000)),
+            "created again",
+        ),
+    ],
+)
+def test_a_change_of_columns_that_cannot_be_replayed_names_the_table(
+    versions: tuple[Relation, Relation], reason: str
+) -> None:
+    with pytest.raises(SchemaChangeError, match=rf"shop\.items.*{reason}"):
+        build_shape(_versions(*versions), None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_replayed"),
+    [
+        (("varchar", 9), ("varchar", 14), True),
+        (("varchar", 9), ("varchar", -1), True),
+        (("varchar", 9), ("varchar", 8), False),
+        (("varchar", -1), ("varchar", 9), False),
+        (("bpchar", 9), ("bpchar", 14), False),
+        (("timestamp", 0), ("timestamp", 3), True),
+        (("timestamptz", 6), ("timestamptz", 0), False),
+        (("numeric", _numeric(50, 20)), ("numeric", _numeric(60, 20)), True),
+        (("numeric", _numeric(50, 20)), ("numeric", _numeric(60, 21)), False),
+        (("numeric", _numeric(50, 20)), ("numeric", -1), True),
+        (("numeric", -1), ("numeric", _numeric(50, 20)), False),
+    ],
+)
+def test_a_limit_may_be_widened_and_not_narrowed(
+    before: tuple[str, int], after: tuple[str, int], is_replayed: bool
+) -> None:
+    """F5: where Postgres keeps every value as it is, there is nothing to copy anew."""
+    versions = [relation(column("id"), column("v", *declared)) for declared in (before, after)]
+    if is_replayed:
+        build_shape(_versions(*versions), None)
+        return
+    with pytest.raises(SchemaChangeError, match="length or precision"):
+        build_shape(_versions(*versions), None)
+
+
+def test_another_key_than_the_table_was_made_with_is_refused() -> None:
+    made = relation(column("id"), column("v"))
+    with pytest.raises(SchemaChangeError, match="key"):
+        build_shape(_versions(made), None, known_key='"v"')
+    assert build_shape(_versions(made), None, known_key='"id"').key == (0,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "typmod", "shown"),
+    [
+        ("numeric", "numeric", (18 << 16 | 9) + 4, "numeric(18,9)"),
+        ("numeric", "numeric", -1, "numeric"),
+        ("varchar", "character varying", 14, "character varying(10)"),
+        ("timestamptz", "timestamp with time zone", 3, "timestamp(3) with time zone"),
+        ("bit", "bit", 8, "bit(8)"),
+        ("int4", "integer", -1, "integer"),
+    ],
+)
+def test_a_type_is_shown_with_its_limit(kind: str, name: str, typmod: int, shown: str) -> None:
+    column = Column("c", 0, typmod=typmod, type=name, base_type=kind, base_typmod=typmod)
+    assert full_type(column) == shown
+    array = Column("c", 0, typmod=typmod, type=f"{name}[]", base_type="_x", element_type=kind)
+    assert full_type(array) == f"{shown}[]"
+
+
+def _with_default(relation: Relation, text: str, attribute_count: int | None = None) -> Relation:
+    last = replace(relation.columns[-1], missing=text)
+    return replace(
+        relation, columns=(*relation.columns[:-1], last), attribute_count=attribute_count
+    )
+
+
+def _at(attnum: int, name: str) -> Column:
+    return replace(column(name, "int4"), attnum=attnum)
+
+
+@pytest.mark.parametrize(
+    ("attribute_count", "default"),
+    [
+        pytest.param(1, "5", id="added since"),
+        pytest.param(None, "5", id="version of an earlier release"),
+        pytest.param(2, None, id="there before, and not published"),
+    ],
+)
+def test_rows_from_before_a_column_have_its_default_if_it_was_added_since(
+    attribute_count: int | None, default: str | None
+) -> None:
+    key = replace(column("id", "int4", is_key=True), attnum=1)
+    before = replace(relation(key), attribute_count=attribute_count)
+    after = _with_default(relation(key, _at(2, "n")), "5", 2)
+    versions = _versions(before, after)
+    assert build_shape(versions, ("id",), known=versions).fields[1].default == default
+
+
+def test_a_default_that_the_catalog_has_forgotten_since_is_still_known() -> None:
+    key = replace(column("id", "int4", is_key=True), attnum=1)
+    with_default = _with_default(relation(key, _at(2, "n")), "5")
+    later = relation(key, _at(2, "n"), _at(3, "m"))
+    versions = _versions(relation(key), with_default, later)
+    shape = build_shape([versions[0], versions[2]], ("id",), known=versions)
+    assert [field.default for field in shape.fields] == [None, "5", None]
+    assert build_shape(versions[:1], ("id",)).fields[0].default is None

@@ -1,0 +1,117 @@
+"""A history over two epochs, the second of which begins at a lower LSN."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.fold.schema import EPOCH_COLUMNS
+from pgcdc_assets.merge.kinds.epoch_columns import MergedEpoch, epoch_sql
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.merge.history import (
+    CLOCK,
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    truncate,
+    update,
+)
+from pgcdc_assets_tests.merge.one_table import drop_epochs, merge
+from pgcdc_assets_tests.verify.merged_tables import HISTORY
+
+_README = Path(__file__).parents[2] / "README.md"
+
+# The rows of the source as each commit left them, by epoch and LSN.
+_STATES = {
+    (1, 0x5000): {1: "b", 2: "a"},
+    (1, 0x5010): {1: "b", 2: "a", 3: "a"},
+    (2, 0x4FF0): {1: "c", 2: "a", 4: "a"},
+    (2, 0x5000): {1: "d", 2: "a", 4: "a"},
+    (2, 0x5010): {1: "d", 4: "a"},
+    (2, 0x5020): {},
+    (2, 0x5030): {5: "a"},
+}
+
+
+def _as_of(spark: SparkSession, path: str, epoch: int, lsn: int) -> dict[int, str]:
+    """Ask the query that the README gives."""
+    (query,) = re.findall(r"```sql\n(select \* from history\n.*?)```", _README.read_text(), re.S)
+    spark.read.format("delta").load(path).createOrReplaceTempView("history")
+    query = query.replace(":epoch", str(epoch)).replace(":lsn", str(lsn))
+    found = spark.sql(query).collect()
+    rows = {row["id"]: row["v"] for row in found}
+    assert len(rows) == len(found)
+    return rows
+
+
+def _first_epoch(spark: SparkSession, zone: RawZone) -> tuple[Landing, str]:
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))], lsn=0x5000)
+    landing.begin([("1", "a"), ("2", "a")])
+    landing.land([update("1", "b")], [insert("3", "a")])
+    return landing, merge(spark, landing, HISTORY).path
+
+
+def _second_epoch(spark: SparkSession, landing: Landing) -> None:
+    landing.epoch, landing.lsn, landing.clock = 2, 0x4FF0, CLOCK + dt.timedelta(days=1)
+    landing.begin([("1", "c"), ("2", "a")])
+    landing.land([insert("4", "a")], [update("1", "d")], [delete("2", None)])
+    merge(spark, landing, HISTORY)
+
+
+def _empty_and_refill(spark: SparkSession, landing: Landing) -> None:
+    landing.land([truncate()])
+    merge(spark, landing, HISTORY)
+    landing.land([insert("5", "a")])
+    merge(spark, landing, HISTORY)
+
+
+@pytest.mark.spark
+def test_the_documented_query_gives_the_state_at_each_position_of_each_epoch(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    landing, path = _first_epoch(spark, zone)
+    _second_epoch(spark, landing)
+    _empty_and_refill(spark, landing)
+    assert {at: _as_of(spark, path, *at) for at in _STATES} == _STATES
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("merged_epochs", [1, 2])
+def test_a_history_of_an_earlier_release_gets_its_epochs_with_the_next_merge(
+    spark: SparkSession, zone: RawZone, merged_epochs: int
+) -> None:
+    landing, path = _first_epoch(spark, zone)
+    if merged_epochs == 1:
+        drop_epochs(spark, path)
+        _second_epoch(spark, landing)
+    else:
+        _second_epoch(spark, landing)
+        drop_epochs(spark, path)
+    _empty_and_refill(spark, landing)
+    assert {at: _as_of(spark, path, *at) for at in _STATES} == _STATES
+    table = spark.read.format("delta").load(path)
+    assert table.where("_valid_from_epoch IS NULL").count() == 0
+    assert all(table.schema[name].metadata.get("comment") for name in EPOCH_COLUMNS)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("lsn", "at", "epoch"), [(5, 0, 2), (30, 0, 1), (30, 9, 2), (70, 9, 1), (99, 9, None)]
+)
+def test_an_lsn_of_one_epoch_alone_tells_it_and_else_the_time_does(
+    spark: SparkSession, lsn: int, at: int, epoch: int | None
+) -> None:
+    start = dt.datetime.fromtimestamp(5e-6, dt.UTC)
+    merged = [MergedEpoch(2, Lsn(1), Lsn(50), start), MergedEpoch(1, Lsn(20), Lsn(80), start)]
+    (row,) = spark.sql(
+        f"SELECT {epoch_sql(merged, 'lsn', 'ts')} AS epoch "
+        f"FROM (SELECT {lsn}L AS lsn, timestamp_micros({at}) AS ts)"
+    ).collect()
+    assert row["epoch"] == epoch

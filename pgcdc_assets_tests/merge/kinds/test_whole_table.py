@@ -1,0 +1,201 @@
+"""A tiny table that is written anew: the same rows as by a MERGE, and when it is not done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge import TableTarget, one_table
+from pgcdc_assets.merge.kinds import choose as kinds
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.spark.tuning import TINY_CHANGES
+from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
+from pgcdc_assets_tests.merge.one_table import (
+    add_column_of_another,
+    assert_overtaken,
+    count_change_data,
+    log_of,
+    merge,
+    overtake,
+    record_change_data,
+)
+from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, random_relation
+
+pytestmark = pytest.mark.spark
+
+_TARGET = TableTarget("shop", "items")
+_ROWS = 100
+
+
+@pytest.fixture
+def landing(zone: RawZone) -> Landing:
+    """A copy of a hundred rows, and a window that changes none."""
+    landing = Landing(zone, [random_relation("d")])
+    landing.begin([[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)])
+    landing.land([update("0", "1", "a", "1.00", "x")])
+    return landing
+
+
+def _rows(spark: SparkSession, path: str) -> list[tuple[int, int, str]]:
+    frame = spark.read.format("delta").load(path)
+    return sorted((r.history, r.id, r.doc) for r in frame.collect())
+
+
+def _land_changes(landing: Landing) -> LsnWindow:
+    return landing.land(
+        [update("1", "1", "b", "1.00", "x"), delete("2", "1", None, None, None)],
+        [delete("500", "1", None, None, None), insert("600", "1", "c", "1.00", "x")],
+        [delete("3", "1", None, None, None), insert("3", "1", "d", "1.00", "x")],
+    )
+
+
+_CHANGED = sorted(
+    [(n, 1, "a") for n in range(_ROWS) if n not in (1, 2, 3)]
+    + [(1, 1, "b"), (3, 1, "d"), (600, 1, "c")]
+)
+
+
+def test_it_is_one_write_of_all_rows_and_counts_as_a_merge_does(
+    spark: SparkSession, landing: Landing
+) -> None:
+    """A row that never was is deleted without a trace; one that goes and comes is an update."""
+    merge(spark, landing, _TARGET)
+    _land_changes(landing)
+    report = merge(spark, landing, _TARGET)
+    assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (1, 2, 1)
+    assert report.row_count == _ROWS
+    assert log_of(report.path)[0]["operation"] == "WRITE"
+    assert _rows(spark, report.path) == _CHANGED
+    assert merge(spark, landing, _TARGET).changes_read == 0
+
+
+def test_what_stays_is_stored_as_it_was(spark: SparkSession, landing: Landing) -> None:
+    path = merge(spark, landing, _TARGET).path
+    before = spark.read.format("delta").load(path).where("history > 3").collect()
+    _land_changes(landing)
+    merge(spark, landing, _TARGET)
+    after = spark.read.format("delta").load(path).where("history > 3 AND history < 600").collect()
+    assert sorted(after) == sorted(before)
+
+
+def test_a_column_that_somebody_added_keeps_its_values(
+    spark: SparkSession, landing: Landing
+) -> None:
+    path = merge(spark, landing, _TARGET).path
+    add_column_of_another(spark, path)
+    _land_changes(landing)
+    merge(spark, landing, _TARGET)
+    assert log_of(path)[0]["operation"] == "MERGE"
+    assert spark.read.format("delta").load(path).where("extra = 'mine'").count() == _ROWS - 1
+    assert _rows(spark, path) == _CHANGED
+
+
+def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    wider = relation(*COLUMNS, column("more", "text"), key=KEY)
+    landing = Landing(zone, [random_relation("d"), wider])
+    landing.begin([[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)])
+    landing.land([update("0", "1", "b", "1.00", "x", "y", version=2)])
+    report = merge(spark, landing, _TARGET)
+    assert log_of(report.path)[0]["operation"] == "WRITE"
+    found = spark.read.format("delta").load(report.path).groupBy("more").count().collect()
+    assert sorted(map(tuple, found), key=repr) == [("y", 1), (None, _ROWS - 1)]
+
+
+def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landing) -> None:
+    path = merge(spark, landing, _TARGET).path
+    record_change_data(spark, path)
+    _land_changes(landing)
+    merge(spark, landing, _TARGET)
+    # Two updates, before and after, a delete and an insert.
+    assert count_change_data(spark, path) == 6
+
+
+def test_a_key_that_the_settings_name_and_the_identity_holds_is_as_good(
+    spark: SparkSession, landing: Landing
+) -> None:
+    """`pgcdc init` writes the key of each table."""
+    named = replace(_TARGET, key=KEY)
+    path = merge(spark, landing, named).path
+    _land_changes(landing)
+    merge(spark, landing, named)
+    assert log_of(path)[0]["operation"] == "WRITE"
+    assert _rows(spark, path) == _CHANGED
+
+
+def test_a_row_that_a_deletion_vector_hides_stays_away(
+    spark: SparkSession, landing: Landing
+) -> None:
+    path = merge(spark, landing, _TARGET).path
+    spark.sql(f"DELETE FROM {delta_table(path)} WHERE history = 50")
+    _land_changes(landing)
+    merge(spark, landing, _TARGET)
+    assert log_of(path)[0]["operation"] == "WRITE"
+    assert _rows(spark, path) == [row for row in _CHANGED if row[0] != 50]
+
+
+def test_a_key_that_is_there_twice_stays_so_until_it_changes(
+    spark: SparkSession, landing: Landing
+) -> None:
+    path = merge(spark, landing, _TARGET).path
+    twice = spark.read.format("delta").load(path).where("history IN (1, 50)")
+    twice.write.format("delta").mode("append").save(path)
+    _land_changes(landing)
+    merge(spark, landing, _TARGET)
+    assert log_of(path)[0]["operation"] == "WRITE"
+    assert _rows(spark, path) == sorted([*_CHANGED, (50, 1, "a")])
+
+
+def test_rows_without_a_key_stay(spark: SparkSession, zone: RawZone) -> None:
+    """A key that the settings name may be NULL; such rows are not told apart."""
+    landing = Landing(zone, [random_relation("f")])
+    rows = [[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)]
+    landing.begin([*rows, *[["50", None, "a", "1.00", "x"]] * 2])
+    old = ("50", "1", "a", "1.00", "x")
+    landing.land([update("50", "1", "b", "1.00", "x", old=old, old_kind="O")])
+    report = merge(spark, landing, replace(_TARGET, key=KEY))
+    assert log_of(report.path)[0]["operation"] == "MERGE"
+    assert spark.read.format("delta").load(report.path).where("id IS NULL").count() == 2
+
+
+def test_many_changes_and_values_that_are_not_known_are_merged(
+    spark: SparkSession, landing: Landing
+) -> None:
+    path = merge(spark, landing, _TARGET).path
+    landing.land([update("1", "1", None, "2.00", "x", unchanged=(2,))])
+    merge(spark, landing, _TARGET)
+    assert log_of(path)[0]["operation"] == "MERGE"
+    landing.land([update("1", "1", "b", "1.00", str(n)) for n in range(TINY_CHANGES + 1)])
+    merge(spark, landing, _TARGET)
+    assert log_of(path)[0]["operation"] == "MERGE"
+
+
+def test_a_merge_that_another_overtakes_writes_nothing(
+    spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge(spark, landing, _TARGET)
+    first = _land_changes(landing)
+    landing.land([update("1", "1", "z", "1.00", "x")])
+    overtake(
+        monkeypatch, kinds, "read_files", lambda: merge(spark, landing, _TARGET, through=first)
+    )
+    assert_overtaken(spark, landing, _TARGET)
+    report = merge(spark, landing, _TARGET)
+    assert (1, 1, "z") in _rows(spark, report.path)
+    assert report.row_count == _ROWS
+
+
+def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
+    spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta leaves out what was done already, and what counts the rows would wait for them."""
+    merge(spark, landing, _TARGET)
+    _land_changes(landing)
+    overtake(monkeypatch, one_table, "check_unmoved", lambda: merge(spark, landing, _TARGET))
+    assert_overtaken(spark, landing, _TARGET)
+    assert merge(spark, landing, _TARGET).changes_read == 0

@@ -1,0 +1,75 @@
+"""The checks of a captured window evaluate: each one fails when what it speaks of is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.capture.window import CaptureReport, capture_window
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.assets import raw as capture_assets
+from pgcdc_assets.orchestration.checks.raw import COUNTED_AS_DECODED, WITHOUT_GAPS, check_windows
+from pgcdc_assets.raw.changes import Recount
+from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+
+RAW = dg.AssetKey(["t", "raw"])
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("damage", "lost"), [("op = 'I' AND ordinal = 1", {"I": (3, 2)}), ("op = 'D'", {"D": (1, 0)})]
+)
+def test_a_landed_row_that_is_lost_at_once_fails_the_run_and_its_check(
+    orchestrated: Orchestrated,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+    lost: dict[str, tuple[int, int]],
+) -> None:
+    orchestrated.copy()
+    orchestrated.database.transaction(
+        "insert into b select n, n from generate_series(1, 3) n", "delete from b where id = 2"
+    )
+
+    def capture_and_lose(*arguments: Any) -> CaptureReport:
+        report = capture_window(*arguments)
+        table = orchestrated.zone.changes.table.load()
+        assert table is not None
+        table.delete(damage)
+        return report
+
+    monkeypatch.setattr(capture_assets, "capture_window", capture_and_lose)
+    (request,) = orchestrated.tick("lag", one_shot=True).run_requests
+    result = orchestrated.execute(request, "capture")
+    assert not result.success
+    assert not result.get_asset_materialization_events()
+    checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
+    assert checks[WITHOUT_GAPS].passed
+    assert not checks[COUNTED_AS_DECODED].passed
+    metadata = checks[COUNTED_AS_DECODED].metadata
+    assert "rows landed" in str(metadata["reason"].value)
+    assert metadata["decoded_row_count"].value == metadata["row_count"].value + 1
+    assert {name: pair for name, pair in operations(metadata).items() if pair[0] != pair[1]} == lost
+
+
+def operations(metadata: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """What was decoded and what was found, by operation."""
+    records = [record.data for record in metadata["operations"].records]
+    return {r["operation"]: (int(r["decoded"]), int(r["found"])) for r in records}
+
+
+def test_rows_that_are_as_many_but_of_other_operations_are_not_as_decoded(zone: RawZone) -> None:
+    window = LsnWindow.of(1, 100, 200)
+    decoded = WindowSummary(window, 2, 1, {"s.t": {"I": 1, "U": 1}})
+    found = WindowSummary(window, 2, 1, {"s.t": {"I": 2}})
+    whole, damaged = Recount(decoded, decoded, Lsn(200)), Recount(decoded, found, Lsn(200))
+    results = {
+        is_damaged: {r.check_name: r for r in check_windows(zone, RAW, [whole, last])}
+        for is_damaged, last in ((False, whole), (True, damaged))
+    }
+    assert results[False][COUNTED_AS_DECODED].passed
+    assert not results[True][COUNTED_AS_DECODED].passed

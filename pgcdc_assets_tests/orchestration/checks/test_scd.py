@@ -1,0 +1,122 @@
+"""The checks of whole tables when one of them cannot be made; Spark and Postgres are not asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.orchestration.build import build_cdc_definitions
+from pgcdc_assets.orchestration.checks import scd as table_checks
+from pgcdc_assets.orchestration.checks.invariants import INVARIANTS_IN_FULL
+from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.spark import session
+from pgcdc_assets.verify import Comparison, Findings, Moment
+
+NAME = "test"
+TABLES = ("a", "b", "c")
+
+
+@pytest.fixture(autouse=True)
+def merged_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that were merged and are sound, at a moment that is captured."""
+
+    @contextlib.contextmanager
+    def source_moment(*_: Any) -> Iterator[Moment]:
+        yield Moment(1, Lsn(0x50), "snapshot")
+
+    def check_all(_: Any, zone: RawZone, table: TableTarget, scd: int) -> Findings:
+        return Findings(table.schema, table.table, scd)
+
+    own = contextlib.nullcontext((None,))
+    monkeypatch.setattr(SparkResource, "session", lambda self: None)
+    monkeypatch.setattr(session, "own_sessions", lambda *_: own)
+    monkeypatch.setattr(table_checks, "read_target", lambda *_: "merged")
+    monkeypatch.setattr(table_checks, "source_moment", source_moment)
+    monkeypatch.setattr(table_checks, "wait_captured", lambda *_: None)
+    monkeypatch.setattr(table_checks, "check_all", check_all)
+    monkeypatch.setattr(table_checks, "compare_at", equal)
+
+
+def equal(*arguments: Any, **_: Any) -> Comparison:
+    target: TableTarget = arguments[4]
+    return Comparison(target.schema, target.table, 1, 1, lsn=Lsn(0x50))
+
+
+def check_all_tables(zone: RawZone, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    capture = CdcCapture(NAME, "pub", tuple(CdcTable("public", table) for table in TABLES))
+    definitions = build_cdc_definitions(
+        capture,
+        postgres=PostgresResource(capture=NAME, conninfo="postgresql://127.0.0.1:1/nowhere"),
+        lake=LakeResource(uri=zone.lake.uri),
+    )
+    checks = [
+        dg.AssetCheckKey(dg.AssetKey([NAME, "scd1", "public", table]), name)
+        for table in TABLES
+        for name in (EQUALS_SOURCE, INVARIANTS_IN_FULL)
+    ]
+    job = dg.define_asset_job("alone", selection=dg.AssetSelection.checks(*checks))
+    merged = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job]))
+    return merged.resolve_job_def("alone").execute_in_process(
+        instance=instance, raise_on_error=False
+    )
+
+
+def passed(result: dg.ExecuteInProcessResult) -> set[tuple[str, str]]:
+    return {
+        (evaluation.asset_key.path[-1], evaluation.check_name)
+        for evaluation in result.get_asset_check_evaluations()
+        if evaluation.passed
+    }
+
+
+def test_a_comparison_that_cannot_be_made_does_not_keep_the_others_from_being_made(
+    zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(*arguments: Any, **_: Any) -> Comparison:
+        if arguments[4].table == "a":
+            raise ConfigurationError(reason="Table public.a may not be read.")
+        return equal(*arguments)
+
+    monkeypatch.setattr(table_checks, "compare_at", compare)
+    result = check_all_tables(zone, instance)
+    both = (EQUALS_SOURCE, INVARIANTS_IN_FULL)
+    assert passed(result) == {("a", INVARIANTS_IN_FULL)} | {(t, c) for t in "bc" for c in both}
+    assert not result.success
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    data = failure.step_failure_data.user_failure_data
+    assert data is not None
+    assert data.description == (
+        "Not checked: public.a (equals_source). Table public.a may not be read."
+    )
+
+
+def test_a_capture_that_does_not_come_is_waited_for_once_and_invariants_are_checked(
+    zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+
+    def wait(*_: Any) -> None:
+        waits.append(1)
+        raise TransientError(reason="captured through nothing only")
+
+    monkeypatch.setattr(table_checks, "wait_captured", wait)
+    result = check_all_tables(zone, instance)
+    assert result.success
+    assert passed(result) == {(table, INVARIANTS_IN_FULL) for table in TABLES}
+    judged = {
+        evaluation.metadata["is_judged"].value
+        for evaluation in result.get_asset_check_evaluations()
+        if evaluation.check_name == EQUALS_SOURCE
+    }
+    assert judged == {False}
+    assert len(waits) == 1

@@ -1,0 +1,231 @@
+"""`sync_capture` from an empty lake on, with a real server, Dagster instance and Spark session."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.errors import PgcdcError, SlotMissing
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
+from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
+
+
+def sync(orchestrated: Orchestrated) -> SyncReport:
+    location = orchestrated.location
+    return sync_capture(orchestrated.instance, location, location.captures[NAME], limits=LIMITS)
+
+
+def scd(table: str) -> dg.AssetKey:
+    return dg.AssetKey([NAME, "scd1", "public", table])
+
+
+def materialized(orchestrated: Orchestrated, key: dg.AssetKey) -> set[str]:
+    return set(orchestrated.instance.get_materialized_partitions(key))
+
+
+def checked(run: dg.DagsterRun, orchestrated: Orchestrated) -> set[str]:
+    """The checks that a run has evaluated."""
+    kinds = {dg.DagsterEventType.ASSET_CHECK_EVALUATION}
+    records = orchestrated.instance.get_records_for_run(run.run_id, of_type=kinds).records
+    events = [record.event_log_entry.dagster_event for record in records]
+    return {event.event_specific_data.check_name for event in events if event is not None}
+
+
+def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    database = orchestrated.database
+    first = sync(orchestrated)
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
+    assert first.merge_count == 1
+
+    database.execute("insert into b select n, n / 4.0 from generate_series(1, 50) n")
+    database.execute("update a set v = v || '!' where id % 2 = 0")
+    database.execute("update a set id = id + 100 where id = 1")
+    database.execute("delete from a where id = 2")
+    second = sync(orchestrated)
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
+    assert second.change_count == 50 + 5 + 1 + 1
+    assert set(second.seconds) >= {"sensors", "capture", "session", "merge"}
+
+    merges = orchestrated.instance.get_runs(filters=dg.RunsFilter(job_name=f"{NAME}_merge"))
+    ranges = [run.tags["dagster/asset_partition_range_start"] for run in merges]
+    assert sorted(ranges) == orchestrated.windows(), "no window is merged twice"
+
+    windows = set(orchestrated.windows())
+    assert materialized(orchestrated, orchestrated.raw) == windows
+    assert materialized(orchestrated, scd("a")) == windows
+    assert materialized(orchestrated, dg.AssetKey([NAME, "snapshot"])) == {"public.a", "public.b"}
+    assert checked(merges[0], orchestrated) == {INVARIANTS}, "those of whole tables wait"
+    assert all(run.is_success for run in orchestrated.instance.get_runs())
+
+    event = orchestrated.instance.get_latest_materialization_event(scd("a"))
+    assert event is not None
+    assert event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
+    assert metadata["dagster/row_count"].value == 9
+    schema = metadata["dagster/column_schema"].value
+    assert isinstance(schema, dg.TableSchema)
+    assert [column.name for column in schema.columns][:2] == ["id", "v"]
+    lineage = metadata["dagster/column_lineage"].value
+    assert isinstance(lineage, dg.TableColumnLineage)
+    assert lineage.deps_by_column["v"][0].asset_key == dg.AssetKey([NAME, "source", "public", "a"])
+
+
+def test_a_repeat_with_nothing_written_merges_nothing(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    sync(orchestrated)
+    assert sync(orchestrated).merge_count == 0
+
+
+def test_a_window_materialised_again_is_verified_and_changes_nothing(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """H1, through Dagster: the same partition of raw and of a table once more."""
+    orchestrated.database.execute("insert into b values (1, 1)")
+    sync(orchestrated)
+    rows = orchestrated.zone.changes.table.load()
+    assert rows is not None
+    (key,) = orchestrated.windows()
+    repository = orchestrated.location.repository
+    for job in ("capture", "merge"):
+        result = repository.get_job(f"{NAME}_{job}").execute_in_process(
+            instance=orchestrated.instance, partition_key=key
+        )
+        assert result.success
+        if job == "capture":
+            (event,) = result.get_asset_materialization_events()
+            assert event.materialization.metadata["already_captured"].value is True
+    again = orchestrated.zone.changes.table.load()
+    assert again is not None
+    assert again.version() == rows.version()
+    assert orchestrated.equals_source("b")
+
+
+def test_a_window_whose_rows_are_gone_fails_and_its_check_is_red(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    orchestrated.commit("insert into b select n, n from generate_series(1, 3) n")
+    orchestrated.land()
+    table = orchestrated.zone.changes.table.load()
+    assert table is not None
+    table.delete("ordinal = 1")
+    (key,) = orchestrated.windows()
+    result = orchestrated.location.repository.get_job(f"{NAME}_capture").execute_in_process(
+        instance=orchestrated.instance, partition_key=key, raise_on_error=False
+    )
+    assert not result.success
+    (check,) = result.get_asset_check_evaluations()
+    assert (check.check_name, check.passed) == ("rows_as_decoded", False)
+    found = re.search(r"holds (\d+) of the (\d+) rows", check.metadata["reason"].value)
+    assert found is not None
+    assert int(found[2]) - int(found[1]) == 1
+
+
+def test_one_broken_table_fails_alone_and_is_merged_later(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """H8: the good table goes on, and the broken one catches up from raw once it is mended."""
+    sync(orchestrated)
+    log = Path(orchestrated.lake.path(NAME, "scd1", "public", "b", "_delta_log"))
+    commit = min(log.glob("*.json"))
+    whole = commit.read_bytes()
+    commit.write_bytes(b"not a commit")
+    orchestrated.database.execute("insert into a values (50, 'new')")
+    orchestrated.database.execute("insert into b values (50, 1)")
+    with pytest.raises(PgcdcError, match=r"Not merged: public\.b"):
+        sync(orchestrated)
+    assert orchestrated.equals_source("a")
+    (run, *_) = orchestrated.instance.get_runs(filters=dg.RunsFilter(job_name=f"{NAME}_merge"))
+    assert run.status == dg.DagsterRunStatus.FAILURE
+
+    commit.write_bytes(whole)
+    sync(orchestrated)
+    assert orchestrated.equals_source("b")
+
+
+def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """A10 through Dagster: partitions, copies and merges continue in epoch 2, in the first sync."""
+    kept = (
+        CdcTable("public", "a", (1, 2)),
+        CdcTable("public", "b", soft_deletes=True),
+    )
+    orchestrated = replace(orchestrated, capture=replace(orchestrated.capture, tables=kept))
+    database, zone, slot = orchestrated.database, orchestrated.zone, orchestrated.capture.slot
+    sync(orchestrated)
+    database.execute("insert into a values (60, 'landed')")
+    sync(orchestrated)
+    before = set(orchestrated.windows())
+    database.execute("select pg_drop_replication_slot(%s)", (slot,))
+    database.execute("delete from a where id = 60; insert into b values (60, 1)")
+    with pytest.raises(SlotMissing, match="pgcdc renew"):
+        sync(orchestrated)
+
+    assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
+    # WAL between the barrier, which the first window ends at, and the snapshots.
+    database.execute("select pg_logical_emit_message(true, 'test', 'after the new slot')")
+    first_merge = sync(orchestrated)
+    assert first_merge.merge_count >= 1
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
+    assert orchestrated.tick("merges").skip_message == (
+        "every table is merged through the newest window"
+    )
+    database.execute("update a set v = 'in epoch 2'; delete from b where id = 60")
+    sync(orchestrated)
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
+    later = set(orchestrated.windows()) - before
+    assert {LsnWindow.parse(key).epoch for key in before} == {1}
+    assert {LsnWindow.parse(key).epoch for key in later} == {2}
+    assert materialized(orchestrated, scd("a")) >= later
+
+
+def test_a_source_that_is_not_ready_ends_with_its_error(orchestrated: Orchestrated) -> None:
+    orchestrated.database.execute("drop publication pub")
+    with pytest.raises(PgcdcError, match="pub") as caught:
+        sync(orchestrated)
+    assert caught.value.exit_status == 2
+
+
+def test_it_ends_while_writers_never_stop(orchestrated: Orchestrated, spark: SparkSession) -> None:
+    """A16: the barrier taken at the start is the end, and all that was committed before is in."""
+    sync(orchestrated)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 1000
+        while not stop.is_set():
+            orchestrated.database.execute(f"insert into a values ({number}, 'later')")
+            number += 1
+
+    orchestrated.database.execute("insert into b values (7, 7)")
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        report = sync(orchestrated)
+    finally:
+        stop.set()
+        writer.join()
+    assert report.window_count == 1
+    assert orchestrated.equals_source("b")

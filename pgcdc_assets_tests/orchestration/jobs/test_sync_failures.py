@@ -1,0 +1,337 @@
+"""`sync_capture` when a table fails or writers go on: the capture comes through all the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import merge
+from pgcdc_assets.cli import main
+from pgcdc_assets.errors import (
+    MergeConflict,
+    PgcdcError,
+    RawZoneError,
+    TableMoved,
+    TransientError,
+)
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.report import MergeFailure
+from pgcdc_assets.orchestration import code_location as loading
+from pgcdc_assets.orchestration import instance
+from pgcdc_assets.orchestration.assets import raw as capture_assets
+from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
+from pgcdc_assets.orchestration.merge_failures import find_merge_failures
+from pgcdc_assets.orchestration.resources import SparkResource
+from pgcdc_assets.orchestration.state import read_state
+from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.orchestration.test_long_runs import land_aside
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
+
+
+def sync(orchestrated: Orchestrated, say: Callable[[str], None] = lambda line: None) -> SyncReport:
+    location = orchestrated.location
+    loaded = location.captures[NAME]
+    return sync_capture(orchestrated.instance, location, loaded, say=say, limits=LIMITS)
+
+
+def barrier_of(orchestrated: Orchestrated) -> Lsn:
+    with orchestrated.database.connect() as connection:
+        return read_barrier(connection)
+
+
+def captured_through(orchestrated: Orchestrated) -> Lsn:
+    through = orchestrated.zone.changes.captured_through(1)
+    assert through is not None
+    return through
+
+
+def failed_runs(orchestrated: Orchestrated, part: str) -> int:
+    statuses = [dg.DagsterRunStatus.FAILURE]
+    filters = dg.RunsFilter(job_name=f"{NAME}_{part}", statuses=statuses)
+    return orchestrated.instance.get_runs_count(filters)
+
+
+def stopped_in(orchestrated: Orchestrated) -> dict[str, str]:
+    state = read_state(orchestrated.zone, orchestrated.capture)
+    return find_merge_failures(orchestrated.instance, NAME, state.tables)
+
+
+@contextmanager
+def broken(orchestrated: Orchestrated, table: str) -> Iterator[None]:
+    """Have nobody read an SCD table inside the block."""
+    log = Path(orchestrated.lake.path(NAME, "scd1", "public", table, "_delta_log"))
+    commit = min(log.glob("*.json"))
+    whole = commit.read_bytes()
+    commit.write_bytes(b"not a commit")
+    try:
+        yield
+    finally:
+        commit.write_bytes(whole)
+
+
+@pytest.fixture
+def with_unpublished(orchestrated: Orchestrated) -> Orchestrated:
+    """A capture that declares a table, between the others, that its publication lacks."""
+    orchestrated.database.execute("create table c (id int primary key)")
+    a, b = orchestrated.capture.tables
+    return replace(
+        orchestrated,
+        capture=replace(orchestrated.capture, tables=(a, CdcTable("public", "c"), b)),
+    )
+
+
+@pytest.fixture
+def small_windows(orchestrated: Orchestrated) -> Orchestrated:
+    windows = replace(orchestrated.capture.windows, max_bytes=100_000)
+    return replace(orchestrated, capture=replace(orchestrated.capture, windows=windows))
+
+
+def write_much(orchestrated: Orchestrated) -> None:
+    """Write WAL for several small windows."""
+    for turn in range(4):
+        orchestrated.commit(
+            f"insert into a select {turn} * 1000 + n, repeat('x', 100) "
+            "from generate_series(101, 800) n"
+        )
+        orchestrated.commit(f"insert into b values ({turn}, 1)")
+
+
+def test_a_broken_table_holds_up_neither_the_capture_nor_the_others(
+    small_windows: Orchestrated, spark: SparkSession
+) -> None:
+    """H8: through the barrier in one call, however many windows that takes."""
+    sync(small_windows)
+    before = len(small_windows.windows())
+    write_much(small_windows)
+    barrier = barrier_of(small_windows)
+    with broken(small_windows, "b"):
+        with pytest.raises(PgcdcError, match=r"Not merged: public\.b"):
+            sync(small_windows)
+        (reason,) = stopped_in(small_windows).values()
+        assert "public.b" in reason or "scd1/public/b" in reason
+        assert len(small_windows.windows()) - before >= 3
+        assert captured_through(small_windows) >= barrier
+        assert small_windows.equals_source("a")
+        assert failed_runs(small_windows, "merge") == 1, "it is not tried at each window"
+    sync(small_windows)
+    assert small_windows.equals_source("b")
+    small_windows.commit("insert into b values (77, 1)")
+    land_aside(small_windows)
+    assert stopped_in(small_windows) == {}, "a failure before the newest merge is history"
+
+
+def test_each_stopped_table_is_explained(
+    orchestrated: Orchestrated,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sync(orchestrated)
+    orchestrated.commit("alter table a alter column v type int using 1; update a set v = 2")
+    orchestrated.commit("alter table b alter column n type numeric(12, 2)")
+    orchestrated.commit("alter table b rename column n to m; insert into b values (1, 1)")
+    with pytest.raises(PgcdcError) as caught:
+        sync(orchestrated)
+    sentences = [
+        "Table public.a, column v: its type changed from text to integer. Take a new snapshot "
+        "with: pgcdc resnapshot t public.a",
+        'Table public.b, column n: it was renamed to "m". Take a new snapshot with: pgcdc '
+        "resnapshot t public.b",
+    ]
+    assert all(sentence in str(caught.value) for sentence in sentences)
+
+    monkeypatch.setattr("pgcdc_assets.cli.status.load_location", lambda _: orchestrated.location)
+    monkeypatch.setattr(
+        "pgcdc_assets.cli.status.open_instance", lambda: nullcontext(orchestrated.instance)
+    )
+    orchestrated.commit("insert into b select n, 0 from generate_series(10, 20000) n")
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert all(f": {sentence}" in out for sentence in sentences)
+    assert len(re.findall(r"public\.[ab] .* STOPPED$", out, re.MULTILINE)) == 2
+    assert re.search(r"lag [\d.]+ [kM]B, retains [\d.]+ [kM]B of WAL", out)
+    assert re.search(r"[\d.]+ MB of WAL and at most \d+ s behind the server", out)
+
+
+def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_others(
+    with_unpublished: Orchestrated, spark: SparkSession
+) -> None:
+    """B14: at the first call and at each one after it."""
+    for turn in range(2):
+        with_unpublished.commit(f"insert into b values ({turn}, 1)")
+        barrier = barrier_of(with_unpublished)
+        with pytest.raises(PgcdcError, match=r"Not copied: public\.c") as caught:
+            sync(with_unpublished)
+        assert caught.value.exit_status == 2
+        assert captured_through(with_unpublished) >= barrier
+        assert with_unpublished.equals_source("a")
+        assert with_unpublished.equals_source("b")
+        assert failed_runs(with_unpublished, "snapshot") == turn + 1
+
+    with_unpublished.commit("insert into b values (10, 1)")
+    with broken(with_unpublished, "b"), pytest.raises(PgcdcError) as caught:
+        sync(with_unpublished)
+    assert "Not copied: public.c" in str(caught.value)
+    assert "Not merged: public.b" in str(caught.value)
+
+    with_unpublished.database.execute("alter publication pub add table c")
+    sync(with_unpublished)
+    assert with_unpublished.equals_source("b")
+    assert with_unpublished.equals_source("c")
+
+
+@pytest.mark.soak
+def test_without_a_spark_session_the_capture_goes_on(
+    small_windows: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: SparkResource) -> SparkSession:
+        raise TransientError(reason="no Spark today")
+
+    monkeypatch.setattr(SparkResource, "session", refuse)
+    small_windows.copy()
+    write_much(small_windows)
+    barrier = barrier_of(small_windows)
+    with pytest.raises(TransientError, match="no Spark today"):
+        sync(small_windows)
+    assert captured_through(small_windows) >= barrier
+
+
+def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
+    with_unpublished: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PgcdcError, match="Not copied"):
+        sync(with_unpublished)
+
+    def fail(*arguments: object) -> None:
+        raise RawZoneError(raw_zone=NAME, reason="planted")
+
+    monkeypatch.setattr(capture_assets, "capture_window", fail)
+    with_unpublished.commit("insert into b values (1, 1)")
+    with pytest.raises(PgcdcError, match=r"planted.*Not copied: public\.c") as caught:
+        sync(with_unpublished)
+    assert caught.value.exit_status == RawZoneError.exit_status
+    assert failed_runs(with_unpublished, "capture") == 1
+
+
+@pytest.mark.parametrize("is_broken", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_it_ends_when_others_capture_beyond_the_barrier_meanwhile(
+    orchestrated: Orchestrated, spark: SparkSession, is_broken: bool
+) -> None:
+    """A16: each merge finds another window that landed while it ran, as beside a daemon."""
+    sync(orchestrated)
+    orchestrated.commit("insert into a values (1000, 'before'); insert into b values (1, 1)")
+    merges = 0
+
+    def land_before_merges(line: str) -> None:
+        nonlocal merges
+        if not line.startswith(f"{NAME}_merge: "):
+            return
+        merges += 1
+        if merges <= 5:
+            orchestrated.commit(f"insert into a values ({merges + 1000}, 'after')")
+            land_aside(orchestrated)
+
+    if is_broken:
+        with broken(orchestrated, "b"), pytest.raises(PgcdcError, match=r"public\.b"):
+            sync(orchestrated, land_before_merges)
+    else:
+        assert sync(orchestrated, land_before_merges).merge_count == 1
+    assert merges == 1
+    sync(orchestrated)
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
+
+
+def test_a_slot_of_another_lake_is_taken_over_by_the_flag_alone(
+    orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same settings with an empty lake; without Spark, since copies are what it is about."""
+
+    def refuse(self: SparkResource) -> SparkSession:
+        raise TransientError(reason="no Spark today")
+
+    monkeypatch.setattr(SparkResource, "session", refuse)
+    orchestrated.copy()
+    elsewhere = replace(orchestrated, lake=Lake(str(tmp_path / "elsewhere")))
+    location = elsewhere.location
+
+    def sync_elsewhere(*, adopt_slot: bool) -> None:
+        loaded, instance = location.captures[NAME], elsewhere.instance
+        sync_capture(instance, location, loaded, limits=LIMITS, adopt_slot=adopt_slot)
+
+    with pytest.raises(PgcdcError, match=r"was read before.*--adopt-slot") as caught:
+        sync_elsewhere(adopt_slot=False)
+    assert caught.value.exit_status == 4
+    assert elsewhere.zone.epochs.latest() is None
+    with pytest.raises(PgcdcError, match="no Spark today"):
+        sync_elsewhere(adopt_slot=True)
+    assert elsewhere.zone.epochs.latest() is not None
+    assert main(["sync", "--adopt-slot"]) == 2
+
+
+def test_a_call_that_waits_in_vain_for_a_merge_of_others_says_so(
+    orchestrated: Orchestrated,
+) -> None:
+    """Another `pgcdc sync`, or the daemon: all is captured, and its merge is under way."""
+    orchestrated.copy()
+    orchestrated.commit("insert into b values (1, 1)")
+    orchestrated.land()
+    orchestrated.start_run("merge", {})
+    location = orchestrated.location
+    limits = SyncLimits(wait_seconds=0.5, poll_seconds=0.1)
+    with pytest.raises(TransientError, match=r"within 0.5 s: a merge is under way\. Run"):
+        sync_capture(orchestrated.instance, location, location.captures[NAME], limits=limits)
+
+
+@pytest.mark.soak
+def test_verify_compares_the_others_when_a_table_cannot_be_merged(
+    orchestrated: Orchestrated,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sync(orchestrated)
+    orchestrated.commit("insert into a values (1000, 'x'); insert into b values (1, 1)")
+    monkeypatch.setattr(loading, "load_location", lambda module: orchestrated.location)
+    monkeypatch.setattr(instance, "open_instance", lambda: nullcontext(orchestrated.instance))
+
+    real = merge.merge_tables
+
+    def refuse_b(*arguments: Any, root: str | None = None, **options: Any) -> Iterator[Any]:
+        # A comparison folds a copy of the table, below a root of its own.
+        for report in real(*arguments, root=root, **options):
+            if root is None and report.table == "b":
+                error = MergeConflict(table="public.b", reason="planted.")
+                yield MergeFailure("public", "b", error)
+            else:
+                yield report
+
+    monkeypatch.setattr(merge, "merge_tables", refuse_b)
+    assert main(["verify"]) == MergeConflict.exit_status
+    printed = capsys.readouterr()
+    assert "Not merged: public.b" in printed.err
+    assert "public.a" in printed.out
+    assert "public.b" in printed.out
+
+
+def test_a_renamed_table_makes_a_sync_fail_though_no_change_came(
+    orchestrated: Orchestrated,
+) -> None:
+    sync(orchestrated)
+    orchestrated.database.execute("alter table a rename to z")
+    with pytest.raises(TableMoved, match=r"public\.a is called public\.z now"):
+        sync(orchestrated)

@@ -1,0 +1,201 @@
+"""Checks, rebuilds and upkeep of tables, run as Dagster runs them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, INVARIANTS_IN_FULL
+from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
+from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
+from pgcdc_assets.settings import RetentionPolicy
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
+
+
+def sync(orchestrated: Orchestrated) -> None:
+    location = orchestrated.location
+    sync_capture(orchestrated.instance, location, location.captures[NAME], limits=LIMITS)
+
+
+def run(orchestrated: Orchestrated, job: str, **config: Any) -> dg.ExecuteInProcessResult:
+    return orchestrated.location.repository.get_job(f"{NAME}_{job}").execute_in_process(
+        instance=orchestrated.instance, raise_on_error=False, **config
+    )
+
+
+def equals_source(orchestrated: Orchestrated, table: str) -> dg.ExecuteInProcessResult:
+    key = dg.AssetKey([NAME, "scd1", "public", table])
+    selection = dg.AssetSelection.checks(dg.AssetCheckKey(key, EQUALS_SOURCE))
+    job = dg.define_asset_job("one_check", selection=selection)
+    definitions = dg.Definitions.merge(
+        orchestrated.location.definitions, dg.Definitions(jobs=[job])
+    )
+    return definitions.get_job_def("one_check").execute_in_process(
+        instance=orchestrated.instance, raise_on_error=False
+    )
+
+
+def live(orchestrated: Orchestrated, table: str) -> str:
+    zone = orchestrated.zone
+    return delta_table(table_path(zone.lake, zone.name, "public", table, 1))
+
+
+def copies(orchestrated: Orchestrated, table: str) -> list[int]:
+    found = orchestrated.zone.snapshots.complete_copies()
+    return [int(copy.snapshot_lsn) for copy in found if copy.table == table]
+
+
+def test_the_check_waits_for_the_capture_and_tells_counts_and_columns(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    sync(orchestrated)
+    spark.sql(f"UPDATE {live(orchestrated, 'a')} SET v = 'secret' WHERE id = 3")
+    capture = replace(orchestrated.capture, verify_wait_seconds=0.5)
+    impatient = replace(orchestrated, capture=capture)
+    alone = equals_source(impatient, "a")
+    assert alone.success
+    (evaluation,) = alone.get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert evaluation.severity == dg.AssetCheckSeverity.WARN
+    assert evaluation.metadata["is_judged"].value is False
+    assert (evaluation.description or "").startswith("Not judged yet. The source was read at")
+
+    daemon = threading.Timer(2.0, lambda: orchestrated.land())
+    daemon.start()
+    result = equals_source(orchestrated, "a")
+    daemon.join()
+    assert result.success
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert evaluation.metadata["differing_row_count"].value == 1.0
+    assert evaluation.metadata["differing_columns"].value == "v"
+    assert "secret" not in str(evaluation.metadata)
+
+
+def test_a_run_that_materialises_does_not_ask_the_source(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """A click on raw and a table: nobody else can capture while the check waits for that."""
+    orchestrated.copy()
+    (request,) = orchestrated.tick("lag", one_shot=True).run_requests
+    orchestrated.database.execute("insert into a values (77, 'after the window')")
+    table = dg.AssetKey([NAME, "scd1", "public", "a"])
+    click = orchestrated.location.definitions.resolve_implicit_global_asset_job_def().get_subset(
+        asset_selection=frozenset({orchestrated.raw, table})
+    )
+    result = click.execute_in_process(
+        instance=orchestrated.instance, partition_key=request.partition_key, raise_on_error=False
+    )
+    assert result.success
+    evaluated = {
+        evaluation.check_name: evaluation.passed
+        for evaluation in result.get_asset_check_evaluations()
+        if evaluation.asset_key == table
+    }
+    assert evaluated == {INVARIANTS: True, INVARIANTS_IN_FULL: True}
+
+
+def test_the_rebuild_job_mends_tables_and_the_sensor_brings_them_up_to_date(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    sync(orchestrated)
+    first = orchestrated.zone.changes.captured_through(1)
+    orchestrated.database.execute("update a set v = 'later' where id > 5")
+    sync(orchestrated)
+    spark.sql(f"DELETE FROM {live(orchestrated, 'a')} WHERE id > 2")
+    config = {"ops": {f"{NAME}_rebuild_tables": {"config": {"tables": ["public.a"]}}}}
+    result = run(orchestrated, "rebuild", run_config=config)
+    assert result.success
+    (event,) = result.get_asset_observation_events()
+    observed = event.asset_observation_data.asset_observation
+    assert observed.metadata["dagster/row_count"].value == 10
+    assert spark.sql(f"SELECT * FROM {live(orchestrated, 'a')} WHERE v = 'later'").count() == 5
+
+    config["ops"][f"{NAME}_rebuild_tables"]["config"] = {"through": str(first)}
+    assert run(orchestrated, "rebuild", run_config=config).success
+    assert spark.sql(f"SELECT * FROM {live(orchestrated, 'a')} WHERE v = 'later'").count() == 0
+    sync(orchestrated)
+    assert spark.sql(f"SELECT * FROM {live(orchestrated, 'a')} WHERE v = 'later'").count() == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"tables": ["public.nope"]}, "has no table public.nope"),
+        ({"through": "nonsense"}, "nonsense"),
+        ({"through": "FFFF/0"}, "captured through"),
+    ],
+)
+def test_a_rebuild_of_what_is_not_there_says_so(
+    orchestrated: Orchestrated, spark: SparkSession, config: dict[str, Any], sentence: str
+) -> None:
+    sync(orchestrated)
+    ops = {"ops": {f"{NAME}_rebuild_tables": {"config": config}}}
+    result = run(orchestrated, "rebuild", run_config=ops)
+    assert not result.success
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    data = failure.step_failure_data.user_failure_data
+    assert data is not None
+    assert sentence in (data.description or "")
+
+
+def test_upkeep_removes_old_windows_and_their_keys(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    kept_all = orchestrated
+    sync(kept_all)
+    for turn in range(2):
+        kept_all.database.execute("update a set v = %s where id = 1", (str(turn),))
+        kept_all.database.execute("insert into b values (%s, 1)", (turn,))
+        sync(kept_all)
+    before = kept_all.windows()
+    assert run(kept_all, "upkeep").success
+    assert kept_all.windows() == before
+
+    retention = RetentionPolicy(raw_days=0)
+    strict = replace(kept_all, capture=replace(kept_all.capture, retention=retention))
+    result = run(strict, "upkeep")
+    assert result.success
+    floor = strict.zone.changes.kept_from(1)
+    assert floor is not None
+    assert strict.windows() == [key for key in before if int(key[-16:], 16) > floor]
+    assert len(strict.windows()) < len(before)
+    assert strict.zone.changes.windows(1) == []
+    (event,) = result.get_asset_observation_events()
+    observed = event.asset_observation_data.asset_observation
+    assert observed.metadata["kept_from"].value == str(floor)
+
+    strict.database.execute("delete from a where id = 2")
+    copy_tables(
+        strict.database.settings(), strict.zone, strict.capture.slot, "pub", [("public", "a")]
+    )
+    sync(strict)
+    assert spark.sql(f"SELECT * FROM {live(strict, 'a')}").count() == 9
+    assert len(copies(strict, "a")) == 2
+    newest = copies(strict, "a")[-1:]
+    assert run(strict, "upkeep").success
+    assert copies(strict, "a") == newest
+    assert len(copies(strict, "b")) == 1
+
+
+def test_upkeep_keeps_all_windows_while_a_table_was_never_merged(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    retention = RetentionPolicy(raw_days=0)
+    strict = replace(orchestrated, capture=replace(orchestrated.capture, retention=retention))
+    strict.copy()
+    strict.land()
+    assert run(strict, "upkeep").success
+    assert strict.zone.changes.kept_from(1) is None

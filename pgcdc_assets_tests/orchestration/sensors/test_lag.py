@@ -1,0 +1,316 @@
+"""The lag sensor on a real server: what it asks for, when it waits, and what it is loud about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from pgcdc_assets.errors import RawZoneError, SlotAdvanced, SlotLost, SlotMissing
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH
+from pgcdc_assets.settings import WindowPolicy
+from pgcdc_assets.tables.state import advance_watermark, table_path
+from pgcdc_assets_tests.fixtures.preflight import findings_of, problems_in
+from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+
+pytestmark = pytest.mark.postgres
+
+RANGE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+
+
+def test_the_first_tick_asks_for_the_copies_of_all_tables_in_one_run(
+    orchestrated: Orchestrated,
+) -> None:
+    data = orchestrated.tick("lag")
+    (request,) = data.run_requests
+    assert request.job_name == "t_snapshot"
+    assert [request.tags[tag] for tag in RANGE] == ["public.a", "public.b"]
+    assert orchestrated.windows() == []
+
+
+def test_after_the_copies_a_window_is_opened_at_the_slot_s_consistent_point(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    (request,) = orchestrated.tick("lag").run_requests
+    assert request.job_name == "t_capture"
+    window = LsnWindow.parse(request.partition_key or "")
+    epoch = orchestrated.zone.epochs.latest()
+    assert epoch is not None
+    assert window.start == epoch.start_lsn
+    assert orchestrated.windows() == [window.key]
+
+
+def test_windows_follow_each_other_without_a_gap(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    for number in range(3):
+        orchestrated.database.execute(f"insert into b values ({number}, 1)")
+        orchestrated.land()
+    windows = [LsnWindow.parse(key) for key in orchestrated.windows()]
+    assert len(windows) == 3
+    assert windows == sorted(windows)
+    assert [w.end for w in windows[:-1]] == [w.start for w in windows[1:]]
+
+
+def test_a_tick_while_a_capture_is_queued_opens_nothing(orchestrated: Orchestrated) -> None:
+    """H10: whoever launched it, a click in the UI included."""
+    orchestrated.copy()
+    (request,) = orchestrated.tick("lag").run_requests
+    orchestrated.instance.create_run_for_job(
+        orchestrated.location.repository.get_job("t_capture"), tags=dict(request.tags)
+    )
+    again = orchestrated.tick("lag")
+    assert again.run_requests == []
+    assert "under way" in (again.skip_message or "")
+    assert len(orchestrated.windows()) == 1
+
+
+def test_a_failed_window_is_tried_again_under_another_run_key(
+    orchestrated: Orchestrated,
+) -> None:
+    """H10: a run key de-duplicates for ever, failed runs included."""
+    orchestrated.copy()
+    (first,) = orchestrated.tick("lag").run_requests
+    run = orchestrated.instance.create_run_for_job(
+        orchestrated.location.repository.get_job("t_capture"), tags=dict(first.tags)
+    )
+    orchestrated.instance.report_run_failed(run)
+    (second,) = orchestrated.tick("lag").run_requests
+    assert second.partition_key == first.partition_key or second.tags == first.tags
+    assert second.run_key != first.run_key
+    assert len(orchestrated.windows()) == 1
+
+
+def test_lag_is_observed_with_lsns_as_text_and_bytes_as_numbers(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    orchestrated.commit("insert into b select n, 1 from generate_series(1, 100) n")
+    orchestrated.tick("lag")
+    (record,) = orchestrated.instance.fetch_observations(orchestrated.raw, limit=5).records
+    observation = record.asset_observation
+    assert observation is not None
+    metadata = {key: entry.value for key, entry in observation.metadata.items()}
+    lag_bytes = metadata["lag_bytes"]
+    assert isinstance(lag_bytes, float)
+    assert lag_bytes > 0
+    assert metadata["wal_status"] == "reserved"
+    epoch = orchestrated.zone.epochs.latest()
+    assert epoch is not None
+    assert metadata["captured_through"] == str(epoch.start_lsn)
+
+
+def test_observations_are_spaced_so_that_ticks_do_not_fill_the_log(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    for _ in range(3):
+        orchestrated.tick("lag")
+    assert len(orchestrated.instance.fetch_observations(orchestrated.raw, limit=5).records) == 1
+
+
+def test_a_dropped_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.database.drop_slots()
+    for _ in range(2):
+        with pytest.raises(Exception) as caught:
+            orchestrated.tick("lag")
+    assert isinstance(root_cause(caught.value), SlotMissing)
+    evaluation = slot_health(orchestrated)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert evaluation.metadata["wal_status"].value == "not there"
+    assert "pgcdc renew" in (evaluation.description or "")
+
+
+def test_a_slot_that_somebody_else_advanced_fails_the_tick(orchestrated: Orchestrated) -> None:
+    """A9: the gap is named before anything is captured over it."""
+    orchestrated.copy()
+    orchestrated.commit("insert into b values (1, 1)")
+    orchestrated.database.query(
+        "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())",
+        [orchestrated.capture.slot],
+    )
+    with pytest.raises(Exception) as caught:
+        orchestrated.tick("lag")
+    error = root_cause(caught.value)
+    assert isinstance(error, SlotAdvanced)
+    assert error.gap_bytes > 0
+
+
+def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
+    orchestrated: Orchestrated,
+) -> None:
+    """B5: the daemon and `pgcdc sync` opened one each at the same moment."""
+    orchestrated.copy()
+    orchestrated.land()
+    landed = LsnWindow.parse(orchestrated.windows()[-1])
+    left = LsnWindow.of(landed.epoch, landed.start, landed.end + 4096)
+    name = orchestrated.capture.windows_name
+    orchestrated.instance.add_dynamic_partitions(name, [left.key])
+    orchestrated.commit("insert into b values (1, 1)")
+    assert left.key in str(orchestrated.tick("lag").skip_message)
+    assert orchestrated.windows() == [landed.key]
+    (request,) = orchestrated.tick("lag").run_requests
+    assert orchestrated.execute(request, "capture").success
+
+
+def test_a_server_that_went_back_fails_the_tick(orchestrated: Orchestrated) -> None:
+    """B16: restored from a backup, or replaced by a standby that had not received all."""
+    orchestrated.copy()
+    (epoch,) = orchestrated.zone.epochs.all()
+    lost = LsnWindow.of(1, epoch.start_lsn, epoch.start_lsn + (1 << 30))
+    orchestrated.zone.changes.land(lost, [])
+    with pytest.raises(Exception) as caught:
+        orchestrated.tick("lag")
+    error = root_cause(caught.value)
+    assert isinstance(error, RawZoneError)
+    assert "pgcdc renew" in str(error)
+
+
+def test_a_new_instance_learns_the_windows_of_an_old_lake(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    known = orchestrated.windows()
+    for key in known:
+        orchestrated.instance.delete_dynamic_partition(orchestrated.capture.windows_name, key)
+    orchestrated.tick("lag")
+    assert orchestrated.windows()[:1] == known
+
+
+def test_keys_above_the_number_to_keep_are_pruned_only_when_merged(
+    orchestrated: Orchestrated,
+) -> None:
+    few = replace(orchestrated.capture, windows=WindowPolicy(max_age_seconds=0, keep=1))
+    pruning = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, few)
+    pruning.copy()
+    for number in range(3):
+        pruning.database.execute(f"insert into b values ({number}, 1)")
+        pruning.land()
+    pruning.tick("lag")
+    landed = pruning.windows()
+    assert len(landed) >= 3
+    for table in ("a", "b"):
+        merged_through(pruning, table, LsnWindow.parse(landed[1]).end)
+    pruning.tick("lag")
+    assert set(landed) - set(pruning.windows()) == set(landed[:2])
+
+
+def merged_through(orchestrated: Orchestrated, table: str, lsn: Lsn) -> None:
+    """Record a table's watermark as a merge does, without Spark and without rows."""
+    zone = orchestrated.zone
+    path = table_path(zone.lake, zone.name, "public", table, 1)
+    write_deltalake(path, pa.table({"id": pa.array([], pa.int32())}))
+    advance_watermark(zone, path, None, (1, lsn))
+
+
+@contextmanager
+def unreserved_slot(orchestrated: Orchestrated) -> Iterator[None]:
+    """The slot keeps more WAL than the server allows, until the block ends."""
+    database = orchestrated.database
+    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    try:
+        database.execute("select pg_reload_conf()")
+        for _ in range(3):
+            orchestrated.commit("select pg_logical_emit_message(true, 'x', 'y')")
+            database.execute("select pg_switch_wal()")
+        yield
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.execute("select pg_reload_conf()")
+
+
+def test_an_unreserved_slot_is_warned_of_by_the_tick_the_check_and_the_preflight(
+    orchestrated: Orchestrated, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """B12."""
+    orchestrated.copy()
+    with unreserved_slot(orchestrated):
+        orchestrated.tick("lag")
+        found = findings_of(orchestrated.database.settings(), slot=orchestrated.capture.slot)
+    assert f"{orchestrated.capture.slot} is unreserved" in capfd.readouterr().err
+    evaluation = slot_health(orchestrated)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert evaluation.metadata["wal_status"].value == "unreserved"
+    assert "warning: " in problems_in(found)["slot", None]
+    assert "is unreserved" in problems_in(found)["slot", None]
+
+
+def test_a_lost_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
+    """B11."""
+    orchestrated.copy()
+    with unreserved_slot(orchestrated):
+        orchestrated.database.execute("checkpoint")
+        with pytest.raises(Exception) as caught:
+            orchestrated.tick("lag")
+    assert isinstance(root_cause(caught.value), SlotLost)
+    evaluation = slot_health(orchestrated)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert evaluation.metadata["wal_status"].value == "lost"
+    assert "pgcdc renew" in (evaluation.description or "")
+
+
+def test_the_slot_s_health_is_judged_by_the_tick_and_on_demand(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.tick("lag")
+    evaluation = slot_health(orchestrated)
+    assert evaluation.passed
+    assert evaluation.metadata["wal_status"].value == "reserved"
+
+    key = dg.AssetCheckKey(orchestrated.raw, SLOT_HEALTH)
+    job = dg.define_asset_job("health", selection=dg.AssetSelection.checks(key))
+    definitions = dg.Definitions.merge(
+        orchestrated.location.definitions, dg.Definitions(jobs=[job])
+    )
+    asked = definitions.resolve_job_def("health")
+    (there,) = asked.execute_in_process(
+        instance=orchestrated.instance
+    ).get_asset_check_evaluations()
+    assert there.passed
+    orchestrated.database.drop_slots()
+    (gone,) = asked.execute_in_process(instance=orchestrated.instance).get_asset_check_evaluations()
+    assert (gone.passed, gone.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert gone.metadata["wal_status"].value == "not there"
+
+
+def slot_health(orchestrated: Orchestrated) -> dg.AssetCheckEvaluation:
+    """The newest evaluation of the check."""
+    key = dg.AssetCheckKey(orchestrated.raw, SLOT_HEALTH)
+    record = orchestrated.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
+    event = record[key].event
+    assert event is not None
+    assert event.dagster_event is not None
+    return event.dagster_event.asset_check_evaluation_data
+
+
+def test_an_idle_database_gets_its_first_window(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    epoch = orchestrated.zone.epochs.latest()
+    assert epoch is not None
+    orchestrated.land()
+    assert (orchestrated.zone.changes.captured_through(1) or Lsn(0)) > epoch.start_lsn
+
+
+def root_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def test_a_copy_describes_the_source_table_by_its_columns_and_rows(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    source = dg.AssetKey(["t", "source", "public", "b"])
+    (record,) = orchestrated.instance.fetch_observations(source, limit=5).records
+    observation = record.asset_observation
+    assert observation is not None
+    schema = observation.metadata["dagster/column_schema"].value
+    assert isinstance(schema, dg.TableSchema)
+    assert [(c.name, c.type) for c in schema.columns] == [("id", "integer"), ("n", "numeric")]
+    assert observation.metadata["dagster/row_count"].value == 0

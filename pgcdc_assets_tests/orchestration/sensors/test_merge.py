@@ -1,0 +1,143 @@
+"""The merge sensor: what it asks for, and that a failing table holds up nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.settings import CdcTable, WindowPolicy
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = pytest.mark.postgres
+
+RANGE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+A = dg.AssetKey([NAME, "scd1", "public", "a"])
+B = dg.AssetKey([NAME, "scd1", "public", "b"])
+
+
+def failed_merge(orchestrated: Orchestrated, selection: list[dg.AssetKey], through: str) -> None:
+    """Leave a merge in the books that failed just now."""
+    job = orchestrated.location.repository.get_job(f"{NAME}_merge")
+    run = orchestrated.instance.create_run_for_job(
+        job,
+        tags={"pgcdc/capture": NAME, "pgcdc/purpose": "merge", "pgcdc/through": through},
+        asset_selection=frozenset(selection),
+    )
+    orchestrated.instance.report_run_failed(run)
+
+
+def land_windows(orchestrated: Orchestrated, count: int) -> None:
+    """Copy the tables, and land windows with an insert each."""
+    orchestrated.copy()
+    for number in range(count):
+        orchestrated.database.execute(f"insert into b values ({number}, 1)")
+        orchestrated.land()
+
+
+def test_before_the_first_window_there_is_nothing_to_ask_for(orchestrated: Orchestrated) -> None:
+    assert orchestrated.tick("merges").skip_message == "nothing is captured yet"
+    orchestrated.copy()
+    assert orchestrated.tick("merges").skip_message == "no window is landed yet"
+
+
+def test_one_run_merges_all_tables_from_the_oldest_through_the_newest_window(
+    orchestrated: Orchestrated,
+) -> None:
+    land_windows(orchestrated, 3)
+    (request,) = orchestrated.tick("merges").run_requests
+    windows = orchestrated.windows()
+    assert [request.tags[tag] for tag in RANGE] == [windows[0], windows[-1]]
+    assert set(request.asset_selection or ()) == {A, B}
+    assert request.asset_check_keys == [], "None would select all checks"
+
+
+def test_of_very_many_windows_the_newest_are_shown_as_merged(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merging them folds the earlier ones too, and Dagster's books take their time for each."""
+    monkeypatch.setattr("pgcdc_assets.orchestration.partition_keys.MAX_MATERIALIZATIONS", 5)
+    land_windows(orchestrated, 4)
+    (request,) = orchestrated.tick("merges").run_requests
+    windows = orchestrated.windows()
+    # Two tables, so two windows each.
+    assert [request.tags[tag] for tag in RANGE] == [windows[2], windows[3]]
+    monkeypatch.setattr("pgcdc_assets.orchestration.partition_keys.MAX_MATERIALIZATIONS", 1)
+    (request,) = orchestrated.tick("merges").run_requests
+    assert [request.tags[tag] for tag in RANGE] == [windows[3], windows[3]]
+
+
+def test_a_window_that_is_only_opened_is_not_merged(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    landed = orchestrated.windows()
+    orchestrated.commit("insert into b values (1, 1)")
+    orchestrated.tick("lag")
+    assert len(orchestrated.windows()) == 2
+    (request,) = orchestrated.tick("merges").run_requests
+    assert request.tags[RANGE[1]] == landed[-1]
+
+
+def test_a_merge_under_way_is_waited_for_and_the_capture_is_not(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    job = orchestrated.location.repository.get_job(f"{NAME}_merge")
+    orchestrated.instance.create_run_for_job(job, tags=dict(request.tags))
+    assert orchestrated.tick("merges").skip_message == "a merge is under way"
+    orchestrated.commit("insert into b values (1, 1)")
+    assert orchestrated.tick("lag").run_requests != []
+
+
+def test_a_table_whose_merge_failed_waits_and_the_others_go_on(
+    orchestrated: Orchestrated,
+) -> None:
+    """H8: at the sensor."""
+    patient = Orchestrated(
+        orchestrated.database,
+        orchestrated.lake,
+        orchestrated.instance,
+        replace(orchestrated.capture, windows=WindowPolicy(max_age_seconds=0, retry_seconds=60)),
+    )
+    patient.copy()
+    patient.land()
+    (window,) = patient.windows()
+    failed_merge(patient, [B], window)
+    (request,) = patient.tick("merges").run_requests
+    assert list(request.asset_selection or ()) == [A]
+    failed_merge(patient, [A], window)
+    assert "tried again" in (patient.tick("merges").skip_message or "")
+    (forced,) = patient.tick("merges", one_shot=True).run_requests
+    assert set(forced.asset_selection or ()) == {A, B}
+
+
+def test_each_attempt_has_a_run_key_of_its_own(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    (window,) = orchestrated.windows()
+    (first,) = orchestrated.tick("merges").run_requests
+    failed_merge(orchestrated, [A, B], window)
+    (second,) = orchestrated.tick("merges").run_requests
+    assert first.run_key != second.run_key
+
+
+def test_a_table_without_a_copy_is_left_out_until_it_has_one(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    orchestrated.database.execute("create table c (id int primary key)")
+    orchestrated.database.execute("alter publication pub add table c")
+    wider = Orchestrated(
+        orchestrated.database,
+        orchestrated.lake,
+        orchestrated.instance,
+        replace(
+            orchestrated.capture, tables=(*orchestrated.capture.tables, CdcTable("public", "c"))
+        ),
+    )
+    (request,) = wider.tick("merges").run_requests
+    assert set(request.asset_selection or ()) == {A, B}
+    copies = [r for r in wider.tick("lag").run_requests if r.job_name == f"{NAME}_snapshot"]
+    assert [copies[0].tags[tag] for tag in RANGE] == ["public.c", "public.c"]

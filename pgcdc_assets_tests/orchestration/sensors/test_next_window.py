@@ -1,0 +1,98 @@
+"""The planner as a table of cases: no clock, no connection, no Dagster."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.sensors.next_window import (
+    Capture,
+    CaptureProgress,
+    Discard,
+    Wait,
+    plan_window,
+)
+from pgcdc_assets.settings import WindowPolicy
+
+POLICY = WindowPolicy(
+    max_bytes=1000, min_bytes=100, max_age_seconds=10, retry_seconds=5, max_retry_seconds=60
+)
+
+
+def window(start: int, end: int) -> LsnWindow:
+    return LsnWindow.of(1, start, end)
+
+
+def progress(through: int, flush: int, **facts: object) -> CaptureProgress:
+    return CaptureProgress(1, Lsn(through), Lsn(flush), **facts)  # type: ignore[arg-type]
+
+
+NEW_WINDOWS = {
+    "enough bytes wait": (progress(500, 600, seconds_since_landing=0.0), window(500, 600)),
+    "few bytes wait, and the last landing is old enough": (
+        progress(500, 501, seconds_since_landing=10.0),
+        window(500, 501),
+    ),
+    "nothing was ever landed": (progress(500, 501), window(500, 501)),
+    "more waits than a window holds": (progress(500, 9000), window(500, 1500)),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), NEW_WINDOWS.values(), ids=NEW_WINDOWS.keys())
+def test_a_window_is_opened_exactly_where_the_last_one_ended(
+    given: CaptureProgress, expected: LsnWindow
+) -> None:
+    assert plan_window(given, POLICY) == Capture(expected, is_new=True)
+
+
+WAITING = {
+    "few bytes wait, and the last landing is recent": (
+        progress(500, 599, seconds_since_landing=9.9),
+        "99 bytes wait",
+    ),
+    "nothing waits": (progress(500, 500), "the end of the WAL"),
+    "the server's WAL ends below what is landed": (progress(500, 400), "the end of the WAL"),
+    "a capture is under way": (progress(500, 9000, is_capturing=True), "under way"),
+    "a failed window pauses": (
+        progress(
+            500, 9000, open_windows=(window(500, 600),), attempts=2, seconds_since_attempt=9.0
+        ),
+        "failed 2 times: next attempt in 1 s",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "reason"), WAITING.values(), ids=WAITING.keys())
+def test_it_waits_and_says_why(given: CaptureProgress, reason: str) -> None:
+    plan = plan_window(given, POLICY)
+    assert isinstance(plan, Wait)
+    assert reason in plan.reason
+
+
+def test_an_opened_window_is_retried_before_another_is_opened() -> None:
+    open_windows = (window(500, 600), window(600, 700))
+    given = progress(500, 9000, open_windows=open_windows, attempts=3, seconds_since_attempt=20.0)
+    assert plan_window(given, POLICY) == Capture(window(500, 600), attempt=3)
+
+
+def test_a_window_that_another_one_has_overtaken_is_given_up() -> None:
+    """Two openers at one moment: [400, 500) was landed, and [400, 600) never can be."""
+    given = progress(500, 9000, open_windows=(window(400, 600),))
+    assert plan_window(given, POLICY) == Discard(window(400, 600))
+
+
+def test_a_window_whose_key_was_deleted_is_captured_before_the_next() -> None:
+    given = progress(500, 9000, open_windows=(window(700, 800),))
+    assert plan_window(given, POLICY) == Capture(window(500, 700), is_new=True)
+
+
+def test_the_pause_after_failures_doubles_up_to_its_limit() -> None:
+    assert [POLICY.backoff(n) for n in (0, 1, 2, 3, 4, 5, 100)] == [0, 5, 10, 20, 40, 60, 60]
+
+
+def test_a_one_shot_run_opens_windows_up_to_its_barrier_without_waiting() -> None:
+    """A16: writers that never stop do not keep it going."""
+    recent = progress(500, 510, seconds_since_landing=0.0)
+    assert plan_window(recent, POLICY, Lsn(505)) == Capture(window(500, 505), is_new=True)
+    assert plan_window(recent, POLICY, Lsn(600)) == Capture(window(500, 510), is_new=True)
+    assert isinstance(plan_window(progress(510, 99_000), POLICY, Lsn(505)), Wait)

@@ -1,0 +1,247 @@
+"""Thousands of small windows do not become thousands of files and log entries for ever."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.files import push_to_disk
+from pgcdc_assets.raw.maintenance import UpkeepReport, keep_up
+from pgcdc_assets.raw.scan import DataFile, scan
+from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, MARK, RawTable
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.raw.rows import batch, change, landed, relation, transaction, window
+
+
+def land_small_windows(zone: RawZone, count: int, first: int = 1000) -> None:
+    for n in range(count):
+        rows = [transaction(first + n, 2)] if n % 3 else []
+        zone.changes.land(window(first + n, first + n + 1), rows)
+
+
+def make_old(folder: Path, days: int = 2) -> None:
+    then = time.time() - days * 86_400
+    for path in folder.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def test_upkeep_with_nothing_due_writes_nothing(zone: RawZone) -> None:
+    assert keep_up(zone) == UpkeepReport()
+    land_small_windows(zone, 3)
+    assert keep_up(zone) == UpkeepReport()
+
+
+def test_upkeep_keeps_rows_windows_and_the_application_transaction(zone: RawZone) -> None:
+    land_small_windows(zone, 30)
+    windows, rows = zone.changes.windows(1), landed(zone)
+    make_old(Path(zone.changes.table.uri))
+
+    report = keep_up(zone, minimum_files=10, minimum_log_entries=20)
+
+    assert report.files_merged == 20
+    log = Path(zone.changes.table.uri, "_delta_log")
+    assert len(list(log.glob("*.json"))) <= 3
+    assert zone.changes.windows(1) == windows
+    assert len(windows) == 30
+    assert landed(zone) == rows
+    assert zone.changes.captured_through(1) == Lsn(1030)
+    assert zone.changes.summary(window(1001, 1002)).row_count == 2
+    assert zone.changes.summary(window(1003, 1004)).row_count == 0
+    assert zone.changes.land(window(1001, 1002), []).already_landed
+
+
+def test_the_log_is_on_the_disk_from_its_first_entry_to_its_checkpoint(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A2: what a confirmed window needs is there after a power cut."""
+    pushed: list[Path] = []
+
+    def push(path: Path) -> None:
+        pushed.append(path)
+        push_to_disk(path)
+
+    monkeypatch.setattr("pgcdc_assets.raw.table.push_to_disk", push)
+    land_small_windows(zone, 3)
+    table = Path(zone.changes.table.uri)
+    log = table / "_delta_log"
+    assert set(log.glob("*.json")) <= set(pushed)
+    assert {table, table.parent} <= set(pushed)
+    keep_up(zone, minimum_log_entries=1)
+    assert {*log.glob("*.checkpoint*"), log / "_last_checkpoint"} <= set(pushed)
+
+
+def test_windows_come_from_the_journal_and_from_the_log_once_each(zone: RawZone) -> None:
+    land_small_windows(zone, 5)
+    keep_up(zone, minimum_log_entries=1)
+    zone.changes.land(window(1005, 1006), [transaction(1005, 1)])
+    starts = [w.window.start for w in zone.changes.windows(1)]
+    assert starts == [1000, 1001, 1002, 1003, 1004, 1005]
+    assert [w.window.start for w in zone.changes.windows(1, Lsn(1004))] == [1004, 1005]
+    keep_up(zone, minimum_log_entries=1)
+    assert [w.window.start for w in zone.changes.windows(1)] == starts
+
+
+def test_the_journal_keeps_few_files_and_reads_few_of_them(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgcdc_assets.raw.window_index._SMALL_FILES", 4)
+    journal = zone.changes.journal.table
+    for n in range(10):
+        land_small_windows(zone, 1, first=1000 + n)
+        keep_up(zone, minimum_log_entries=1)
+    loaded = journal.load_or_create()
+    assert len(loaded.file_uris()) == 2
+    starts = [int(w.window.start) for w in zone.changes.windows(1)]
+    assert starts == list(range(1000, 1010))
+
+    read: list[DataFile] = []
+
+    def observed(table: RawTable, files: Sequence[DataFile], *rest: Any) -> Iterator[Any]:
+        read.extend(files)
+        return scan(table, files, *rest)
+
+    monkeypatch.setattr("pgcdc_assets.raw.window_index.scan", observed)
+    assert [int(w.window.start) for w in zone.changes.windows(1, Lsn(1009))] == [1009]
+    assert len(read) == 1
+
+
+def test_upkeep_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) -> None:
+    """A killed copy leaves files that no commit names; those of a copy at work are younger."""
+    land_small_windows(zone, 3)
+    zone.relations.register(1, relation(), Lsn(1000))
+    zone.relations.flush()
+    zone.snapshots.land_copy(1, Lsn(1000), relation(), 1, [])
+    keep_up(zone, minimum_log_entries=1)
+    zone.changes.land(window(1003, 1004), [])
+    tables = (zone.changes, zone.snapshots, zone.relations, zone.changes.journal)
+    folders = [Path(part.table.uri) for part in tables]
+    kept = [sorted(folder.glob("*.parquet")) for folder in folders]
+    for folder in folders:
+        Path(folder, "part-old.parquet").write_bytes(b"x")
+        make_old(folder, days=8)
+        Path(folder, "part-new.parquet").write_bytes(b"x")
+
+    assert keep_up(zone, minimum_log_entries=1).files_removed == 4
+
+    for folder, before in zip(folders, kept, strict=True):
+        names = {path.name for path in folder.glob("*.parquet")}
+        assert names >= {path.name for path in before} | {"part-new.parquet"}
+        assert "part-old.parquet" not in names
+    assert len(zone.changes.windows(1)) == 4
+    assert len(zone.relations.versions(1)) == len(zone.snapshots.complete_copies(1)) == 1
+
+
+def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:
+    for epoch in (1, 2):
+        for n in range(4):
+            zone.changes.land(window(100 + n, 101 + n, epoch), [batch(change(100 + n))])
+    reports = zone.changes.compact(2)
+    assert [(r.files_before, r.files_after, r.row_count) for r in reports] == [(4, 1, 4)] * 2
+    assert landed(zone, 1) == landed(zone, 2) == [(100 + n, 0) for n in range(4)]
+
+
+def test_compaction_stops_at_a_file_that_is_gone(zone: RawZone) -> None:
+    land_small_windows(zone, 6)
+    next(Path(zone.changes.table.uri).glob("*.parquet")).unlink()
+    version = DeltaTable(zone.changes.table.uri).version()
+    with pytest.raises(RawZoneError, match="a file that its log names is gone"):
+        keep_up(zone, minimum_files=2)
+    assert DeltaTable(zone.changes.table.uri).version() == version
+
+
+@pytest.mark.parametrize(("days", "is_marked"), [(2, False), (8, True)])
+def test_upkeep_spares_the_files_of_a_slow_landing(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch, days: int, is_marked: bool
+) -> None:
+    """Younger than seven days, or of a writer that has renewed its mark."""
+    land_small_windows(zone, 3)
+    folder = Path(zone.changes.table.uri)
+    if is_marked:
+        monkeypatch.setattr("pgcdc_assets.raw.files._MARK_SECONDS", 0.0)
+
+    def wait_long() -> None:
+        make_old(folder, days)
+        for mark in folder.glob("_writers/*"):
+            os.utime(mark)
+        keep_up(RawZone(zone.lake, zone.name), minimum_log_entries=1)
+
+    rows = [transaction(1003, 3)]
+    report = zone.changes.land(window(1003, 1004), rows, before_commit=wait_long)
+    assert report.summary.row_count == 3
+    assert zone.changes.summary(window(1003, 1004)).row_count == 3
+
+
+def test_the_files_of_a_writer_that_died_long_ago_go_with_its_mark(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgcdc_assets.raw.files._MARK_SECONDS", 0.0)
+    land_small_windows(zone, 3)
+    folder = Path(zone.changes.table.uri)
+    before = set(folder.glob("*.parquet"))
+    writer = zone.changes.table.writer()
+    row = change(1003, epoch=1, window=window(1003, 1004).key)
+    writer.write(pa.Table.from_pylist([row], schema=schema.CHANGES))
+    writer.finish()
+    make_old(folder, days=8)
+    keep_up(zone, minimum_log_entries=1)
+    assert set(folder.glob("*.parquet")) == before
+    assert list(folder.glob("_writers/*")) == []
+
+
+def test_a_landing_whose_file_was_deleted_commits_nothing_and_is_repeated(zone: RawZone) -> None:
+    """A VACUUM of somebody else, without a retention."""
+    table = zone.changes.table
+    land_small_windows(zone, 2)
+
+    def vacuum() -> None:
+        DeltaTable(table.uri).vacuum(
+            retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True
+        )
+
+    version = DeltaTable(table.uri).version()
+    with pytest.raises(TransientError, match=r"1 of 1 files .* gone before their commit"):
+        zone.changes.land(window(1002, 1003), [transaction(1002, 3)], before_commit=vacuum)
+    assert zone.changes.captured_through(1) == Lsn(1002)
+    assert zone.changes.land(window(1002, 1003), [transaction(1002, 3)]).summary.row_count == 3
+    assert DeltaTable(table.uri).version() > version
+
+
+def test_replaced_files_stay_for_readers_that_began_before(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However old they are: what counts is when they were replaced."""
+    land_small_windows(zone, 6)
+    folder = Path(zone.changes.table.uri)
+    make_old(folder, days=30)
+    rows, before = landed(zone), set(folder.glob("*.parquet"))
+    report = keep_up(zone, minimum_files=2, minimum_log_entries=1)
+    assert (report.files_merged, report.files_removed) == (len(before), 0)
+    assert set(folder.glob("*.parquet")) > before
+    monkeypatch.setattr("pgcdc_assets.raw.vacuum.REPLACED_HOURS", 0)
+    zone.changes.land(window(1006, 1007), [])
+    assert keep_up(zone, minimum_log_entries=1).files_removed == len(before)
+    assert landed(zone) == rows
+
+
+def test_tables_of_an_earlier_release_get_the_longer_retention(zone: RawZone) -> None:
+    """VACUUM of Spark goes by the table's own property."""
+    land_small_windows(zone, 3)
+    table = zone.changes.table
+    old = table.load_or_create()
+    old.alter.set_table_properties({DELETED_FILE_RETENTION: "interval 1 day"})
+    keep_up(zone, minimum_log_entries=1)
+    configuration = table.load_or_create().metadata().configuration
+    assert configuration[DELETED_FILE_RETENTION] == "interval 7 days"
+    assert configuration[MARK] == "test"
+    assert len(zone.changes.windows(1)) == 3
+    zone.changes.land(window(1003, 1004), [transaction(1003, 2)])

@@ -1,0 +1,280 @@
+"""`pgcdc spark` and the Spark server it keeps, through the real command line.
+
+The tests of the clone run in the order of the file on one server after the other: a start of a JVM
+takes long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets.spark.server_process import RunningServer
+from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.fixtures.waiting import wait_until
+from pgcdc_assets_tests.spark.test_java import write_java
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def strangers_in(error_output: str) -> list[str]:
+    """The lines of a command that are not its own: neither progress nor what is wrong."""
+    own = re.compile(r"\d\d:\d\d:\d\d |pgcdc: ")
+    return [line for line in error_output.splitlines() if not own.match(line)]
+
+
+class Clone:
+    """A copy of the package in a folder of its own, so that its state folder is its own as well."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "pgcdc_assets", folder / "pgcdc_assets", ignore=ignore)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        self.server = SparkServer(folder / ".pgcdc")
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PGCDC_", "SPARK_"))},
+            "PYTHONPATH": str(folder),
+            "DAGSTER_HOME": str(folder / "dagster"),
+            "PGCDC_LAKE": str(folder / "lake"),
+            # The second compiler pays back in minutes only.
+            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
+        }
+        (folder / "dagster").mkdir()
+
+    def begin(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "pgcdc_assets.cli", *arguments],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def pgcdc(self, *arguments: str, status: int = 0, **environment: str) -> str:
+        """Run a command to its end; return what it printed, errors included."""
+        process = self.begin(*arguments, **environment)
+        out, error = process.communicate(timeout=280)
+        assert process.returncode == status, out + error
+        assert strangers_in(error) == []
+        return out + error
+
+    def running(self) -> RunningServer:
+        """The server that runs."""
+        found = self.server.find()
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    made = Clone(tmp_path_factory.mktemp("clone"))
+    try:
+        yield made
+    finally:
+        made.server.stop()
+
+
+@pytest.fixture
+def own_clone(tmp_path: Path) -> Iterator[Clone]:
+    """For a test that pytest may move before the others, as it does with those of a server."""
+    made = Clone(tmp_path / "clone")
+    try:
+        yield made
+    finally:
+        made.server.stop()
+
+
+def java_of(folder: Path) -> list[psutil.Process]:
+    """The processes of servers whose files are below a folder, scripts that start them included."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(folder) in part for part in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_start_that_is_interrupted_leaves_no_process(clone: Clone) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        starting = clone.begin("spark", "start", "--memory", "1g")
+        wait_until(lambda: clone.server.find() is not None, "the process", limit_seconds=60)
+        starting.send_signal(number)
+        starting.communicate(timeout=60)
+        assert starting.returncode == 130
+        assert java_of(clone.folder) == []
+        assert not clone.server.state_file.exists()
+
+
+def test_dev_that_is_interrupted_while_it_starts_leaves_no_process(clone: Clone) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    dev = subprocess.Popen(
+        [sys.executable, "-m", "pgcdc_assets.demo", "dev", "--port", port],
+        cwd=clone.folder,
+        env=clone.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: clone.server.find() is not None, "the process", limit_seconds=60)
+    dev.send_signal(signal.SIGTERM)
+    assert dev.wait(timeout=60) == 0
+    assert java_of(clone.folder) == []
+
+
+def test_a_start_that_fails_says_why_in_a_sentence(clone: Clone, tmp_path: Path) -> None:
+    said = clone.pgcdc("spark", "start", status=2, JAVA_HOME="/no/such/java")
+    assert "JAVA_HOME is /no/such/java" in said
+    write_java(tmp_path, "17.0.1", status_of_others=1)
+    said = clone.pgcdc("spark", "start", status=2, JAVA_HOME=str(tmp_path))
+    assert "ended with status 1" in said
+    assert "spark-server.log" in said
+    assert not clone.server.state_file.exists()
+
+
+def test_two_starts_at_once_give_one_server(clone: Clone) -> None:
+    both = [clone.begin("spark", "start", "--memory", "1g") for _ in range(2)]
+    said = sorted("".join(each.communicate(timeout=280)) for each in both)
+    assert [each.returncode for each in both] == [0, 0], said
+    outcomes = sorted(re.findall(r"^(Started|Runs already): ", "".join(said), re.MULTILINE))
+    assert outcomes == ["Runs already", "Started"]
+    assert len(java_of(clone.folder)) == 1
+    assert "-Xmx1g" in psutil.Process(clone.running().pid).cmdline()
+
+
+def test_status_says_address_process_uptime_and_memory_and_not_the_token(clone: Clone) -> None:
+    running = clone.running()
+    said = clone.pgcdc("spark", "status")
+    assert f"sc://localhost:{running.port}" in said
+    assert f"process {running.pid}" in said
+    assert re.search(r"up (\d+ min )?\d+ s, [\d,]+ MB", said)
+    for text in (said, " ".join(psutil.Process(running.pid).cmdline())):
+        assert running.token not in text
+    assert clone.server.state_file.stat().st_mode & 0o077 == 0
+
+
+def test_it_listens_on_this_machine_only_and_refuses_who_has_no_token(clone: Clone) -> None:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.connect.session import SparkSession
+
+    running = clone.running()
+    listening = {
+        each.laddr.ip
+        for each in psutil.Process(running.pid).net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    for address in (running.address, f"{running.address}/;token=guessed"):
+        stranger = SparkSession.builder.remote(address).create()
+        with pytest.raises(PySparkException):
+            stranger.sql("select 1").collect()
+        stranger.stop()
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(600)
+def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
+    own_clone: Clone, database: Database
+) -> None:
+    """With no Java to be found, an embedded session could not start."""
+    clone = own_clone
+    clone.pgcdc("spark", "start", "--memory", "1g")
+    database.execute("create table t (id int primary key, v text)")
+    database.execute("insert into t select n, 'row ' || n from generate_series(1, 20) n")
+    database.execute("create publication pub for table t")
+    source = {"PGCDC_DSN": database.conninfo}
+    without_java = {**source, "JAVA_HOME": "/no/such/java"}
+    slot = f"s_{database.name}"
+    clone.pgcdc("init", "--name", "t", "--publication", "pub", "--slot", slot, **source)
+    clone.pgcdc("sync", "--name", "t", **without_java)
+    database.execute("update t set v = v || '!' where id < 5; delete from t where id = 6")
+    clone.pgcdc("sync", "--name", "t", **without_java)
+    clone.pgcdc("verify", "--name", "t", **without_java)
+
+    database.execute("insert into t values (99, 'during a kill')")
+    remote = clone.running().remote
+    syncing = clone.begin("sync", "--name", "t", **without_java, PGCDC_SPARK_REMOTE=remote)
+    assert syncing.stderr is not None
+    said = ""
+    while "start of the Spark session: " not in said and (line := syncing.stderr.readline()):
+        said += line
+    os.kill(clone.running().pid, signal.SIGKILL)
+    said += syncing.communicate(timeout=120)[1]
+    assert syncing.returncode == 3, said
+    assert strangers_in(said) == []
+    log = Path(said.strip().rpartition(" is in ")[2])
+    assert log.is_file()
+
+    database.execute("insert into t values (100, 'later')")
+    said = clone.pgcdc("sync", "--name", "t", status=2, **without_java, PGCDC_SPARK_REMOTE="local")
+    assert "JAVA_HOME is /no/such/java" in said
+
+
+def test_a_killed_server_is_recognised_and_started_anew(clone: Clone) -> None:
+    killed = clone.running()
+    os.kill(killed.pid, signal.SIGKILL)
+    wait_until(lambda: clone.server.find() is None, "the server to be gone")
+    assert "No Spark server runs" in clone.pgcdc("spark", "status")
+    assert clone.server.usable() is None
+    assert "Started" in clone.pgcdc("spark", "start", "--memory", "1g")
+    assert clone.running().pid != killed.pid
+
+
+def test_stop_ends_the_process_and_what_it_left_and_may_be_repeated(clone: Clone) -> None:
+    running = clone.running()
+    assert f"process {running.pid}" in clone.pgcdc("spark", "stop")
+    assert not psutil.pid_exists(running.pid)
+    assert java_of(clone.folder) == []
+    assert not clone.server.state_file.exists()
+    assert not clone.server.work_folder.exists()
+    assert "No Spark server runs" in clone.pgcdc("spark", "stop")
+
+
+def test_a_pid_that_another_program_was_given_is_neither_used_nor_ended(tmp_path: Path) -> None:
+    server = SparkServer(tmp_path)
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    state = {"pid": stranger.pid, "port": 1, "token": "t", "started_at": time.time()}
+    server.state_file.write_text(json.dumps({**state, "ready": True}))
+    try:
+        assert server.find() is None
+        assert server.stop() is None
+        assert stranger.poll() is None
+        assert not server.state_file.exists()
+    finally:
+        stranger.communicate(b"\n")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": null, "what": 2}'])
+def test_a_state_file_that_makes_no_sense_is_no_server(tmp_path: Path, text: str) -> None:
+    server = SparkServer(tmp_path)
+    server.state_file.write_text(text)
+    assert server.find() is None
+
+
+def test_a_python_without_the_server_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="pyspark"):
+        SparkServer(tmp_path).start()
+    assert not list(tmp_path.glob("*.json"))

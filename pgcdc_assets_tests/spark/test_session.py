@@ -1,0 +1,205 @@
+"""The sessions of a merge: apart from each other, and gone from a server when it is done."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.server_process import RunningServer
+from pgcdc_assets.spark.session import own_sessions, spark_session
+from pgcdc_assets.spark.tuning import (
+    SMALL_BYTES,
+    SMALL_CHANGES,
+    TINY_BYTES,
+    TINY_CHANGES,
+    is_tiny,
+    tune,
+)
+from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
+
+pytestmark = pytest.mark.spark
+
+SETTING = "spark.databricks.delta.write.txnAppId"
+
+
+def test_sessions_side_by_side_share_neither_settings_nor_views(spark: SparkSession) -> None:
+    with own_sessions(spark, 2) as (one, two):
+        one.conf.set(SETTING, "mine")
+        one.range(1).createOrReplaceTempView("pgcdc_source")
+        two.range(2).createOrReplaceTempView("pgcdc_source")
+        assert [each.table("pgcdc_source").count() for each in (one, two)] == [1, 2]
+        assert one.conf.get(SETTING) == "mine"
+        for other in (spark, two):
+            assert other.conf.get(SETTING, None) is None
+        assert two.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.range(3).count() == 3
+
+
+def test_after_a_small_merge_a_large_one_has_what_the_session_was_made_with(
+    spark: SparkSession,
+) -> None:
+    """Spark's own default of 200 partitions would make a large merge slower by a fifth."""
+    partitions = "spark.sql.shuffle.partitions"
+    with own_sessions(spark, 1) as (session,):
+        own = session.conf.get(partitions)
+        assert own not in ("1", "200")
+        seen = []
+        for change_count in (SMALL_CHANGES, SMALL_CHANGES + 1, 1, SMALL_CHANGES + 1):
+            tune(session, change_count, 0)
+            seen.append(session.conf.get(partitions))
+        assert seen == ["1", own, "1", own]
+        assert session.conf.get("spark.databricks.delta.merge.deletionVectors.persistent") != (
+            "false"
+        )
+
+
+def test_partitions_follow_the_bytes_of_the_changes(spark: SparkSession) -> None:
+    """20,000 rows of 1 MB are no small merge: one task would hold all of them."""
+    partitions = "spark.sql.shuffle.partitions"
+    megabyte = 1024 * 1024
+    with own_sessions(spark, 1) as (session,):
+        own = session.conf.get(partitions)
+        seen = []
+        for changes, size in ((20_000, 20_000 * megabyte), (20, 33 * megabyte), (20, megabyte)):
+            tune(session, changes, 0, size)
+            seen.append(session.conf.get(partitions))
+        assert seen == ["625", own, "1"]
+        assert not is_tiny(20, 0, 33 * megabyte)
+
+
+def test_only_a_tiny_merge_does_without_compiled_code(spark: SparkSession) -> None:
+    codegen = "spark.sql.codegen.factoryMode"
+    with own_sessions(spark, 1) as (session,):
+        session.conf.set(codegen, "FALLBACK")
+        seen = []
+        for changes, table_bytes in (
+            (TINY_CHANGES, TINY_BYTES),
+            (TINY_CHANGES + 1, TINY_BYTES),
+            (TINY_CHANGES, TINY_BYTES + 1),
+        ):
+            tune(session, changes, table_bytes)
+            adaptive = session.conf.get("spark.sql.adaptive.enabled")
+            seen.append((session.conf.get(codegen), adaptive))
+        assert seen == [("NO_CODEGEN", "false"), ("FALLBACK", "false"), ("FALLBACK", "false")]
+
+
+def test_a_large_table_is_filtered_by_the_keys_of_the_changes_before_a_shuffle(
+    embedded_session: SparkSession, tmp_path: Path
+) -> None:
+    """The plan is that of the join in which a MERGE writes."""
+    with own_sessions(embedded_session, 1) as (session,):
+        session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
+        session.range(100).write.format("delta").save(str(tmp_path / "table"))
+        plans = []
+        for target_bytes in (SMALL_BYTES + 1, SMALL_BYTES):
+            tune(session, SMALL_CHANGES + 1, target_bytes)
+            rows = session.sql("SELECT id AS k0, id AS lsn FROM range(9)").localCheckpoint()
+            table = session.read.format("delta").load(str(tmp_path / "table"))
+            joined = rows.where("lsn >= 0").join(table, rows.k0 == table.id, "left")
+            plans.append(joined._jdf.queryExecution().optimizedPlan().toString())
+        assert ["might_contain" in plan for plan in plans] == [True, False]
+
+
+def test_a_released_session_is_gone_from_the_server(
+    connect_session: SparkSession, spark_server: RunningServer
+) -> None:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    with own_sessions(connect_session, 2) as opened:
+        released = [session.client._session_id for session in opened]
+    for name in released:
+        again = ConnectSession.builder.remote(f"{spark_server.remote};session_id={name}").create()
+        with pytest.raises(PySparkException, match="SESSION_CLOSED"):
+            again.range(1).collect()
+        again.client.close()
+
+
+def test_merges_leave_no_session_on_the_server(
+    connect_session: SparkSession,
+    spark_server: RunningServer,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if shutil.which("jcmd") is None:
+        pytest.skip("counting a JVM's objects takes a JDK's jcmd")
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    tables = ("items", "other")
+    landing = Landing(
+        zone,
+        [relation(column("id"), table=t, relation_id=1000 + i) for i, t in enumerate(tables)],
+    )
+    landing.begin()
+    counts = []
+    for number in range(4):
+        window = landing.land([insert(str(number)), insert(str(number), relation_id=1001)])
+        targets = [TableTarget("shop", table) for table in tables]
+        for report in merge_tables(connect_session, zone, targets, window):
+            assert isinstance(report, MergeReport), report
+        counts.append(sessions_on(spark_server))
+    assert counts[0] == counts[-1], counts
+
+
+def sessions_on(server: RunningServer) -> int:
+    """How many sessions the server's process holds on to; asking collects its garbage first."""
+    histogram = subprocess.run(
+        ["jcmd", str(server.pid), "GC.class_histogram"], check=True, capture_output=True, text=True
+    ).stdout
+    found = re.search(
+        r"^\s*\d+:\s+(\d+)\s+\d+\s+org\.apache\.spark\.sql\.connect\.service\.SessionHolder$",
+        histogram,
+        re.MULTILINE,
+    )
+    return int(found[1]) if found else 0
+
+
+def test_a_process_with_an_embedded_session_says_that_it_cannot_use_a_server(
+    embedded_session: SparkSession,
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"sc://localhost:1\b") as caught:
+        spark_session("test", remote="sc://localhost:1/;token=sesame")
+    assert "sesame" not in str(caught.value)
+
+
+_SECOND_SESSION = """
+import sys
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.spark.session import release_session, spark_session
+remote = sys.argv[1]
+first = spark_session("test", remote=remote)
+assert first.range(2).count() == 2
+assert spark_session("test", remote=remote) is first
+first.client.release_session()
+second = spark_session("test", remote=remote)
+assert second is not first and second.range(3).count() == 3
+try:
+    spark_session("test", remote="sc://localhost:1/;token=sesame")
+except TransientError as error:
+    assert "sc://localhost:1 " in str(error) and "sesame" not in str(error), error
+else:
+    raise AssertionError("nobody listens on port 1")
+third = spark_session("test", remote=remote)
+assert third.range(4).count() == 4
+"""
+
+
+def test_a_session_that_ended_on_the_server_is_replaced_and_a_silent_server_is_named(
+    spark_server: RunningServer,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _SECOND_SESSION, spark_server.remote],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

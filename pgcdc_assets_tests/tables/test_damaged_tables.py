@@ -1,0 +1,129 @@
+"""SCD tables with missing or cut-off files: each fails alone, and a rebuild makes it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import TableDamaged
+from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.orchestration.jobs.maintenance import lowest_watermark
+from pgcdc_assets.orchestration.state import read_state
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.state import read_target, read_watermark, table_path
+from pgcdc_assets.verify.table_version import pin_table
+from pgcdc_assets_tests.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.merge.one_table import merge
+
+pytestmark = pytest.mark.spark
+
+_ITEMS, _OTHER = TableTarget("shop", "items"), TableTarget("shop", "other")
+_COLUMNS = column("id"), column("v", "text")
+
+
+def _log(path: Path) -> Path:
+    return path / "_delta_log"
+
+
+def _newest_entry(path: Path) -> Path:
+    return max(_log(path).glob("*.json"))
+
+
+def _lose_deletion_vectors(path: Path) -> None:
+    for file in path.glob("**/*.bin"):
+        file.unlink()
+
+
+def _cut_off_newest_entry(path: Path) -> None:
+    text = _newest_entry(path).read_text()
+    _newest_entry(path).write_text(text[: len(text) // 2])
+
+
+def _lose_checkpoint(path: Path) -> None:
+    DeltaTable(str(path)).create_checkpoint()
+    for file in [*_log(path).glob("*.checkpoint.parquet"), _log(path) / f"{0:020d}.json"]:
+        file.unlink()
+
+
+_DAMAGES = {
+    "deletion vector": _lose_deletion_vectors,
+    "log entry": _cut_off_newest_entry,
+    "checkpoint": _lose_checkpoint,
+}
+
+
+@pytest.fixture
+def landing(spark: SparkSession, zone: RawZone) -> Landing:
+    """Two tables that are merged, the first with a deletion vector; then a change of each."""
+    described = relation(*_COLUMNS)
+    other = relation(*_COLUMNS, table="other", relation_id=1001)
+    landing = Landing(zone, [described, other])
+    landing.begin([["1", "a"], ["2", "b"], ["3", "c"]])
+    landing.land([])
+    for report in merge_tables(spark, zone, [_ITEMS, _OTHER], landing.windows[-1]):
+        assert isinstance(report, MergeReport), report.error
+    spark.sql(f"DELETE FROM {delta_table(str(_path(zone)))} WHERE id = 2")
+    assert [*_path(zone).glob("**/*.bin")]
+    landing.land([update("1", "A"), insert("9", "z", relation_id=1001)])
+    return landing
+
+
+def _path(zone: RawZone) -> Path:
+    return Path(table_path(zone.lake, zone.name, "shop", "items", 1))
+
+
+@pytest.mark.parametrize("damage", _DAMAGES.values(), ids=_DAMAGES)
+def test_a_damaged_table_fails_alone_and_a_rebuild_makes_it_whole(
+    spark: SparkSession, landing: Landing, damage: Callable[[Path], None]
+) -> None:
+    """H8: the other table is merged; the sentence names the table and the remedy."""
+    zone, path = landing.zone, _path(landing.zone)
+    damage(path)
+    results = {r.table: r for r in merge_tables(spark, zone, [_ITEMS, _OTHER], landing.windows[-1])}
+    failure, report = results["items"], results["other"]
+    assert isinstance(report, MergeReport)
+    assert report.row_count == 1
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, TableDamaged), failure.error
+    assert str(path) in str(failure.error)
+    assert "pgcdc rebuild" in str(failure.error)
+    with pytest.raises(TableDamaged):
+        pin_table(zone, str(path), "shop.items", zone.epochs.all())
+    rebuild_table(spark, zone, _ITEMS, 1)
+    assert read_watermark(zone.lake, zone.name, "shop", "items", 1) == (1, landing.windows[-1].end)
+    rows = spark.read.format("delta").load(str(path)).select("id", "v").collect()
+    assert sorted(map(tuple, rows)) == [(1, "A"), (2, "b"), (3, "c")]
+    landing.land([insert("4", "d")])
+    assert merge(spark, landing, _ITEMS).row_count == 4
+
+
+def test_a_damaged_table_holds_up_neither_sensor_nor_retention(landing: Landing) -> None:
+    """The state of the others is read; retention removes nothing that the table may need."""
+    zone = landing.zone
+    _cut_off_newest_entry(_path(zone))
+    tables = [CdcTable("shop", "items"), CdcTable("shop", "other")]
+    capture = CdcCapture(name=zone.name, publication="pub", tables=tuple(tables))
+    items, other = read_state(zone, capture).tables
+    assert (items.is_broken, items.needs_merge) == (True, True)
+    assert (other.is_broken, other.waiting_changes) == (False, 1)
+    assert lowest_watermark(zone, capture) is None
+
+
+@pytest.mark.parametrize("folder", ["_delta_log", "somebody's"])
+def test_a_folder_without_a_log_is_no_table_and_becomes_one(
+    spark: SparkSession, landing: Landing, folder: str
+) -> None:
+    """A process that died while it made a table leaves such a folder too."""
+    path = _path(landing.zone)
+    path.rename(path.with_name("away"))
+    (path / folder).mkdir(parents=True)
+    (path / "file.parquet").write_text("no Parquet")
+    assert read_target(landing.zone.lake, landing.zone.name, str(path)) is None
+    assert merge(spark, landing, _ITEMS).row_count == 3

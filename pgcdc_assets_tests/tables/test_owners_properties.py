@@ -1,0 +1,157 @@
+"""What a table's owner has set stays: through a new copy, and through a rebuild."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import MergeConflict
+from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
+from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
+from pgcdc_assets_tests.merge.one_table import merge
+
+pytestmark = pytest.mark.spark
+
+_ITEMS = TableTarget("shop", "items")
+_BEFORE = relation(column("id"), column("v", "text"), column("gone", "text"))
+_AFTER = relation(
+    column("id"), column("v", "text", attnum=2), column("at", "timestamp", attnum=4, type_oid=1114)
+)
+
+
+def _described(spark: SparkSession, path: str) -> dict[str, Any]:
+    detail = spark.sql(f"DESCRIBE DETAIL {delta_table(path)}").collect()[0].asDict()
+    wanted = "delta.enableChangeDataFeed", "delta.enableRowTracking", "delta.constraints.short"
+    schema = spark.read.format("delta").load(path).schema
+    return {
+        "description": detail["description"],
+        "clustering": detail["clusteringColumns"],
+        "properties": {name: detail["properties"].get(name) for name in (*wanted, "mine")},
+        "comment": schema["v"].metadata.get("comment"),
+        "columns": [field.name for field in schema],
+    }
+
+
+def _own(spark: SparkSession, path: str) -> dict[str, Any]:
+    """Set what an owner may set."""
+    table = delta_table(path)
+    for statement in (
+        f"COMMENT ON TABLE {table} IS 'what we sell'",
+        f"ALTER TABLE {table} CLUSTER BY (id)",
+        f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true', "
+        "'delta.enableRowTracking' = 'true', 'mine' = 'x')",
+        f"ALTER TABLE {table} ADD CONSTRAINT short CHECK (length(v) < 10)",
+        f"ALTER TABLE {table} ALTER COLUMN v COMMENT 'its name'",
+        f"ALTER TABLE {table} ADD COLUMNS (extra STRING COMMENT 'ours')",
+    ):
+        spark.sql(statement)
+    return _described(spark, path)
+
+
+def _copied_again(zone: RawZone) -> Landing:
+    landing = Landing(zone, [_BEFORE, _AFTER])
+    landing.begin([["1", "a", "x"], ["2", "b", "y"]])
+    landing.land([])
+    return landing
+
+
+def test_a_new_copy_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone) -> None:
+    """A column that the source dropped goes; one that the owner added stays, without values."""
+    landing = _copied_again(zone)
+    path = merge(spark, landing, _ITEMS).path
+    owned = _own(spark, path)
+    landing.land([])
+    landing.copy([["1", "A", None], ["3", "c", "2024-01-01 00:00:00"]], version=2)
+    landing.land([insert("4", "d", None, version=2)])
+    merge(spark, landing, _ITEMS)
+    found = _described(spark, path)
+    columns = [name for name in owned["columns"] if name != "gone"]
+    columns.insert(2, "at")
+    assert sorted(found.pop("columns")) == sorted(columns)
+    owned.pop("columns")
+    assert found == owned
+    rows = spark.read.format("delta").load(path).select("id", "v", "extra").collect()
+    assert sorted(map(tuple, rows)) == [(1, "A", None), (3, "c", None), (4, "d", None)]
+
+
+def test_a_rebuild_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone) -> None:
+    landing = _copied_again(zone)
+    path = merge(spark, landing, _ITEMS).path
+    owned = _own(spark, path)
+    landing.land([insert("4", "d", "z")])
+    merge(spark, landing, _ITEMS)
+    rebuild_table(spark, zone, _ITEMS, 1)
+    found = _described(spark, path)
+    assert sorted(found.pop("columns")) == sorted(owned.pop("columns"))
+    assert found == owned
+    rows = spark.read.format("delta").load(path).select("id", "v", "extra").collect()
+    assert sorted(map(tuple, rows)) == [(1, "a", None), (2, "b", None), (4, "d", None)]
+
+
+def test_a_row_against_the_owners_constraint_is_no_error_that_passes(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    """A retry meets the same row; the sentence names the condition, and no value."""
+    landing = _copied_again(zone)
+    path = merge(spark, landing, _ITEMS).path
+    _own(spark, path)
+    version = DeltaTable(path).version()
+    landing.land([insert("4", "much too long", "z")])
+    (failure,) = merge_tables(spark, zone, [_ITEMS], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, MergeConflict), failure.error
+    assert "DELTA_VIOLATE_CONSTRAINT" in str(failure.error)
+    assert "too long" not in str(failure.error)
+    assert DeltaTable(path).version() == version
+
+
+def test_a_table_with_mapped_names_takes_a_new_copy(spark: SparkSession, zone: RawZone) -> None:
+    before = relation(column("id"), column("two words", "text"))
+    after = relation(column("id"), column("three new words", "text", attnum=3))
+    landing = Landing(zone, [before, after])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    path = merge(spark, landing, _ITEMS).path
+    landing.land([])
+    landing.copy([["2", "b"]], version=2)
+    landing.land([insert("3", "c", version=2)])
+    merge(spark, landing, _ITEMS)
+    rows = spark.read.format("delta").load(path).select("id", "three new words").collect()
+    assert sorted(map(tuple, rows)) == [(2, "b"), (3, "c")]
+    assert "two words" not in spark.read.format("delta").load(path).columns
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+def test_a_column_that_is_renamed_in_its_case_alone_is_merged_after_a_new_copy(
+    spark: SparkSession, zone: RawZone, scd: int
+) -> None:
+    """Delta cannot tell the two names apart: the column takes the new one, and keeps its values."""
+    target = TableTarget("shop", "items", scd=(scd,))
+    day = {"type_oid": 1082}
+    before = relation(column("id"), column("Name", "date", **day))
+    after = relation(column("id"), column("name", "date", **day))
+    landing = Landing(zone, [before, after])
+    landing.begin([["1", "infinity"], ["2", "2024-01-02"]])
+    landing.land([])
+    path = merge(spark, landing, target).path
+    landing.land([])
+    landing.copy([["1", "infinity"], ["2", "2024-01-03"]], version=2)
+    landing.land([insert("3", "2024-01-04", version=2)])
+    merge(spark, landing, target)
+    table = spark.read.format("delta").load(path)
+    assert "name" in table.columns
+    assert "Name" not in table.columns
+    current = table.where("_is_current") if scd == 2 else table
+    rows = current.selectExpr("id", "CAST(name AS STRING)", "_rescued['name']").collect()
+    assert sorted(map(tuple, rows)) == [
+        (1, None, "infinity"),
+        (2, "2024-01-03", None),
+        (3, "2024-01-04", None),
+    ]
+    assert table.count() == (4 if scd == 2 else 3)

@@ -1,0 +1,124 @@
+"""What a person declares, and what is refused with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.settings_metadata import capture_metadata, capture_of
+from pgcdc_assets.settings import (
+    CdcCapture,
+    CdcTable,
+    CheckPolicy,
+    RetentionPolicy,
+    StreamPolicy,
+    WindowPolicy,
+    component_yaml,
+)
+
+ORDERS = CdcTable("shop", "orders", (1,), ("id",))
+
+
+def test_a_table_without_a_schema_is_in_public() -> None:
+    assert CdcTable.parse("orders") == CdcTable("public", "orders")
+
+
+def test_a_table_name_keeps_everything_after_the_first_dot() -> None:
+    assert CdcTable.parse("shop.a.b").table == "a.b"
+
+
+def test_the_slot_is_named_after_the_capture() -> None:
+    assert CdcCapture("shop", "pub", (ORDERS,)).slot == "pgcdc_shop"
+
+
+@pytest.mark.parametrize("name", ["", "Shop", "1shop", "shop-2", "s" * 41, "shop orders"])
+def test_a_name_that_cannot_name_a_slot_and_a_folder_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot name a capture"):
+        CdcCapture(name, "pub", (ORDERS,))
+
+
+def test_a_table_listed_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"lists shop\.orders more than once"):
+        CdcCapture("shop", "pub", (ORDERS, ORDERS))
+
+
+def test_a_capture_without_tables_is_refused_and_says_how_to_get_them() -> None:
+    with pytest.raises(ConfigurationError, match="pgcdc init"):
+        CdcCapture("shop", "pub", ())
+
+
+@pytest.mark.parametrize("name", ["shop.", ".orders", ""])
+def test_half_a_table_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="does not name a table"):
+        CdcTable.parse(name)
+
+
+@pytest.mark.parametrize("scd", [[], [7], [1, 3]])
+def test_an_unknown_kind_of_table_is_refused(scd: list[int]) -> None:
+    with pytest.raises(ConfigurationError, match="scd is"):
+        CdcTable.parse("shop.orders", scd)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"scd": [2], "soft_deletes": True}, "soft_deletes"),
+        ({"soft_deletes": "yes"}, "soft_deletes"),
+        ({"without_key": "rows"}, "without_key is 'rows', but must be bag"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        CdcTable.parse("shop.orders", **settings)
+
+
+def test_windows_of_no_size_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"windows\.max_bytes"):
+        WindowPolicy(max_bytes=0)
+    with pytest.raises(ConfigurationError, match=r"stream\.batch_bytes"):
+        StreamPolicy(batch_bytes=0)
+
+
+@pytest.mark.parametrize("days", [0, 0.5, -1, float("nan")])
+def test_old_versions_are_kept_longer_than_any_merge_runs(days: float) -> None:
+    """VACUUM deletes what a merge has written and not committed yet."""
+    with pytest.raises(ConfigurationError, match=r"retention\.old_version_days must"):
+        RetentionPolicy(old_version_days=days)
+    assert RetentionPolicy(old_version_days=1).old_version_days == 1
+
+
+def test_settings_survive_the_way_through_an_asset_s_metadata() -> None:
+    capture = CdcCapture(
+        "shop",
+        "pub",
+        (
+            ORDERS,
+            CdcTable("public", "events", soft_deletes=True),
+            CdcTable("public", "log", without_key="log"),
+        ),
+        slot="other",
+        windows=WindowPolicy(keep=5),
+        stream=StreamPolicy(total_seconds=60),
+        checks=CheckPolicy(None),
+    )
+    assert capture_of(capture_metadata(capture)) == capture
+
+
+def test_the_yaml_of_init_names_every_table_with_its_key() -> None:
+    written = yaml.safe_load(component_yaml("shop", "pub", [ORDERS], slot="pgcdc_shop"))
+    assert written == {
+        "type": "pgcdc_assets.PostgresCdcComponent",
+        "attributes": {
+            "name": "shop",
+            "publication": "pub",
+            "tables": [{"name": "shop.orders", "key": ["id"], "scd": [1]}],
+        },
+    }
+
+
+def test_the_yaml_of_init_keeps_a_slot_of_another_name() -> None:
+    written = yaml.safe_load(component_yaml("shop", "pub", [ORDERS], slot="mine"))
+    assert written["attributes"]["slot"] == "mine"
