@@ -9,8 +9,8 @@ STAMP := .venv/.installed
 # come last, and leave one process idle.
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 # Parts that meet every package that setup.cfg requires.
-LOWEST_TESTS := $(addprefix pgcdc_assets_tests/,test_cli.py test_cli_init.py test_progress.py \
-    test_spark_server.py protocol postgres raw orchestration merge/test_run.py)
+LOWEST_TESTS := $(addprefix pgcdc_assets_tests/,cli spark/test_server.py protocol postgres raw \
+    orchestration merge/test_run.py)
 
 .DEFAULT_GOAL := help
 

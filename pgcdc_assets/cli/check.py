@@ -6,14 +6,6 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
-from pgcdc_assets.merge.fold.schema import (
-    CHANGE_LOG_COLUMNS,
-    SCD1_COLUMNS,
-    SCD2_COLUMNS,
-    SOFT_DELETE_COLUMNS,
-    SystemColumns,
-    check_names,
-)
 from pgcdc_assets.orchestration import home
 from pgcdc_assets.orchestration.moved_tables import find_moved
 from pgcdc_assets.postgres.catalog import published_relations
@@ -23,6 +15,14 @@ from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.tables.columns import (
+    CHANGE_LOG_COLUMNS,
+    SCD1_COLUMNS,
+    SCD2_COLUMNS,
+    SOFT_DELETE_COLUMNS,
+    SystemColumns,
+    check_names,
+)
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
         PgcdcError: the error that the run ended with; tables that it does not name are rebuilt.
     """
     from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.instance import open_instance
+    from pgcdc_assets.orchestration.home import open_instance
     from pgcdc_assets.orchestration.jobs.rebuild import parse_lsn, rebuild_op_name
     from pgcdc_assets.orchestration.names import Names
     from pgcdc_assets.orchestration.run_claims import PROCESS_TAG, process_tag

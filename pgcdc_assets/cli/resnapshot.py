@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
         PgcdcError: the error that a run ended with; tables that it does not name are merged.
     """
     from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.instance import open_instance
+    from pgcdc_assets.orchestration.home import open_instance
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
     from pgcdc_assets.orchestration.targets import select_tables
 

@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     """
     started = time.monotonic()
     from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.instance import open_instance
+    from pgcdc_assets.orchestration.home import open_instance
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
 
     reports: list[SyncReport] = []

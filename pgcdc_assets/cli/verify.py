@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         DifferenceFound: one of them differs.
     """
     from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.instance import open_instance
+    from pgcdc_assets.orchestration.home import open_instance
 
     location = load_location(options.module)
     captures = location.select(options.name)

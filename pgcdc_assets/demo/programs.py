@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.locking import locked
+from pgcdc_assets.local import locked
 
 SYSTEM_USER = "pgserver"
 _USER_LOCK = Path("/run/pgcdc-system-user.lock")

@@ -23,8 +23,7 @@ from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.code_location import CodeLocation, LoadedCapture, load_location
 from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
-from pgcdc_assets.orchestration.home import state_folder
-from pgcdc_assets.orchestration.instance import open_instance
+from pgcdc_assets.orchestration.home import open_instance, state_folder
 from pgcdc_assets.orchestration.jobs.sync import SyncReport, sync_capture
 from pgcdc_assets.orchestration.output import library_log
 from pgcdc_assets.orchestration.state import read_state

@@ -25,8 +25,7 @@ import psutil
 
 from pgcdc_assets.demo.programs import find_binaries, make_reachable, run_program
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.locking import locked
-from pgcdc_assets.ports import free_port
+from pgcdc_assets.local import free_port, locked
 
 SUPERUSER = "postgres"
 

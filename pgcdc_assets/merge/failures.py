@@ -8,17 +8,6 @@ executors and lost connections are transient, and so is what is not known.
 
 from __future__ import annotations
 
-from pyspark.errors import (
-    AnalysisException,
-    ArithmeticException,
-    DateTimeException,
-    IllegalArgumentException,
-    NumberFormatException,
-    ParseException,
-    PySparkException,
-    SparkRuntimeException,
-    UnsupportedOperationException,
-)
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import (
@@ -30,44 +19,15 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.merge.fold.events import NULL_KEY
-from pgcdc_assets.merge.fold.unknown import UNKNOWN_VALUE
-from pgcdc_assets.merge.kinds.bags import MISSING_ROW
+from pgcdc_assets.merge.fold.toast import UNKNOWN_VALUE
+from pgcdc_assets.merge.kinds.keyless import MISSING_ROW
 from pgcdc_assets.merge.task import TableWork
-from pgcdc_assets.spark.session import has_ended, runs_embedded, text_of
+from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
+from pgcdc_assets.spark.session import has_ended, runs_embedded
 from pgcdc_assets.table_name import quoted
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
 
-# Delta's own conditions of writers that meet, by their beginnings.
-_CONFLICTS = (
-    "DELTA_CONCURRENT_",
-    "DELTA_METADATA_CHANGED",
-    "DELTA_PROTOCOL_CHANGED",
-    "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS",
-    "DELTA_SCHEMA_CHANGED",
-    "DELTA_MAX_COMMIT_RETRIES_EXCEEDED",
-)
-_CONFLICT_CLASSES = ("Concurrent", "MetadataChanged", "ProtocolChanged")
-
-# What Spark raises about the query, the schema or a value: it depends on nothing that passes.
-_DEFINITE = (
-    AnalysisException,
-    ArithmeticException,
-    DateTimeException,
-    IllegalArgumentException,
-    NumberFormatException,
-    ParseException,
-    SparkRuntimeException,
-    UnsupportedOperationException,
-)
-_DEFINITE_CONDITIONS = (
-    "CAST_",
-    "DATATYPE_MISMATCH",
-    "DELTA_",
-    "EXPECT_",
-    "INCOMPATIBLE_",
-    "UNRESOLVED_",
-)
 # What an error of a task says within its text, which has values too.
 _IN_TEXT = (
     "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES",
@@ -92,26 +52,6 @@ def explain(work: TableWork, error: Exception, session: SparkSession | None) -> 
     explained = _explained(work, error, session)
     explained.__cause__ = error
     return explained
-
-
-def is_conflict(error: Exception) -> bool:
-    """Return whether another writer of the table was faster."""
-    return condition_of(error).startswith(_CONFLICTS) or any(
-        kind.__name__.startswith(_CONFLICT_CLASSES) for kind in type(error).__mro__
-    )
-
-
-def is_definite(error: Exception) -> bool:
-    """Return whether the same work meets the same error again."""
-    if is_conflict(error):
-        return False
-    return isinstance(error, _DEFINITE) or condition_of(error).startswith(_DEFINITE_CONDITIONS)
-
-
-def condition_of(error: Exception) -> str:
-    """Return Spark's error condition, or the name of the error's class."""
-    condition = error.getCondition() if isinstance(error, PySparkException) else None
-    return condition or type(error).__name__
 
 
 def _explained(work: TableWork, error: Exception, session: SparkSession | None) -> PgcdcError:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
-from pgcdc_assets.merge.fold.schema import SystemColumns, TableShape, build_shape
+from pgcdc_assets.merge.fold.schema import TableShape, build_shape
 from pgcdc_assets.merge.task import TableWork
-from pgcdc_assets.merge.write import KEY, RELATION_VERSION
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import string
-from pgcdc_assets.tables.state import RELATION_ID, TargetState
+from pgcdc_assets.tables.columns import SystemColumns
+from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
+from pgcdc_assets.tables.state import TargetState
 
 # Given and not read from the files: Spark would open one before it plans the merge.
 _RAW = (

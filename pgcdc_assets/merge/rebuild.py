@@ -41,7 +41,8 @@ from pgcdc_assets.raw.table_files import move_files, replace_log
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.fence import Step, fence_app_id, fencing, read_fence
-from pgcdc_assets.tables.state import BEGINS_WITH, OURS, check_written, is_unsupported, table_path
+from pgcdc_assets.tables.properties import BEGINS_WITH, OURS
+from pgcdc_assets.tables.state import check_written, is_unsupported, table_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

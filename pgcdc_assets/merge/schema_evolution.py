@@ -16,13 +16,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pgcdc_assets.errors import SchemaChangeError
-from pgcdc_assets.merge.fold.schema import Field, TableShape, folded
+from pgcdc_assets.merge.fold.schema import Field, TableShape
 from pgcdc_assets.merge.fold.typed_columns import target_columns
 from pgcdc_assets.merge.write import alter_all, overwrite_schema, table_properties
 from pgcdc_assets.spark.sql import delta_table, identifier, string
+from pgcdc_assets.tables.columns import folded
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import OwnedColumns
-from pgcdc_assets.tables.state import OURS, TargetState
+from pgcdc_assets.tables.properties import OURS
+from pgcdc_assets.tables.state import TargetState
 
 # Which columns a merge adds and fills, and the fence of the state that it found.
 _FILL = "pgcdc.fill"

@@ -18,7 +18,8 @@ from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Copy, CopyIdentity
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.state import RELATION_ID, TargetState, read_target, table_path
+from pgcdc_assets.tables.properties import RELATION_ID
+from pgcdc_assets.tables.state import TargetState, read_target, table_path
 
 SCD_TYPES = (1, 2)
 

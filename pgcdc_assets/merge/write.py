@@ -12,14 +12,11 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
-from pgcdc_assets.merge.fold.schema import TableShape, key_text
+from pgcdc_assets.merge.fold.schema import TableShape
 from pgcdc_assets.merge.fold.typed_columns import target_columns
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.tables.fence import Step
-from pgcdc_assets.tables.state import BEGINS_WITH, RELATION_ID
-
-KEY = "pgcdc.key"
-RELATION_VERSION = "pgcdc.relation_version"
+from pgcdc_assets.tables.properties import BEGINS_WITH, KEY, RELATION_ID, RELATION_VERSION, key_text
 
 SOURCE_VIEW = "pgcdc_source"
 

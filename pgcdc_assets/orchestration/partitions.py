@@ -1,8 +1,24 @@
-"""Which partitions of the snapshot asset an SCD asset depends on."""
+"""Partitions: keys that an instance lacks, keys to delete, keys of one run, and their mapping."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import dagster as dg
+
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.state import Position, window_end
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.zone import RawZone
+
+MAX_ADOPTED = 500
+
+# Each takes 16 ms in Dagster's books: a merge after a quiet night, in which other databases moved
+# the WAL on, has thousands of windows to show for each table.
+MAX_MATERIALIZATIONS = 1_000
+PARTITION_TAG = "dagster/partition"
+RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 
 class SpecificPartitionsPartitionMapping(dg.SpecificPartitionsPartitionMapping):
@@ -23,3 +39,67 @@ class SpecificPartitionsPartitionMapping(dg.SpecificPartitionsPartitionMapping):
 
     def __hash__(self) -> int:
         return hash(type(self).__name__)
+
+
+def unknown_windows(
+    zone: RawZone, epoch: Epoch, known: Sequence[LsnWindow], through: Position
+) -> list[WindowSummary]:
+    """List landed windows above an instance's newest key, the newest ones when there are very many.
+
+    A lake outlives an instance: under a new DAGSTER_HOME the windows are there and their keys are
+    not.
+    """
+    newest = max((window_end(window) for window in known), default=Position(0, Lsn(0)))
+    if newest >= through:
+        return []
+    since = newest.lsn if newest.epoch == epoch.epoch else None
+    landed = zone.changes.windows(epoch.epoch, since)
+    there = set(known)
+    return [summary for summary in landed if summary.window not in there][-MAX_ADOPTED:]
+
+
+def surplus_keys(
+    windows: Sequence[LsnWindow], keep: int, merged_through: Position | None
+) -> list[str]:
+    """List the oldest keys above the number to keep, as far as every table has them merged."""
+    surplus = len(windows) - keep
+    if surplus <= 0 or merged_through is None:
+        return []
+    oldest = sorted(windows)[:surplus]
+    return [window.key for window in oldest if window_end(window) <= merged_through]
+
+
+def shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequence[LsnWindow]:
+    """Keep the newest of the windows that a merge folds: those that it shows as materialised."""
+    return windows[-max(1, MAX_MATERIALIZATIONS // max(1, asset_count)) :]
+
+
+def range_tags(first: str, last: str) -> dict[str, str]:
+    """Tags that make a run cover all partitions from one key through another."""
+    return dict(zip(RANGE_TAGS, (first, last), strict=True))
+
+
+def covered_keys(tags: Mapping[str, str], order: Sequence[str]) -> list[str]:
+    """List the partitions of a run by its tags: one, a range, or all where they do not say."""
+    one = tags.get(PARTITION_TAG)
+    if one is not None:
+        return [one]
+    first, last = (tags.get(tag) for tag in RANGE_TAGS)
+    if first in order and last in order:
+        return list(order[order.index(first) : order.index(last) + 1])
+    return list(order)
+
+
+def neighbours(order: Sequence[str], wanted: Sequence[str]) -> list[tuple[str, str]]:
+    """Group wanted keys that follow each other, as (first, last)."""
+    groups: list[tuple[str, str]] = []
+    previous = -2
+    for index, key in enumerate(order):
+        if key not in wanted:
+            continue
+        if index == previous + 1:
+            groups[-1] = (groups[-1][0], key)
+        else:
+            groups.append((key, key))
+        previous = index
+    return groups

@@ -13,7 +13,7 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunsFilter
 
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partition_keys import covered_keys
+from pgcdc_assets.orchestration.partitions import covered_keys
 from pgcdc_assets.orchestration.runs import has_ended
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone

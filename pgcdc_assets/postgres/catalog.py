@@ -12,8 +12,8 @@ from pgcdc_assets.errors import ConnectionLost
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, connect, sorted_failures
 from pgcdc_assets.postgres.publication import read_members, read_publication
-from pgcdc_assets.postgres.slots import read_current_lsn
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
+from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.protocol.relation import Column, Relation
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from psycopg2.errors import ObjectInUse, QueryCanceled, UndefinedObject
 
 from pgcdc_assets.errors import ConfigurationError, SlotBusy, SlotLost, SlotTaken
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.heartbeat import PREFIX
 from pgcdc_assets.postgres.slot_creation import (
     ExportedSnapshot,
     OpenTransaction,
     create_slot,
     oldest_open_transaction,
 )
+from pgcdc_assets.postgres.wal import CURRENT_LSN_SQL, PREFIX, read_current_lsn
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
@@ -51,11 +51,6 @@ __all__ = [
 # A record of the running transactions, of which a few hundred have room in it.
 _NEW_BYTES = 1024
 
-_CURRENT_LSN = (
-    "case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
-    " else pg_current_wal_flush_lsn() end"
-)
-
 _STATUS = f"""
 select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid,
        coalesce(a.application_name, 'another role'),
@@ -69,7 +64,7 @@ select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid
        coalesce((to_jsonb(s) ->> 'synced')::bool, false),
        d.total_txns, d.stats_reset is not null,
        w.stats_reset > pg_postmaster_start_time()
-  from (select {_CURRENT_LSN} as current_lsn, pg_is_in_recovery() as in_recovery) c,
+  from (select {CURRENT_LSN_SQL} as current_lsn, pg_is_in_recovery() as in_recovery) c,
        pg_stat_bgwriter w, pg_replication_slots s
   left join pg_stat_replication_slots d on d.slot_name = s.slot_name
   left join pg_stat_activity a on a.pid = s.active_pid
@@ -226,15 +221,6 @@ def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
         is_counted_since_creation=not row[21],
         may_have_crashed=bool(row[22]),
     )
-
-
-def read_current_lsn(conn: Connection) -> Lsn:
-    """Read how far the WAL is flushed; on a standby, how far it is replayed."""
-    with conn.cursor() as cursor:
-        cursor.execute(f"select ({_CURRENT_LSN})::text")
-        row = cursor.fetchone()
-    assert row is not None
-    return Lsn.parse(row[0])
 
 
 def read_server_identity(conn: Connection) -> ServerIdentity:

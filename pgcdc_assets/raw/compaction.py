@@ -1,4 +1,4 @@
-"""Merging the small files of many small windows into few, without touching what they say.
+"""Compaction: the rows of many small files are written into few, unchanged.
 
 Rows keep their columns, `window` included, and the application transactions stay in the log, so
 that a reader and a landing notice nothing. The commit names the files it replaces and changes no
@@ -8,14 +8,18 @@ reader of an older version keeps the replaced files until VACUUM removes them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from deltalake.transaction import RemoveAction
 
 from pgcdc_assets.errors import RawZoneError
-from pgcdc_assets.raw.rewriting import copy_rows, removals
-from pgcdc_assets.raw.scan import DataFile, data_files
+from pgcdc_assets.raw.files import FileWriter
+from pgcdc_assets.raw.row_groups import RelationGroups
+from pgcdc_assets.raw.scan import DataFile, data_files, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 SMALL_FILE_BYTES = 32 * 1024 * 1024
@@ -96,3 +100,42 @@ def _merge(
         data_change=False,
     )
     return CompactionReport(len(files), len(merged), row_count)
+
+
+def copy_rows(
+    table: RawTable,
+    files: Sequence[DataFile],
+    writer: FileWriter,
+    condition: ds.Expression | None = None,
+) -> None:
+    """Write the files' rows that meet the condition, sorted by source table.
+
+    Raises:
+        RawZoneError: a file is gone.
+    """
+    groups = RelationGroups()
+    try:
+        for batch in scan(table, files, table.schema.names, condition):
+            for group in groups.add(batch):
+                writer.write(group)
+    except FileNotFoundError as error:
+        raise RawZoneError(
+            raw_zone=table.uri, reason="a file that its log names is gone; its rows are lost."
+        ) from error
+    for group in groups.drain():
+        writer.write(group)
+
+
+def removals(files: Sequence[DataFile]) -> list[RemoveAction]:
+    """Describe, for a commit, files that leave the log although nothing changed at the source."""
+    now = int(time.time() * 1000)
+    return [
+        RemoveAction(
+            file.path,
+            False,
+            now,
+            file.size_bytes,
+            {name: str(value) for name, value in file.partition.items()},
+        )
+        for file in files
+    ]

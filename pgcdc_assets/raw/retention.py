@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.rewriting import copy_rows, removals
+from pgcdc_assets.raw.compaction import copy_rows, removals
 from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.snapshots import Copy, copy_of
 from pgcdc_assets.raw.table import CommitRefused

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.raw.rewriting import removals
+from pgcdc_assets.raw.compaction import removals
 from pgcdc_assets.raw.row_groups import gathered
 from pgcdc_assets.raw.scan import DataFile, data_files, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable

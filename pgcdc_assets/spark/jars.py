@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pgcdc_assets.locking import locked
+from pgcdc_assets.local import locked
 
 
 @contextmanager

@@ -25,8 +25,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.locking import locked
-from pgcdc_assets.ports import free_port
+from pgcdc_assets.local import free_port, locked
 from pgcdc_assets.spark.jars import looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.server_process import RunningServer, launch

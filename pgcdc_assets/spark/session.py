@@ -21,12 +21,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.spark.errors import text_of
 from pgcdc_assets.spark.jars import looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf
@@ -122,14 +123,6 @@ def settled(session: SparkSession) -> SparkSession:
         atexit.unregister(_release_known)
         atexit.register(_release_known)
     return session
-
-
-def text_of(error: Exception) -> str | None:
-    """Give an error's text; None for a Java exception whose JVM, which has the text, is gone."""
-    try:
-        return str(error)
-    except (Py4JError, OSError):
-        return None
 
 
 def has_ended(session: SparkSession, error: Exception) -> bool:

@@ -6,6 +6,8 @@ message to the Connect server) where the Column functions cost one call per oper
 
 from __future__ import annotations
 
+import datetime as dt
+
 
 def identifier(name: str) -> str:
     """Quote a name: any character but NUL may be in it."""
@@ -21,3 +23,7 @@ def string(text: str) -> str:
 def delta_table(path: str) -> str:
     """Name the Delta table that lies at a path."""
     return f"delta.{identifier(path)}"
+
+
+def timestamp(at: dt.datetime) -> str:
+    return f"timestamp_micros({round(at.timestamp() * 1_000_000)})"

@@ -64,7 +64,7 @@ def tidy_table(spark: SparkSession, path: str, keep_hours: float) -> TidyReport:
 
 
 def _merge_files(session: SparkSession, path: str) -> TidyReport:
-    from pgcdc_assets.merge.failures import is_conflict
+    from pgcdc_assets.spark.errors import is_conflict
 
     try:
         metrics = session.sql(f"OPTIMIZE {delta_table(path)}").collect()[0]["metrics"]

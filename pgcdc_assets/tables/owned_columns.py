@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pgcdc_assets.merge.fold.schema import (
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.columns import (
     CHANGE_LOG_COLUMNS,
     SCD2_COLUMNS,
     SOFT_DELETE_COLUMNS,
     UNKNOWN_TYPE,
     folded,
 )
-from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.zone import RawZone
 
 _SYSTEM = (*SOFT_DELETE_COLUMNS, *CHANGE_LOG_COLUMNS, *SCD2_COLUMNS)
 

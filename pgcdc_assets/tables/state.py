@@ -32,13 +32,6 @@ from pgcdc_assets.tables.fence import (
     settling,
 )
 
-# The property of a table with the OID of the source table.
-RELATION_ID = "pgcdc.relation_id"
-# What the names of properties begin with that describe a table's contents; others are its owner's.
-OURS = ("pgcdc.", "delta.columnMapping.")
-# The property of a table that is never replaced by a copy: the position of its first one.
-BEGINS_WITH = "pgcdc.begins_with"
-
 _ATTEMPTS = 5
 
 _INTERVAL, _DEFAULT_INTERVAL = "delta.checkpointInterval", "10"

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.merge import TableTarget
-from pgcdc_assets.merge.fold.schema import SOFT_DELETE_COLUMNS
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open_source_table
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS
 from pgcdc_assets.verify.canonical_text import compared_columns, key_indexes
 from pgcdc_assets.verify.comparison_point import Moment
-from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, Kind
 from pgcdc_assets.verify.small_table import read_small, row_limit
+from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.target import TargetDigests, TargetVersion, read_version, sum_buckets
 from pgcdc_assets.verify.target_at import targets_at
 

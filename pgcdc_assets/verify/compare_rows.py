@@ -28,8 +28,8 @@ from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName, quoted
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.report import Comparison
+from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.values import Reader, Unreadable, comparable, reader_for
 
 # Differing rows whose columns are looked at; more would tell nothing new.

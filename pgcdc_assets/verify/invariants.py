@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.fold.schema import EPOCH_COLUMNS
 from pgcdc_assets.merge.report import TableTarget
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.tuning import SMALL_BYTES, tune
+from pgcdc_assets.tables.columns import EPOCH_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.findings import Findings, Rule
 from pgcdc_assets.verify.history_rules import VersionRules

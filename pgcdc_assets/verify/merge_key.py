@@ -6,22 +6,14 @@ is in `_rescued`, and both together are the key, as in the merge's own condition
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pgcdc_assets.merge.fold.key_range import between, has_bounds
 from pgcdc_assets.spark.sql import identifier, string
 
-_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
-
 # Types that hold every text of theirs, as `merge/fold/types.py` chooses them.
 _COMPLETE = frozenset({"string", "boolean", "smallint", "int", "bigint", "float", "double"})
-
-
-def parse_key(text: str) -> tuple[str, ...]:
-    """Read a key as `merge.shape.key_text` writes it."""
-    return tuple(name.replace('""', '"') for name in _QUOTED.findall(text))
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.fold.schema import SCD2_COLUMNS
 from pgcdc_assets.merge.report import TableTarget
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.tables.columns import SCD2_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.merge_key import MergeKey
-from pgcdc_assets.verify.merged import open_merged
-from pgcdc_assets.verify.table_version import PinnedTable, pin_table, read_pinned
+from pgcdc_assets.verify.table_version import PinnedTable, open_merged, pin_table, read_pinned
 from pgcdc_assets.verify.target_at import version_through
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.fence import read_watermarks
-from pgcdc_assets.tables.state import reading
-from pgcdc_assets.verify.merge_key import parse_key
-from pgcdc_assets.verify.merged import open_merged
+from pgcdc_assets.tables.properties import parse_key
+from pgcdc_assets.tables.state import open_table, reading
 from pgcdc_assets.verify.target import TargetVersion, read_version
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def pin_table(
 def _pin(
     zone: RawZone, path: str, table: DeltaTable, epochs: Sequence[Epoch], version: int | None
 ) -> PinnedTable:
-    from pgcdc_assets.merge.write import KEY
+    from pgcdc_assets.tables.properties import KEY
 
     if version is not None:
         table.load_as_version(version)
@@ -171,3 +171,27 @@ def _hidden_rows(table: DeltaTable) -> dict[str, int]:
 def _file_name(path: str) -> str:
     """Take a file's name, which is unique in a table, off its path or address."""
     return path.rpartition("/")[2]
+
+
+def open_merged(zone: RawZone, path: str, name: str, version: int | None = None) -> DeltaTable:
+    """Open an SCD table as of a version; the newest where none is given.
+
+    Raises:
+        ConfigurationError: it was never merged.
+        TableDamaged: its log cannot be read.
+        TransientError: the version is gone.
+    """
+    table = open_table(zone.lake, path)
+    if table is None:
+        raise ConfigurationError(
+            reason=f"Table {name} was never merged: there is no {path}. Run `pgcdc sync`."
+        )
+    if version is not None and version != table.version():
+        try:
+            table.load_as_version(version)
+        except (DeltaError, OSError) as error:
+            raise TransientError(
+                reason=f"Version {version} of the Delta table {path} cannot be read "
+                f"({type(error).__name__}). Run it again."
+            ) from error
+    return table

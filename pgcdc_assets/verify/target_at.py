@@ -27,8 +27,8 @@ from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.fence import read_watermarks
 from pgcdc_assets.tables.state import advance_watermark, table_path
 from pgcdc_assets.verify.comparison_point import Moment
-from pgcdc_assets.verify.merged import open_merged
 from pgcdc_assets.verify.small_table import copy_small
+from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.target import TargetVersion
 
 if TYPE_CHECKING:

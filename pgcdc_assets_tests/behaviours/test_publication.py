@@ -11,7 +11,8 @@ from pgcdc_assets.errors import ConfigurationError, DefiniteError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.preflight.run import run_preflight
-from pgcdc_assets.postgres.slots import create_slot, read_current_lsn
+from pgcdc_assets.postgres.slots import create_slot
+from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.fixtures.database import Database
 

@@ -20,7 +20,8 @@ from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.merge.task import prepare
 from pgcdc_assets.raw.retention import remove_copies, remove_windows
 from pgcdc_assets.tables.maintenance import tidy_table
-from pgcdc_assets.tables.state import BEGINS_WITH, read_watermark, table_path
+from pgcdc_assets.tables.properties import BEGINS_WITH
+from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
 from pgcdc_assets_tests.verify.comparing import verify
 

@@ -17,7 +17,7 @@ from pgcdc_assets.orchestration.home import defs_folders
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.fixtures.database import Database
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n  name: mine\n  publication: p\n"
 NEW = [CdcTable("public", "new", (1,), ("id",)), CdcTable("a.b", "Über", (1,), ("x y",))]
 WORDS = ["name: public.new", "key: [id]", "name: '\"a.b\".Über'", "key: [x y]"]

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
-from pgcdc_assets.merge.fold.schema import EPOCH_COLUMNS
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.columns import EPOCH_COLUMNS
 from pgcdc_assets_tests.merge.history import Landing
 
 

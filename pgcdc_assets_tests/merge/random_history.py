@@ -206,7 +206,7 @@ def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
 def bound_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have merges find out between which keys their changes lie, whatever the table's size."""
     monkeypatch.setattr("pgcdc_assets.merge.kinds.base.SMALL_BYTES", -1)
-    monkeypatch.setattr("pgcdc_assets.merge.kinds.choose.is_tiny", lambda *_: False)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.current_image.is_tiny", lambda *_: False)
 
 
 def land_in_pieces(

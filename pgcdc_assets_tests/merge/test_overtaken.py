@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
 from pgcdc_assets.merge.kinds import accumulating
-from pgcdc_assets.merge.one_table import IDLE_WINDOWS
 from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.merge.run import IDLE_WINDOWS
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import state

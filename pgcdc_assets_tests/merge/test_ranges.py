@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import TableTarget, one_table
+from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.merge import run as one_table
 from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update

@@ -20,8 +20,10 @@ from pgcdc_assets.merge import (
     MergeReport,
     TableTarget,
     merge_tables,
-    one_table,
     run,
+)
+from pgcdc_assets.merge import (
+    run as one_table,
 )
 from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.raw.sizes import RowGroups

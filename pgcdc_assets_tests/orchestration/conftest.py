@@ -142,7 +142,7 @@ class Orchestrated:
 @pytest.fixture(scope="session")
 def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an instance that nothing ran on, to copy: Dagster takes a second to make it."""
-    from pgcdc_assets.orchestration.instance import CONFIG
+    from pgcdc_assets.orchestration.home import CONFIG
 
     home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text(CONFIG.read_text())

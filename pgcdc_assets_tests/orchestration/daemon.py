@@ -14,7 +14,7 @@ import dagster as dg
 from dagster._core.scheduler.instigation import TickStatus
 
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
-from pgcdc_assets.ports import free_port
+from pgcdc_assets.local import free_port
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated

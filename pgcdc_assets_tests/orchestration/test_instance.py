@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from pgcdc_assets.orchestration.instance import CONFIG, open_instance
+from pgcdc_assets.orchestration.home import CONFIG, open_instance
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 

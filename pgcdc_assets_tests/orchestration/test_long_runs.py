@@ -27,7 +27,7 @@ from pgcdc_assets.orchestration.checks.raw import COUNTED_AS_DECODED, WITHOUT_GA
 from pgcdc_assets.orchestration.long_runs import SECONDS_TAG, Following
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.slots import read_current_lsn
+from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_session
 from pgcdc_assets.verify import compare_table

@@ -14,10 +14,10 @@ from pgcdc_assets.postgres.slots import (
     check_slot_usable,
     create_slot,
     drop_slot,
-    read_current_lsn,
     read_server_identity,
     read_slot_status,
 )
+from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 

@@ -28,7 +28,7 @@ from pgcdc_assets_tests.fixtures.database import Database
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.spark.test_java import write_java
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

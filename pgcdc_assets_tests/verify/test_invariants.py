@@ -20,11 +20,10 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import TableTarget
-from pgcdc_assets.merge.fold.schema import key_text
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.properties import key_text, parse_key
 from pgcdc_assets.verify import Findings, Rule, check_all, check_merged
-from pgcdc_assets.verify.merge_key import parse_key
 from pgcdc_assets_tests.merge.history import (
     Landing,
     column,

@@ -14,43 +14,14 @@ from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChang
 from pgcdc_assets.merge.fold.types import DeltaType, delta_type, full_type, keeps_values
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
-
-SystemColumns = tuple[tuple[str, str, str], ...]
-
-_RESCUED = ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns cannot hold")
-
-UNKNOWN_TYPE = "(type no longer known)"
-
-SCD1_COLUMNS: SystemColumns = (
-    ("_lsn", "BIGINT", "commit_lsn of the change that this row is"),
-    ("_ordinal", "BIGINT", "position of that change in its transaction; negative for a copied row"),
-    ("_commit_ts", "TIMESTAMP", "commit time of that change; NULL for a copied row"),
-    _RESCUED,
+from pgcdc_assets.tables.columns import (
+    SCD1_COLUMNS,
+    SCD2_COLUMNS,
+    UNKNOWN_TYPE,
+    SystemColumns,
+    check_names,
 )
-SOFT_DELETE_COLUMNS: SystemColumns = (
-    *SCD1_COLUMNS,
-    ("_deleted", "BOOLEAN", "the source deleted this row, which is kept as it last was"),
-    ("_deleted_at_lsn", "BIGINT", "commit_lsn of the delete or truncate; NULL for a row in place"),
-)
-CHANGE_LOG_COLUMNS: SystemColumns = (
-    *SCD1_COLUMNS,
-    ("_op", "STRING", "I insert, U update, D delete with the old row, T truncate, S copied row"),
-)
-SCD2_COLUMNS: SystemColumns = (
-    ("_valid_from", "TIMESTAMP", "commit time of the change that made this version"),
-    ("_valid_to", "TIMESTAMP", "commit time of the change that ended it; NULL while current"),
-    ("_is_current", "BOOLEAN", "no change has ended this version"),
-    ("_valid_from_lsn", "BIGINT", "commit_lsn of the change that made this version"),
-    ("_valid_to_lsn", "BIGINT", "commit_lsn of the change that ended it; NULL while current"),
-    ("_valid_from_epoch", "INT", "epoch of _valid_from_lsn"),
-    ("_valid_to_epoch", "INT", "epoch of _valid_to_lsn; NULL while current"),
-    ("_ordinal", "BIGINT", "position of the making change in its transaction; -1 for a copy"),
-    ("_op", "STRING", "I insert, U update, S copied row"),
-    _RESCUED,
-)
-
-# The system columns of a history that earlier releases did not write.
-EPOCH_COLUMNS = ("_valid_from_epoch", "_valid_to_epoch")
+from pgcdc_assets.tables.properties import key_text
 
 
 @dataclass(frozen=True)
@@ -160,36 +131,6 @@ def build_shape(
             if newest.replica_identity == "f" and name not in newest.primary_key
         ),
     )
-
-
-def key_text(names: Sequence[str]) -> str:
-    """Write a key for a table property."""
-    return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-
-
-def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> None:
-    """Refuse names that Delta cannot tell apart: it ignores case.
-
-    Raises:
-        MergeConflict: two columns collide, or a column with one of ours.
-    """
-    ours = {folded(name) for name, _, _ in system}
-    seen: dict[str, str] = {folded(name): name for name, _, _ in system}
-    for column in relation.columns:
-        other = seen.setdefault(folded(column.name), column.name)
-        if other != column.name or folded(column.name) in ours:
-            raise MergeConflict(
-                table=relation.qualified_name,
-                reason=f'column "{column.name}" and column "{other}" differ in case only or not '
-                "at all, and Delta cannot tell them apart. Rename one, or leave it out of the "
-                "publication.",
-            )
-
-
-def folded(name: str) -> str:
-    """Return what names have in common that Delta cannot tell apart."""
-    # Java's equalsIgnoreCase: character by character, so that the length stays.
-    return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)
 
 
 def _field(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> Field:

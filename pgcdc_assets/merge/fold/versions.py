@@ -22,10 +22,14 @@ from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.fold.key_range import Bounds, key_bounds
 from pgcdc_assets.merge.fold.latest import left_in_bag
 from pgcdc_assets.merge.fold.schema import TableShape
-from pgcdc_assets.merge.fold.toast import follow_key_changes, with_known_values
+from pgcdc_assets.merge.fold.toast import (
+    fetch_unknown,
+    follow_key_changes,
+    value_or_error,
+    with_known_values,
+)
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import typed
-from pgcdc_assets.merge.fold.unknown import fetch_unknown, value_or_error
 from pgcdc_assets.spark.sql import identifier, string
 
 _COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")

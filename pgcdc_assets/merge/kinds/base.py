@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge.fold.events import null_key_error
-from pgcdc_assets.merge.fold.schema import SCD1_COLUMNS, SystemColumns, TableShape, build_shape
+from pgcdc_assets.merge.fold.schema import TableShape, build_shape
 from pgcdc_assets.merge.read import read_copy, relations_of, version_of_copy
 from pgcdc_assets.merge.schema_evolution import (
     add_columns,
@@ -25,6 +25,7 @@ from pgcdc_assets.merge.write import create_or_replace, overwrite
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.tuning import SMALL_BYTES
+from pgcdc_assets.tables.columns import SCD1_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import find_owned, versions_of_table
 from pgcdc_assets.tables.state import TargetState, check_written

@@ -8,19 +8,43 @@ Delta recognises a repeat and leaves it out.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+import json
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.fold.key_range import Bounds, key_bounds, matched
 from pgcdc_assets.merge.fold.latest import left_in_bag, newest_per_key
 from pgcdc_assets.merge.fold.schema import TableShape
-from pgcdc_assets.merge.fold.toast import follow_key_changes, with_known_values
-from pgcdc_assets.merge.fold.typed_columns import typed
-from pgcdc_assets.merge.fold.unknown import fetch_unknown, joined_rescued, value_or_error
-from pgcdc_assets.merge.write import NEWER, SOURCE_VIEW, compute_once, insert_clause, run_merge
+from pgcdc_assets.merge.fold.toast import (
+    fetch_unknown,
+    follow_key_changes,
+    joined_rescued,
+    value_or_error,
+    with_known_values,
+)
+from pgcdc_assets.merge.fold.typed_columns import target_columns, typed
+from pgcdc_assets.merge.fold.versions import stored_rows
+from pgcdc_assets.merge.kinds.base import Counts, Kind, is_large, rows_in
+from pgcdc_assets.merge.read import is_made_by_its_changes, read_changes, shape_of_changes
+from pgcdc_assets.merge.write import (
+    NEWER,
+    SOURCE_VIEW,
+    compute_once,
+    insert_clause,
+    overwrite,
+    replace_contents,
+    run_merge,
+)
+from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.spark.sql import delta_table, identifier
+from pgcdc_assets.spark.tuning import is_tiny
 from pgcdc_assets.tables.fence import Step
+from pgcdc_assets.tables.state import TargetState, check_written, read_target
 
 
 def copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFrame:
@@ -128,3 +152,146 @@ def merge_statement(path: str, fold: Fold, bounds: Bounds | None = None) -> str:
         f"WHEN MATCHED AND {NEWER} THEN UPDATE SET {', '.join(updates)}\n"
         f"WHEN NOT MATCHED AND s.is_content THEN {insert_clause(inserts)}"
     )
+
+
+def read_files(spark: SparkSession, state: TargetState) -> DataFrame:
+    """Read a table as its log describes it.
+
+    The files are named to Spark where nothing but their rows counts: to let Delta find them is a
+    job of its own. Deletion vectors, mapped names and the files of another table are Delta's.
+    """
+    names = state.files.column("path").to_pylist()
+    is_plain = not state.has_deletion_vectors and not any(set("/:%") & set(n) for n in names)
+    if not names or not is_plain or "delta.columnMapping.mode" in state.properties:
+        return spark.read.format("delta").load(state.path)
+    schema = StructType.fromJson(json.loads(state.schema))
+    return spark.read.schema(schema).parquet(*(f"{state.path}/{name}" for name in names))
+
+
+@dataclass(frozen=True)
+class WholeTable:
+    """Rows that take the place of all of a table's.
+
+    Attributes:
+        rows: with the table's columns.
+        counted: says, when they were written, how many were inserted, updated and deleted.
+    """
+
+    rows: DataFrame
+    counted: Observation
+
+    @classmethod
+    def of(cls, rows: DataFrame, stored: DataFrame, fold: Fold) -> WholeTable:
+        """Put folded rows in the place of the table's rows under the same keys.
+
+        Args:
+            rows: without unknown fields.
+            stored: all of the table's rows; no key of theirs is NULL.
+        """
+        values = [*(f"c{i}" for i in range(len(fold.shape.fields))), "rescued"]
+        names = [*fold.key_columns, *values, "lsn", "ordinal", "commit_ts", "is_content"]
+        both = rows.selectExpr(*names, "false AS is_stored").unionAll(
+            stored_rows(stored, fold).selectExpr(*names, "true AS is_stored")
+        )
+        of_key = f"OVER (PARTITION BY {', '.join(fold.key_columns)})"
+        at = "struct(lsn, ordinal)"
+        # A row that no change is newer than stays, even one whose key is there twice: the checks
+        # tell of it.
+        is_kept = (
+            f"IF(is_stored, change IS NULL OR change <= {at}, "
+            "IF(there IS NULL, is_content, change > there))"
+        )
+        rows = both.selectExpr(
+            "*",
+            f"max(IF(is_stored, NULL, {at})) {of_key} AS change",
+            f"max(IF(is_stored, {at}, NULL)) {of_key} AS there",
+        ).where(is_kept)
+        counted = Observation()
+        changed = {
+            "inserted": "NOT is_stored AND there IS NULL",
+            "updated": "NOT is_stored AND there IS NOT NULL AND is_content",
+            "deleted": "NOT is_content",
+        }
+        counts = [F.expr(f"count_if({which})").alias(name) for name, which in changed.items()]
+        kept = rows.observe(counted, *counts).where("is_content")
+        return cls(kept.select(*target_columns(fold.shape)), counted)
+
+    def write(self, path: str, step: Step) -> None:
+        """Write them in one commit."""
+        overwrite(self.rows, path, step)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Give the numbers of inserted, updated and deleted rows.
+
+        To be asked once the commit is known to be there: of a write that Delta has left out nothing
+        is counted, and an embedded session waits for the count for ever.
+        """
+        found = self.counted.get
+        return int(found["inserted"]), int(found["updated"]), int(found["deleted"])
+
+
+@dataclass(frozen=True)
+class CurrentImage(Kind):
+    """Writes the current image."""
+
+    @property
+    def takes_copy_with_changes(self) -> bool:
+        """Whether an empty copy needs no commit of its own."""
+        return is_made_by_its_changes(self.work)
+
+    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
+        """Replace the contents."""
+        shape = self.shape_of_copy(copy)
+        copied = self.read_copy(copy, shape)
+        rows = copied_rows(copied, shape, copy.snapshot_lsn)
+        self.replace_table(state, rows, shape, step)
+        return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
+
+    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
+        """Fold the changes to one row a key and merge them."""
+        work, facts = self.work, self.work.facts
+        assert facts is not None
+        before = rows_in(state)
+        if not work.version_order:
+            return self.empty(state, step)
+        makes_table = self.takes_copy_with_changes
+        shape = shape_of_changes(work, None if makes_table else state, self.system)
+        fold = Fold(shape, facts)
+        changes = read_changes(self.spark, self.zone, work)
+        if makes_table:
+            rows = rows_alone(fold_changes(changes, fold, None), fold)
+            self.replace_table(state, rows, shape, step)
+            return Counts(None, 0, before, shape.may_rescue)
+        assert state is not None
+        step = self.follow_columns(state, shape, step)
+        if state.is_empty or facts.truncates:
+            rows = rows_alone(fold_changes(changes, fold, None), fold)
+            replace_contents(work.path, rows, shape, step)
+            return Counts(None, 0, before, shape.may_rescue)
+        stored = self.read_table()
+        rows = fold_changes(changes, fold, stored)
+        if self._is_better_written_anew(state, fold):
+            return Counts(*self._write_anew(rows, step, fold), shape.may_rescue)
+        merged = merge_rows(self.spark, work.path, rows, fold, step, is_large=is_large(state))
+        return Counts(*merged, shape.may_rescue)
+
+    def _is_better_written_anew(self, state: TargetState, fold: Fold) -> bool:
+        """Say whether one write of all rows is less than the jobs of a MERGE, and as good."""
+        return (
+            is_tiny(fold.facts.change_count, state.size_bytes, self.work.plan.change_bytes)
+            and not fold.unknown
+            # A MERGE matches no NULL. Columns of an identity that is an index have none; under FULL
+            # the settings may name a key that has.
+            and not (self.work.plan.target.key and fold.shape.relation.replica_identity == "f")
+            and self.may_write_anew(state, fold.shape)
+        )
+
+    def _write_anew(self, rows: DataFrame, step: Step, fold: Fold) -> tuple[int, int, int]:
+        path = self.work.path
+        # The state may be from before the tables that were merged first.
+        newest = read_target(self.zone.lake, self.zone.name, path)
+        assert newest is not None
+        whole = WholeTable.of(rows, read_files(self.spark, newest), fold)
+        whole.write(path, step)
+        check_written(self.zone, path, step)
+        return whole.counts()

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.fold.schema import EPOCH_COLUMNS, SCD2_COLUMNS
 from pgcdc_assets.merge.write import overwrite_with_new_columns
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.columns import EPOCH_COLUMNS, SCD2_COLUMNS
 from pgcdc_assets.tables.fence import Step, read_watermarks
 from pgcdc_assets.tables.state import open_table
 

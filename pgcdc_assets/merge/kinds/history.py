@@ -8,20 +8,28 @@ partitioned by `_is_current`, so that its past costs a merge nothing.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from pgcdc_assets.merge.change_stats import ChangeFacts, Truncate
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.merge.change_stats import Truncate
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.key_range import Bounds, matched
 from pgcdc_assets.merge.fold.schema import TableShape
 from pgcdc_assets.merge.fold.truncates import truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import CopiedRows, target_columns, typed
-from pgcdc_assets.merge.fold.versions import stored_rows
+from pgcdc_assets.merge.fold.versions import Touched, build_versions, typed_events
+from pgcdc_assets.merge.kinds import accumulating
+from pgcdc_assets.merge.kinds.accumulating import Lasting
+from pgcdc_assets.merge.kinds.base import Counts
+from pgcdc_assets.merge.kinds.epoch_columns import add_epochs
+from pgcdc_assets.merge.task import TableWork
 from pgcdc_assets.merge.write import (
     SOURCE_VIEW,
     create_or_replace,
@@ -29,8 +37,15 @@ from pgcdc_assets.merge.write import (
     replace_where,
     values_by_name,
 )
-from pgcdc_assets.spark.sql import delta_table, identifier
+from pgcdc_assets.spark.sql import delta_table, identifier, timestamp
+from pgcdc_assets.tables.columns import EPOCH_COLUMNS, SCD2_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
+from pgcdc_assets.tables.state import TargetState, check_written
+
+# A range is written anew when it has at most so many current versions for each change. Measured up
+# to ten, where it takes as long as a MERGE; but what is written must follow what is changed.
+REPLACED_PER_CHANGE = 4
+_IS_CURRENT = "partition._is_current"
 
 PARTITIONED_BY = ("_is_current",)
 
@@ -38,7 +53,7 @@ PARTITIONED_BY = ("_is_current",)
 def write_first_copy(path: str, copied: CopiedRows, epoch: int, step: Step) -> None:
     """Make the table of a copy: each row is a version that is current since the copy."""
     keep = [
-        f"{_timestamp(copied.at)} AS valid_from",
+        f"{timestamp(copied.at)} AS valid_from",
         "CAST(NULL AS TIMESTAMP) AS valid_to",
         "true AS is_current",
         f"CAST({int(copied.lsn)} AS BIGINT) AS valid_from_lsn",
@@ -50,29 +65,6 @@ def write_first_copy(path: str, copied: CopiedRows, epoch: int, step: Step) -> N
     ]
     rows = typed(copied.frame, copied.shape, lambda i: f"new[{i}]", keep)
     create_or_replace(path, rows, copied.shape, step, PARTITIONED_BY, copied.position)
-
-
-def copied_events(copied: CopiedRows, current: DataFrame | None) -> DataFrame:
-    """Write a copy as events at its LSN: what it holds has come, what it does not hold has gone.
-
-    Args:
-        current: all current rows of the table.
-    """
-    fold = Fold(copied.shape, ChangeFacts())
-    position = [
-        f"CAST({int(copied.lsn)} AS BIGINT) AS lsn",
-        "CAST(-1 AS BIGINT) AS ordinal",
-        f"{_timestamp(copied.at)} AS commit_ts",
-        "'S' AS op",
-    ]
-    keep = [*fold.key_values("k", "r", lambda i: f"new[{i}]"), *position, "true AS is_content"]
-    rows = typed(copied.frame, copied.shape, lambda i: f"new[{i}]", keep)
-    if current is None:
-        return rows
-    there = stored_rows(current, fold)
-    replaced = {"lsn", "ordinal", "commit_ts", "op", "is_content"}
-    values = [name for name in there.columns if name not in replaced]
-    return rows.unionByName(there.selectExpr(*values, *position, "false AS is_content"))
 
 
 def current_rows(spark: SparkSession, path: str) -> DataFrame:
@@ -153,5 +145,105 @@ def ending(truncate: Truncate, epoch: int) -> str:
     )
 
 
-def _timestamp(at: dt.datetime) -> str:
-    return f"timestamp_micros({round(at.timestamp() * 1_000_000)})"
+@dataclass(frozen=True)
+class History(Lasting):
+    """Writes the history."""
+
+    system: ClassVar[SystemColumns] = SCD2_COLUMNS
+    partitioned_by: ClassVar[tuple[str, ...]] = PARTITIONED_BY
+
+    def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
+        """Make the table of a copy."""
+        write_first_copy(self.work.path, copied, self.work.plan.epoch, step)
+
+    def add_system_columns(self, state: TargetState, step: Step) -> Step:
+        """Add the epochs of LSNs."""
+        if set(EPOCH_COLUMNS) <= set(state.columns):
+            return step
+        rewrite = step.keeping(state.watermark)
+        add_epochs(self.spark, self.zone, self.work.path, self.work.name, rewrite)
+        return self.follow_write(rewrite, step)
+
+    def read_stored(self) -> DataFrame:
+        """Read the current versions: the others have ended for good."""
+        return current_rows(self.spark, self.work.path)
+
+    def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
+        """Write a copy as events."""
+        return accumulating.copied_events(copied, stored)
+
+    def changed_events(self, touched: Touched) -> DataFrame:
+        """Give changes as events with their values."""
+        return typed_events(touched.events, touched.fold, touched.rows, touched.stored)
+
+    def outcome(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
+        """Find the versions that begin, and those that end."""
+        return self._versions(events, stored, fold).where("is_touched")
+
+    def _versions(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
+        tracked = _tracked(self.work, fold.shape)
+        return build_versions(events, stored, fold, tracked, self.work.plan.epoch)
+
+    def write_range(self, state: TargetState, touched: Touched, step: Step) -> Counts | None:
+        """Write the current versions of the range anew, and add those that have ended."""
+        fold = touched.fold
+        if touched.bounds is None or not self._is_better_replaced(state, touched):
+            return None
+        versions = self._versions(self.changed_events(touched), touched.rows, fold)
+        written = RangeOfVersions.of(versions, touched.bounds, fold.shape)
+        written.write(self.spark, self.work.path, step)
+        check_written(self.zone, self.work.path, step)
+        return Counts(None, written.count_altered(), may_be_rescued=fold.shape.may_rescue)
+
+    def _is_better_replaced(self, state: TargetState, touched: Touched) -> bool:
+        """Say whether the range has few versions beside the changes, and nothing else is lost."""
+        assert touched.bounds is not None and touched.rows is not None
+        shape, facts, files = touched.fold.shape, touched.fold.facts, state.files
+        if facts.truncates or not self.may_write_anew(state, shape):
+            return False
+        if _IS_CURRENT not in files.column_names:
+            return False
+        current = files.filter(pc.field(_IS_CURRENT))
+        # Rows without a key are not told apart, and a MERGE does not touch them.
+        if any(_nulls(current, name) != 0 for name in shape.key_names):
+            return False
+        most = REPLACED_PER_CHANGE * facts.change_count
+        estimate = touched.bounds.estimate_rows(current)
+        # Most often the estimate spares the count.
+        return estimate is not None and estimate <= most and touched.rows.count() <= most
+
+    def statement(self, fold: Fold, bounds: Bounds | None) -> str:
+        """Write the MERGE of an outcome."""
+        tracked = _tracked(self.work, fold.shape)
+        return merge_statement(self.work.path, fold, tracked, bounds, self.work.plan.epoch)
+
+    def truncating(self, truncate: Truncate) -> str:
+        """Write the MERGE's clause that ends them."""
+        return ending(truncate, self.work.plan.epoch)
+
+
+def _tracked(work: TableWork, shape: TableShape) -> list[int] | None:
+    """Find the fields whose change opens a version.
+
+    Raises:
+        ConfigurationError: a tracked column is not there.
+    """
+    names = work.plan.target.tracked
+    if names is None:
+        return None
+    known = [field.name for field in shape.fields]
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ConfigurationError(
+            reason=f"Table {work.plan.target.qualified_name}: tracked column "
+            f'"{missing[0]}" is not among its published columns. Mend `tracked` in its settings.'
+        )
+    return [known.index(name) for name in names]
+
+
+def _nulls(files: pa.Table, column: str) -> int | None:
+    """Count a column's NULLs by the statistics of files; None where they do not say."""
+    name = f"null_count.{column}"
+    if name not in files.column_names or files.column(name).null_count:
+        return None
+    return int(pc.sum(files.column(name)).as_py() or 0)

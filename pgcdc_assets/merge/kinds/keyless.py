@@ -5,18 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
 from pgcdc_assets.errors import ReplicaIdentityError
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeFacts
-from pgcdc_assets.merge.fold.events import Fold
-from pgcdc_assets.merge.fold.schema import CHANGE_LOG_COLUMNS, SystemColumns
-from pgcdc_assets.merge.kinds import bags
+from pgcdc_assets.merge.fold.events import Fold, build_bag
+from pgcdc_assets.merge.fold.schema import TableShape
+from pgcdc_assets.merge.fold.typed_columns import typed
+from pgcdc_assets.merge.fold.versions import comparable
 from pgcdc_assets.merge.kinds.base import Counts, Kind, rows_in
 from pgcdc_assets.merge.read import read_changes, read_copy, shape_of_changes
 from pgcdc_assets.merge.task import TableWork
-from pgcdc_assets.merge.write import append, create_or_replace, replace_contents, run_merge
+from pgcdc_assets.merge.write import (
+    SOURCE_VIEW,
+    append,
+    create_or_replace,
+    insert_clause,
+    replace_contents,
+    run_merge,
+    values_by_name,
+)
 from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.spark.sql import delta_table, identifier, string
+from pgcdc_assets.tables.columns import CHANGE_LOG_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.state import TargetState
+
+MISSING_ROW = "pgcdc: a row that was taken out of a bag is not in it"
+_COLUMNS = ("rescued", "lsn", "ordinal", "commit_ts", "is_content")
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,7 @@ class Bag(Kind):
     def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Replace the contents."""
         shape = self.shape_of_copy(copy)
-        rows = bags.copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
+        rows = copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
         self.replace_table(state, rows, shape, step)
         return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
 
@@ -42,14 +60,14 @@ class Bag(Kind):
         fold = Fold(shape, facts)
         changes = read_changes(self.spark, self.zone, work)
         if state.is_empty or facts.truncates:
-            rows = bags.fold_bag(changes, fold, None)
+            rows = fold_bag(changes, fold, None)
             replace_contents(work.path, rows, shape, step)
             return Counts(None, 0, rows_in(state), shape.may_rescue)
         if not facts.old_kinds:
-            append(work.path, bags.fold_bag(changes, fold, None), shape, step)
+            append(work.path, fold_bag(changes, fold, None), shape, step)
             return Counts(None, may_be_rescued=shape.may_rescue)
-        rows = bags.fold_bag(changes, fold, self.read_table())
-        statement = bags.merge_statement(work.path, shape)
+        rows = fold_bag(changes, fold, self.read_table())
+        statement = merge_statement(work.path, shape)
         return Counts(*run_merge(self.spark, rows, statement, step), shape.may_rescue)
 
 
@@ -63,7 +81,7 @@ class ChangeLog(Kind):
     def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
         """Add the copied rows; what was logged before stays."""
         work, shape = self.work, self.shape_of_copy(copy)
-        rows = bags.copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
+        rows = copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
         if state is None:
             create_or_replace(work.path, rows, shape, step, begins_with=copy.position)
         else:
@@ -80,7 +98,7 @@ class ChangeLog(Kind):
         shape = shape_of_changes(work, state, self.system)
         step = self.follow_columns(state, shape, step)
         changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
-        rows = bags.logged_changes(changes, Fold(shape, facts))
+        rows = logged_changes(changes, Fold(shape, facts))
         append(work.path, rows, shape, step)
         return Counts(None, may_be_rescued=shape.may_rescue)
 
@@ -99,3 +117,104 @@ def _check_whole_rows(work: TableWork, facts: ChangeFacts) -> None:
             "nothing else says which rows they mean",
             remedy="ALTER TABLE ... REPLICA IDENTITY FULL; then copy the table anew",
         )
+
+
+def copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFrame:
+    """Give the rows of a copy their types and a position each.
+
+    Args:
+        copied: one column `new`, in the layout of `shape`.
+    """
+    keep = [
+        f"CAST({int(lsn)} AS BIGINT) AS lsn",
+        "-1 - monotonically_increasing_id() AS ordinal",
+        "CAST(NULL AS TIMESTAMP) AS commit_ts",
+        "'S' AS op",
+    ]
+    return typed(copied, shape, lambda i: f"new[{i}]", keep)
+
+
+def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
+    """Fold raw changes to rows to be added and rows of the table to be removed.
+
+    Columns: `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content`: a removal has
+    only the position of its row. A removal without a row raises `MISSING_ROW` when Spark gets
+    there.
+
+    Args:
+        stored: the table's rows; None when there were none at the beginning of the range.
+    """
+    keep = ["commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
+    rows = typed(build_bag(changes, fold), fold.shape, lambda i: f"tuple[{i}]", keep)
+    values = [f"c{i}" for i in range(len(fold.shape.fields))]
+    if not fold.facts.old_kinds:
+        return rows.select(*values, *_COLUMNS)
+    order = "OVER (PARTITION BY content ORDER BY lsn, ordinal, is_content ROWS BETWEEN"
+    stacks = (
+        rows.selectExpr("*", f"{comparable(fold.shape)} AS content")
+        .selectExpr(
+            "*",
+            f"sum(IF(is_content, 1, -1)) {order} UNBOUNDED PRECEDING AND CURRENT ROW) AS height",
+        )
+        .selectExpr("*", f"min(height) {order} CURRENT ROW AND UNBOUNDED FOLLOWING) AS lowest")
+    )
+    added = stacks.where("is_content AND lowest >= height").select(*values, *_COLUMNS)
+    wanted = stacks.groupBy("content").agg(F.expr("-min(height) AS wanted")).where("wanted > 0")
+    removed = _removed(wanted, stored, fold.shape)
+    types = [field.type.ddl for field in fold.shape.fields]
+    nothing = [f"CAST(NULL AS {ddl}) AS c{i}" for i, ddl in enumerate(types)]
+    return added.unionByName(
+        removed.selectExpr(
+            *nothing,
+            "CAST(NULL AS MAP<STRING, STRING>) AS rescued",
+            "lsn",
+            "ordinal",
+            "CAST(NULL AS TIMESTAMP) AS commit_ts",
+            "false AS is_content",
+        )
+    )
+
+
+def merge_statement(path: str, shape: TableShape) -> str:
+    """Write the MERGE."""
+    return (
+        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"
+        "ON NOT s.is_content AND t._lsn = s.lsn AND t._ordinal = s.ordinal\n"
+        "WHEN MATCHED THEN DELETE\n"
+        f"WHEN NOT MATCHED AND s.is_content THEN {insert_clause(values_by_name(shape))}"
+    )
+
+
+def logged_changes(changes: DataFrame, fold: Fold) -> DataFrame:
+    """Give each raw change as a row: what it put in, or for a delete what it took out."""
+    row = (
+        f"CASE op WHEN 'T' THEN NULL WHEN 'D' THEN {fold.old_tuple_in_newest_layout()} "
+        f"ELSE {fold.tuple_in_newest_layout()} END AS tuple"
+    )
+    events = changes.where("op IN ('I', 'U', 'D', 'T')").selectExpr(
+        "commit_lsn AS lsn", "ordinal", "commit_ts", "op", row
+    )
+    keep = ["lsn", "ordinal", "commit_ts", "op"]
+    return typed(events, fold.shape, lambda i: f"tuple[{i}]", keep)
+
+
+def _removed(wanted: DataFrame, stored: DataFrame | None, shape: TableShape) -> DataFrame:
+    """Choose the newest rows of each content, as many as were taken out of the table."""
+    error = f"raise_error({string(MISSING_ROW)})"
+    if stored is None:
+        return wanted.selectExpr(f"CAST({error} AS BIGINT) AS lsn", "0L AS ordinal")
+    there = stored.selectExpr(
+        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(shape.fields)),
+        "_rescued AS rescued",
+        "_lsn",
+        "_ordinal",
+    ).selectExpr(f"{comparable(shape)} AS stored_content", "_lsn", "_ordinal")
+    found = wanted.join(there, on=F.expr("content = stored_content"), how="left")
+    age = "row_number() OVER (PARTITION BY content ORDER BY _lsn DESC, _ordinal DESC) AS age"
+    return (
+        found.selectExpr("*", age, "count(_lsn) OVER (PARTITION BY content) AS available")
+        .where("age <= wanted")
+        .selectExpr(
+            f"IF(available < wanted, CAST({error} AS BIGINT), _lsn) AS lsn", "_ordinal AS ordinal"
+        )
+    )

@@ -8,6 +8,9 @@ went within one merge leaves its row as well.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from pyspark.sql import DataFrame
 
 from pgcdc_assets.merge.change_stats import Truncate
@@ -16,9 +19,12 @@ from pgcdc_assets.merge.fold.key_range import Bounds, matched
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import CopiedRows
 from pgcdc_assets.merge.fold.versions import Touched, stored_rows, typed_events
-from pgcdc_assets.merge.kinds import history as scd2
-from pgcdc_assets.merge.write import SOURCE_VIEW, insert_clause, values_by_name
+from pgcdc_assets.merge.kinds import accumulating, current_image
+from pgcdc_assets.merge.kinds.accumulating import Lasting
+from pgcdc_assets.merge.write import SOURCE_VIEW, create_or_replace, insert_clause, values_by_name
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS, SystemColumns
+from pgcdc_assets.tables.fence import Step
 
 
 def in_place(rows: DataFrame) -> DataFrame:
@@ -41,7 +47,7 @@ def copied_events(copied: CopiedRows, rows: DataFrame | None) -> DataFrame:
         rows: all rows of the table; None when it has none.
     """
     there = None if rows is None else in_place(rows)
-    events = scd2.copied_events(copied, there)
+    events = accumulating.copied_events(copied, there)
     others = [name for name in events.columns if name != "commit_ts"]
     return events.selectExpr(*others, "CAST(NULL AS TIMESTAMP) AS commit_ts")
 
@@ -114,3 +120,40 @@ def emptying(truncate: Truncate) -> str:
         "WHEN NOT MATCHED BY SOURCE AND NOT t._deleted THEN UPDATE SET "
         f"t._deleted = true, t._deleted_at_lsn = {truncate.commit_lsn}L"
     )
+
+
+@dataclass(frozen=True)
+class SoftDeletes(Lasting):
+    """Writes the current image and keeps deleted rows in it."""
+
+    system: ClassVar[SystemColumns] = SOFT_DELETE_COLUMNS
+
+    def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
+        """Make the table of a copy."""
+        rows = current_image.copied_rows(copied.frame, copied.shape, copied.lsn)
+        path, shape = self.work.path, copied.shape
+        create_or_replace(path, rows, shape, step, begins_with=copied.position)
+
+    def read_stored(self) -> DataFrame:
+        """Read all rows: a deleted one may come back."""
+        return self.read_table()
+
+    def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
+        """Write a copy as events."""
+        return copied_events(copied, stored)
+
+    def changed_events(self, touched: Touched) -> DataFrame:
+        """Give changes as events with their values."""
+        return changed_events(touched)
+
+    def outcome(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
+        """Find what each key last held."""
+        return last_contents(events, stored, fold)
+
+    def statement(self, fold: Fold, bounds: Bounds | None) -> str:
+        """Write the MERGE of an outcome."""
+        return merge_statement(self.work.path, fold, bounds)
+
+    def truncating(self, truncate: Truncate) -> str:
+        """Write the MERGE's clause that marks them."""
+        return emptying(truncate)

@@ -30,9 +30,9 @@ from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.run_claims import claimed_step
 from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
-from pgcdc_assets.postgres.slots import read_current_lsn
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
+from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.maintenance import UpkeepReport, keep_up
 from pgcdc_assets.raw.zone import RawZone

@@ -24,7 +24,7 @@ from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.long_runs import Following
 from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage
 from pgcdc_assets.orchestration.names import Names, StepKeys
-from pgcdc_assets.orchestration.partition_keys import shown_windows
+from pgcdc_assets.orchestration.partitions import shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.run_claims import claimed_step
 from pgcdc_assets.orchestration.runs import MERGE_PURPOSE, PURPOSE_TAG

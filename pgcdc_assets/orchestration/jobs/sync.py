@@ -27,7 +27,7 @@ from pgcdc_assets.orchestration.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.moved_tables import find_moved
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partition_keys import (
+from pgcdc_assets.orchestration.partitions import (
     PARTITION_TAG,
     RANGE_TAGS,
     covered_keys,

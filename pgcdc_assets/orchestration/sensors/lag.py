@@ -23,7 +23,7 @@ from pgcdc_assets.orchestration.lag_observation import LagObservation
 from pgcdc_assets.orchestration.long_runs import may_go_on
 from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partition_keys import (
+from pgcdc_assets.orchestration.partitions import (
     neighbours,
     range_tags,
     surplus_keys,
@@ -52,15 +52,8 @@ from pgcdc_assets.orchestration.state import (
     window_end,
 )
 from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
-from pgcdc_assets.postgres.heartbeat import emit_heartbeat
-from pgcdc_assets.postgres.slots import (
-    SlotStatus,
-    check_slot_usable,
-    lost_slot,
-    read_current_lsn,
-    read_slot_status,
-)
-from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.postgres.slots import SlotStatus, check_slot_usable, lost_slot, read_slot_status
+from pgcdc_assets.postgres.wal import emit_heartbeat, read_barrier, read_current_lsn
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable

@@ -19,7 +19,7 @@ from pgcdc_assets.orchestration.data_versions import shown_through
 from pgcdc_assets.orchestration.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.long_runs import may_go_on
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partition_keys import range_tags, shown_windows
+from pgcdc_assets.orchestration.partitions import range_tags, shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs import (
     CAPTURE_TAG,

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.fold.schema import EPOCH_COLUMNS
 from pgcdc_assets.merge.kinds.epoch_columns import MergedEpoch, epoch_sql
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.columns import EPOCH_COLUMNS
 from pgcdc_assets_tests.merge.history import (
     CLOCK,
     Landing,
@@ -26,7 +26,7 @@ from pgcdc_assets_tests.merge.history import (
 from pgcdc_assets_tests.merge.one_table import drop_epochs, merge
 from pgcdc_assets_tests.verify.merged_tables import HISTORY
 
-_README = Path(__file__).parents[2] / "README.md"
+_README = Path(__file__).parents[3] / "README.md"
 
 # The rows of the source as each commit left them, by epoch and LSN.
 _STATES = {

@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import TableTarget, one_table
+from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.merge import run as one_table
 from pgcdc_assets.merge.kinds import choose as kinds
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table

@@ -25,7 +25,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.orchestration import code_location as loading
-from pgcdc_assets.orchestration import instance
+from pgcdc_assets.orchestration import home as instance
 from pgcdc_assets.orchestration.assets import raw as capture_assets
 from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
 from pgcdc_assets.orchestration.merge_failures import find_merge_failures

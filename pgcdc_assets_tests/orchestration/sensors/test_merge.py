@@ -57,13 +57,13 @@ def test_of_very_many_windows_the_newest_are_shown_as_merged(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Merging them folds the earlier ones too, and Dagster's books take their time for each."""
-    monkeypatch.setattr("pgcdc_assets.orchestration.partition_keys.MAX_MATERIALIZATIONS", 5)
+    monkeypatch.setattr("pgcdc_assets.orchestration.partitions.MAX_MATERIALIZATIONS", 5)
     land_windows(orchestrated, 4)
     (request,) = orchestrated.tick("merges").run_requests
     windows = orchestrated.windows()
     # Two tables, so two windows each.
     assert [request.tags[tag] for tag in RANGE] == [windows[2], windows[3]]
-    monkeypatch.setattr("pgcdc_assets.orchestration.partition_keys.MAX_MATERIALIZATIONS", 1)
+    monkeypatch.setattr("pgcdc_assets.orchestration.partitions.MAX_MATERIALIZATIONS", 1)
     (request,) = orchestrated.tick("merges").run_requests
     assert [request.tags[tag] for tag in RANGE] == [windows[3], windows[3]]
 

@@ -1,8 +1,9 @@
-"""Locks between processes of this machine, by files."""
+"""What processes of one machine share: locks by files, and TCP ports."""
 
 from __future__ import annotations
 
 import fcntl
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,3 +25,11 @@ def locked(path: Path, *, is_awaited: bool = True) -> Iterator[None]:
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX if is_awaited else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+def free_port() -> int:
+    """Name a port of the loopback address that nobody listened on a moment ago."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

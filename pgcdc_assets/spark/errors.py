@@ -1,0 +1,76 @@
+"""Errors of Spark, sorted: conflicts, definite errors, and errors that may pass."""
+
+from __future__ import annotations
+
+from py4j.protocol import Py4JError
+from pyspark.errors import (
+    AnalysisException,
+    ArithmeticException,
+    DateTimeException,
+    IllegalArgumentException,
+    NumberFormatException,
+    ParseException,
+    PySparkException,
+    SparkRuntimeException,
+    UnsupportedOperationException,
+)
+
+# Delta's own conditions of writers that meet, by their beginnings.
+_CONFLICTS = (
+    "DELTA_CONCURRENT_",
+    "DELTA_METADATA_CHANGED",
+    "DELTA_PROTOCOL_CHANGED",
+    "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS",
+    "DELTA_SCHEMA_CHANGED",
+    "DELTA_MAX_COMMIT_RETRIES_EXCEEDED",
+)
+_CONFLICT_CLASSES = ("Concurrent", "MetadataChanged", "ProtocolChanged")
+
+# What Spark raises about the query, the schema or a value: it depends on nothing that passes.
+_DEFINITE = (
+    AnalysisException,
+    ArithmeticException,
+    DateTimeException,
+    IllegalArgumentException,
+    NumberFormatException,
+    ParseException,
+    SparkRuntimeException,
+    UnsupportedOperationException,
+)
+
+_DEFINITE_CONDITIONS = (
+    "CAST_",
+    "DATATYPE_MISMATCH",
+    "DELTA_",
+    "EXPECT_",
+    "INCOMPATIBLE_",
+    "UNRESOLVED_",
+)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Return whether another writer of the table was faster."""
+    return condition_of(error).startswith(_CONFLICTS) or any(
+        kind.__name__.startswith(_CONFLICT_CLASSES) for kind in type(error).__mro__
+    )
+
+
+def is_definite(error: Exception) -> bool:
+    """Return whether the same work meets the same error again."""
+    if is_conflict(error):
+        return False
+    return isinstance(error, _DEFINITE) or condition_of(error).startswith(_DEFINITE_CONDITIONS)
+
+
+def condition_of(error: Exception) -> str:
+    """Return Spark's error condition, or the name of the error's class."""
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    return condition or type(error).__name__
+
+
+def text_of(error: Exception) -> str | None:
+    """Give an error's text; None for a Java exception whose JVM, which has the text, is gone."""
+    try:
+        return str(error)
+    except (Py4JError, OSError):
+        return None

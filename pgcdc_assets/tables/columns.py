@@ -1,0 +1,69 @@
+"""The columns of SCD tables that are ours, and names that Delta cannot tell apart."""
+
+from __future__ import annotations
+
+from pgcdc_assets.errors import MergeConflict
+from pgcdc_assets.protocol.relation import Relation
+
+SystemColumns = tuple[tuple[str, str, str], ...]
+_RESCUED = ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns cannot hold")
+UNKNOWN_TYPE = "(type no longer known)"
+
+SCD1_COLUMNS: SystemColumns = (
+    ("_lsn", "BIGINT", "commit_lsn of the change that this row is"),
+    ("_ordinal", "BIGINT", "position of that change in its transaction; negative for a copied row"),
+    ("_commit_ts", "TIMESTAMP", "commit time of that change; NULL for a copied row"),
+    _RESCUED,
+)
+
+SOFT_DELETE_COLUMNS: SystemColumns = (
+    *SCD1_COLUMNS,
+    ("_deleted", "BOOLEAN", "the source deleted this row, which is kept as it last was"),
+    ("_deleted_at_lsn", "BIGINT", "commit_lsn of the delete or truncate; NULL for a row in place"),
+)
+
+CHANGE_LOG_COLUMNS: SystemColumns = (
+    *SCD1_COLUMNS,
+    ("_op", "STRING", "I insert, U update, D delete with the old row, T truncate, S copied row"),
+)
+
+SCD2_COLUMNS: SystemColumns = (
+    ("_valid_from", "TIMESTAMP", "commit time of the change that made this version"),
+    ("_valid_to", "TIMESTAMP", "commit time of the change that ended it; NULL while current"),
+    ("_is_current", "BOOLEAN", "no change has ended this version"),
+    ("_valid_from_lsn", "BIGINT", "commit_lsn of the change that made this version"),
+    ("_valid_to_lsn", "BIGINT", "commit_lsn of the change that ended it; NULL while current"),
+    ("_valid_from_epoch", "INT", "epoch of _valid_from_lsn"),
+    ("_valid_to_epoch", "INT", "epoch of _valid_to_lsn; NULL while current"),
+    ("_ordinal", "BIGINT", "position of the making change in its transaction; -1 for a copy"),
+    ("_op", "STRING", "I insert, U update, S copied row"),
+    _RESCUED,
+)
+
+# The system columns of a history that earlier releases did not write.
+EPOCH_COLUMNS = ("_valid_from_epoch", "_valid_to_epoch")
+
+
+def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> None:
+    """Refuse names that Delta cannot tell apart: it ignores case.
+
+    Raises:
+        MergeConflict: two columns collide, or a column with one of ours.
+    """
+    ours = {folded(name) for name, _, _ in system}
+    seen: dict[str, str] = {folded(name): name for name, _, _ in system}
+    for column in relation.columns:
+        other = seen.setdefault(folded(column.name), column.name)
+        if other != column.name or folded(column.name) in ours:
+            raise MergeConflict(
+                table=relation.qualified_name,
+                reason=f'column "{column.name}" and column "{other}" differ in case only or not '
+                "at all, and Delta cannot tell them apart. Rename one, or leave it out of the "
+                "publication.",
+            )
+
+
+def folded(name: str) -> str:
+    """Return what names have in common that Delta cannot tell apart."""
+    # Java's equalsIgnoreCase: character by character, so that the length stays.
+    return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)
