@@ -21,16 +21,17 @@ from benchmarks.results import Result
 from benchmarks.source import Source, log, source
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import spark_session
 
 REPETITIONS = 5
 _WARM_UP = 2
 _NAME = "bench"
-_ORDERS = TableTarget("public", "orders")
+_ORDERS = CdcTable("public", "orders")
 
 
 def run() -> Iterator[Result]:

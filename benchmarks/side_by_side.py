@@ -17,7 +17,8 @@ from benchmarks.raw_orders import RawOrders
 from benchmarks.recipe import Recipe
 from benchmarks.source import log
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, merge_tables
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import table_path
 
@@ -42,7 +43,7 @@ def merge_ours(
     scd: int = 1,
 ) -> None:
     """Fold tables through a window's end; a table that is not merged ends the benchmark."""
-    targets = [TableTarget(SCHEMA, table, scd=(scd,)) for table in tables]
+    targets = [CdcTable(SCHEMA, table, scd=(scd,)) for table in tables]
     for report in merge_tables(spark, raw.zone, targets, through):
         if isinstance(report, MergeFailure):
             raise SystemExit(f"{report.table} was not merged: {report.error}")

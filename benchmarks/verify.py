@@ -27,10 +27,11 @@ from pgcdc_assets.capture.snapshot import copy_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, merge_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.verify import Comparison, compare_at, source_moment, wait_captured
@@ -39,7 +40,7 @@ SMALL_ROWS, LARGE_ROWS = 200_000, 2_000_000
 REPETITIONS = 3
 
 _NAME, _SLOT, _DATABASE = "bench", "verify", "bench"
-_ORDERS = TableTarget("public", "orders")
+_ORDERS = CdcTable("public", "orders")
 _PLANTED = 100
 
 

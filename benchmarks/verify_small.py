@@ -23,10 +23,11 @@ from pgcdc_assets.capture.snapshot import copy_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, merge_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.verify import (
@@ -44,7 +45,7 @@ LIMIT_SECONDS = 1.0
 
 _WARM_UP = 1
 _NAME, _SLOT, _PUBLICATION = "bench", "verify_small", "pub"
-_TARGETS = [TableTarget("public", f"t{number}") for number in range(TABLES)]
+_TARGETS = [CdcTable("public", f"t{number}") for number in range(TABLES)]
 
 
 def run() -> Iterator[Result]:

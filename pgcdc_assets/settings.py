@@ -6,14 +6,11 @@ Nothing here connects or opens anything, so that definitions load with the netwo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
-
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.table_name import TableName
 
 # The name becomes part of asset keys, job names, a lake folder and a slot: what all of them take.
@@ -69,6 +66,23 @@ class CdcTable:
     def mirrors_source(self) -> bool:
         """Whether its SCD1 table holds the source's rows, so that the two can be compared."""
         return 1 in self.scd and self.without_key != "log"
+
+    def keeps_history(self, scd: int) -> bool:
+        """Return whether a kind of table shows what was before a copy, and not the copy alone."""
+        return scd == 2 or self.soft_deletes or self.without_key == "log"
+
+    def of_kinds(self, scds: Iterable[int]) -> CdcTable:
+        """Return the same table with some of its kinds of SCD table."""
+        return replace(self, scd=tuple(sorted(scds)))
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> CdcTable:
+        """Read a table from its fields by name, with lists for tuples as JSON has them."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items()
+        }
+        return cls(**values)
 
     @classmethod
     def parse(
@@ -181,6 +195,26 @@ class StreamPolicy:
 
 
 @dataclass(frozen=True)
+class StepLimit:
+    """How much one commit of a merge folds at most: the changes of whole windows.
+
+    A window that holds more by itself is a step of its own.
+
+    Attributes:
+        changes: of the table.
+        bytes: of these changes as text.
+    """
+
+    changes: int = 2_000_000
+    bytes: int = 1024 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in ("changes", "bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(reason=f"merge_step.{name} must be 1 or more")
+
+
+@dataclass(frozen=True)
 class RetentionPolicy:
     """What is kept for how long, and when upkeep runs.
 
@@ -281,6 +315,22 @@ class CdcCapture:
         if not self.slot:
             object.__setattr__(self, "slot", f"pgcdc_{self.name}")
 
+    def select_tables(self, names: Sequence[str]) -> list[CdcTable]:
+        """Find declared tables by name; none named means all.
+
+        Raises:
+            ConfigurationError: a name is not declared.
+        """
+        tables = {table.name: table for table in self.tables}
+        wanted = {TableName.parse(name) for name in names}
+        unknown = sorted(wanted - set(tables))
+        if unknown:
+            raise ConfigurationError(
+                reason=f"Capture {self.name} has no table {', '.join(map(str, unknown))}; it has "
+                f"{', '.join(map(str, tables))}"
+            )
+        return [table for name, table in tables.items() if not wanted or name in wanted]
+
     @property
     def windows_name(self) -> str:
         """The dynamic partitions definition that raw and SCD assets share."""
@@ -319,23 +369,3 @@ def parse_tables(
         if unknown:
             raise ConfigurationError(reason=f"Table {name} has unknown settings: {unknown}")
     return tuple(CdcTable.parse(name, **settings) for name, settings in entries)
-
-
-def component_yaml(
-    name: str, publication: str, tables: Sequence[CdcTable], *, slot: str | None = None
-) -> str:
-    """Write the component instance that `pgcdc init` leaves in the defs folder."""
-    attributes: dict[str, Any] = {"name": name, "publication": publication}
-    if slot is not None and slot != f"pgcdc_{name}":
-        attributes["slot"] = slot
-    attributes["tables"] = [table_entry(table) for table in tables]
-    document = {"type": "pgcdc_assets.PostgresCdcComponent", "attributes": attributes}
-    return yaml.safe_dump(
-        document, sort_keys=False, default_flow_style=None, width=96, allow_unicode=True
-    )
-
-
-def table_entry(table: CdcTable) -> dict[str, Any]:
-    """Return the entry of a table that `pgcdc init` writes."""
-    key = {"key": list(table.key)} if table.key is not None else {}
-    return {"name": table.qualified_name, **key, "scd": list(table.scd)}

@@ -10,12 +10,12 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.fold.schema import default_key
 from pgcdc_assets.orchestration import home
 from pgcdc_assets.orchestration.defs_file import check_defs_folders
-from pgcdc_assets.orchestration.defs_tables import DefsTables
+from pgcdc_assets.orchestration.defs_tables import DefsTables, component_yaml
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.settings import CdcCapture, CdcTable, component_yaml
+from pgcdc_assets.settings import CdcCapture, CdcTable
 
 
 def run(options: argparse.Namespace) -> int:

@@ -28,13 +28,12 @@ def run(options: argparse.Namespace) -> int:
     from pgcdc_assets.orchestration.names import Names
     from pgcdc_assets.orchestration.run_claims import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.run_errors import error_of_run
-    from pgcdc_assets.orchestration.targets import select_tables
 
     location = load_location(options.module)
     (loaded,) = location.select(options.name)
     capture = loaded.capture
     # Said at once, before a session is started.
-    select_tables(capture, options.tables)
+    capture.select_tables(options.tables)
     parse_lsn(options.through)
     config = {"tables": options.tables, "through": options.through}
     with open_instance() as instance:

@@ -20,11 +20,10 @@ def run(options: argparse.Namespace) -> int:
     from pgcdc_assets.orchestration.code_location import load_location
     from pgcdc_assets.orchestration.home import open_instance
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
-    from pgcdc_assets.orchestration.targets import select_tables
 
     location = load_location(options.module)
     (loaded,) = location.select(options.name)
-    tables = select_tables(loaded.capture, options.tables)
+    tables = loaded.capture.select_tables(options.tables)
     limits = SyncLimits(wait_seconds=options.wait_seconds)
     with open_instance() as instance, progress() as display:
         report = sync_capture(

@@ -69,9 +69,8 @@ def _choose(capture: CdcCapture, names: Sequence[str]) -> list[CdcTable]:
     Raises:
         ConfigurationError: a named table is not declared, or cannot be compared.
     """
-    from pgcdc_assets.orchestration.targets import select_tables
 
-    tables = select_tables(capture, names)
+    tables = capture.select_tables(names)
     left_out = [table for table in tables if not table.mirrors_source]
     if names and left_out:
         reasons = "; ".join(f"{table.qualified_name}: {_why_not(table)}" for table in left_out)
@@ -94,7 +93,6 @@ def _verify(
 ) -> Iterator[Comparison | PgcdcError]:
     """Compare one capture's tables; give the errors of tables that could not be compared."""
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
-    from pgcdc_assets.orchestration.targets import target_of
 
     capture = loaded.capture
     settings = loaded.postgres.settings()
@@ -126,7 +124,7 @@ def _verify(
                 yield error
             wait_captured(zone, moment, 0.0)
         spark = loaded.spark.session()
-        targets = [target_of(table, [1]) for table in tables]
+        targets = [table.of_kinds([1]) for table in tables]
         found = compare_tables(spark, settings, zone, capture.publication, targets, moment)
         with progress() as display, activity(f"comparison of {capture.name}", "tables") as work:
             for outcome in found:

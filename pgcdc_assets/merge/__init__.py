@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge.report import MergeFailure, MergeReport
 
 if TYPE_CHECKING:
     from pgcdc_assets.merge.run import merge_tables
 
-__all__ = ["MergeFailure", "MergeReport", "TableTarget", "merge_tables"]
+__all__ = ["MergeFailure", "MergeReport", "merge_tables"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.report import StepLimit, TableTarget
 from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.settings import CdcTable, StepLimit
 
 Landed = Callable[[int], Sequence[WindowSummary]]
 Sizes = Callable[[int, Lsn, Lsn], Sequence[RowGroup]]
@@ -51,7 +51,7 @@ class Plan:
         is_last: nothing that was asked for comes after this.
     """
 
-    target: TableTarget
+    target: CdcTable
     epoch: int
     start: Lsn
     end: Lsn
@@ -64,7 +64,7 @@ class Plan:
 
 
 def plan_merge(
-    target: TableTarget,
+    target: CdcTable,
     watermark: tuple[int, Lsn] | None,
     copies: Sequence[Copy],
     landed: Landed,
@@ -112,7 +112,7 @@ def plan_merge(
     return _plan_range(target, epoch, start, end, copy, windows, limits)
 
 
-def _no_copy_of_epoch(target: TableTarget, last: int, epoch: int) -> SnapshotNeeded:
+def _no_copy_of_epoch(target: CdcTable, last: int, epoch: int) -> SnapshotNeeded:
     return SnapshotNeeded(
         table=target.qualified_name,
         reason=f"epoch {epoch} of the slot has no copy of it, and what happened after epoch {last} "
@@ -121,7 +121,7 @@ def _no_copy_of_epoch(target: TableTarget, last: int, epoch: int) -> SnapshotNee
 
 
 def _usable_copies(
-    target: TableTarget,
+    target: CdcTable,
     watermark: tuple[int, Lsn] | None,
     copies: Sequence[Copy],
     through: LsnWindow | None,
@@ -155,7 +155,7 @@ def _usable_copies(
 
 
 def _plan_step(
-    target: TableTarget,
+    target: CdcTable,
     watermark: tuple[int, Lsn] | None,
     copies: Sequence[Copy],
     landed: Landed,
@@ -198,7 +198,7 @@ def _end_of(epoch: int, following: Copy | None, landed: Landed, through: LsnWind
 
 
 def _plan_range(
-    target: TableTarget,
+    target: CdcTable,
     epoch: int,
     start: Lsn,
     end: Lsn,
@@ -236,7 +236,7 @@ def _plan_range(
 
 
 def _fit(
-    target: TableTarget, epoch: int, changed: Sequence[WindowSummary], limits: Limits
+    target: CdcTable, epoch: int, changed: Sequence[WindowSummary], limits: Limits
 ) -> tuple[int, int]:
     """Count the windows that fit into a step, one at least, and the bytes of their changes."""
     name, limit = target.name.record_name, limits.step
@@ -272,7 +272,7 @@ def _share_of_wal(name: str, summary: WindowSummary) -> int:
 
 
 def _stored_bytes(
-    target: TableTarget, changed: Sequence[WindowSummary], groups: Sequence[RowGroup]
+    target: CdcTable, changed: Sequence[WindowSummary], groups: Sequence[RowGroup]
 ) -> list[int]:
     """Share the bytes of the table's row groups among windows, by their changes."""
     name = target.name.record_name

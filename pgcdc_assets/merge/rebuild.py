@@ -32,13 +32,14 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, TableTarget
+from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.merge.replaced_table import ReplacedTable, describe_replaced
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.table_files import move_files, replace_log
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.fence import Step, fence_app_id, fencing, read_fence
 from pgcdc_assets.tables.properties import BEGINS_WITH, OURS
@@ -79,7 +80,7 @@ class RebuildReport:
 
 
 def rebuild_table(
-    spark: SparkSession, zone: RawZone, target: TableTarget, scd: int, through: Lsn | None = None
+    spark: SparkSession, zone: RawZone, target: CdcTable, scd: int, through: Lsn | None = None
 ) -> RebuildReport:
     """Build an SCD table from raw, and let it take the live table's place in one commit.
 
@@ -152,7 +153,7 @@ def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
 def _build(
     spark: SparkSession,
     zone: RawZone,
-    target: TableTarget,
+    target: CdcTable,
     window: LsnWindow,
     root: str,
     live: ReplacedTable,
@@ -172,7 +173,7 @@ def _build(
 
 def _check_kept(
     zone: RawZone,
-    target: TableTarget,
+    target: CdcTable,
     window: LsnWindow,
     live: ReplacedTable,
     needed: Sequence[Copy] | None = None,

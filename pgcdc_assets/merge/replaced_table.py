@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pgcdc_assets.errors import TableDamaged
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
     OwnedColumns,
@@ -40,7 +40,7 @@ class ReplacedTable:
     is_readable: bool = True
 
 
-def describe_replaced(zone: RawZone, target: TableTarget, path: str) -> ReplacedTable | None:
+def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTable | None:
     """Read what a rebuild has to know of the table that it replaces; None if there is no table."""
     try:
         table = open_table(zone.lake, path)

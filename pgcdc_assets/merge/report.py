@@ -4,66 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pgcdc_assets.errors import ConfigurationError, PgcdcError
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.table_name import TableName
-
-
-@dataclass(frozen=True)
-class TableTarget:
-    """A source table and what is to be made of it.
-
-    Attributes:
-        scd: the kinds of SCD table, each a table of its own.
-        key: the merge key; None takes the primary key, or the replica identity's index.
-        tracked: columns whose change opens a version in SCD2; None: all. The others are kept as
-            they last were.
-        soft_deletes: SCD1 keeps deleted rows and marks them.
-        without_key: what SCD1 makes of a table without a key: `bag`, its rows with their
-            duplicates, or `log`, its changes.
-    """
-
-    schema: str
-    table: str
-    scd: tuple[int, ...] = (1,)
-    key: tuple[str, ...] | None = None
-    tracked: tuple[str, ...] | None = None
-    soft_deletes: bool = False
-    without_key: str = "bag"
-
-    @property
-    def name(self) -> TableName:
-        """Schema and table."""
-        return TableName(self.schema, self.table)
-
-    @property
-    def qualified_name(self) -> str:
-        """The name for messages."""
-        return str(self.name)
-
-    def keeps_history(self, scd: int) -> bool:
-        """Say whether a kind of table shows what was before a copy, and not the copy alone."""
-        return scd == 2 or self.soft_deletes or self.without_key == "log"
-
-
-@dataclass(frozen=True)
-class StepLimit:
-    """How much one commit of a merge folds at most: the changes of whole windows.
-
-    A window that holds more by itself is a step of its own.
-
-    Attributes:
-        changes: of the table.
-        bytes: of these changes as text.
-    """
-
-    changes: int = 2_000_000
-    bytes: int = 1024 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        for name in ("changes", "bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(reason=f"merge_step.{name} must be 1 or more")
 
 
 @dataclass(frozen=True)

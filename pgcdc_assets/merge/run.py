@@ -26,9 +26,10 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_kind
-from pgcdc_assets.merge.report import MergeFailure, MergeReport, StepLimit, TableTarget
+from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.task import TableWork, prepare
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune
@@ -53,7 +54,7 @@ _POSITION = {1: "_lsn", 2: "_valid_from_lsn"}
 def merge_tables(
     spark: SparkSession,
     zone: RawZone,
-    targets: Sequence[TableTarget],
+    targets: Sequence[CdcTable],
     through: LsnWindow,
     *,
     parallelism: int = 2,

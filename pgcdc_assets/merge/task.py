@@ -12,12 +12,13 @@ from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableMoved, Wate
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import ChangeFacts, Range, read_facts, versions_in_order
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
-from pgcdc_assets.merge.report import MergeFailure, StepLimit, TableTarget
+from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Copy, CopyIdentity
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.tables.properties import RELATION_ID
 from pgcdc_assets.tables.state import TargetState, read_target, table_path
 
@@ -68,7 +69,7 @@ class TableWork:
 
 @dataclass(frozen=True)
 class _Place:
-    target: TableTarget
+    target: CdcTable
     scd: int
     path: str
     state: TargetState | None
@@ -77,7 +78,7 @@ class _Place:
 
 def prepare(
     zone: RawZone,
-    targets: Sequence[TableTarget],
+    targets: Sequence[CdcTable],
     through: LsnWindow,
     root: str | None = None,
     *,
@@ -155,7 +156,7 @@ def prepare(
     yield from _with_facts(zone, works)
 
 
-def _place(zone: RawZone, target: TableTarget, scd: int, root: str | None) -> _Place:
+def _place(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> _Place:
     started = time.monotonic()
     if scd not in SCD_TYPES:
         raise ConfigurationError(

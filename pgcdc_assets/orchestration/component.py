@@ -18,7 +18,6 @@ from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.orchestration import home
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
@@ -28,6 +27,7 @@ from pgcdc_assets.settings import (
     CdcTable,
     CheckPolicy,
     RetentionPolicy,
+    StepLimit,
     StreamPolicy,
     WindowPolicy,
 )

@@ -23,12 +23,12 @@ from dagster._utils.schedules import is_valid_cron_schedule
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.settings import (
     CdcCapture,
     CdcTable,
     CheckPolicy,
     RetentionPolicy,
+    StepLimit,
     StreamPolicy,
     WindowPolicy,
 )

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.settings import CdcTable, table_entry
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 
 
@@ -151,3 +151,23 @@ def _end(node: yaml.Node) -> int:
         return int(node.end_mark.index)
     last = node.value[-1]
     return _end(last[1] if isinstance(last, tuple) else last)
+
+
+def component_yaml(
+    name: str, publication: str, tables: Sequence[CdcTable], *, slot: str | None = None
+) -> str:
+    """Write the component instance that `pgcdc init` leaves in the defs folder."""
+    attributes: dict[str, Any] = {"name": name, "publication": publication}
+    if slot is not None and slot != f"pgcdc_{name}":
+        attributes["slot"] = slot
+    attributes["tables"] = [table_entry(table) for table in tables]
+    document = {"type": "pgcdc_assets.PostgresCdcComponent", "attributes": attributes}
+    return yaml.safe_dump(
+        document, sort_keys=False, default_flow_style=None, width=96, allow_unicode=True
+    )
+
+
+def table_entry(table: CdcTable) -> dict[str, Any]:
+    """Return the entry of a table that `pgcdc init` writes."""
+    key = {"key": list(table.key)} if table.key is not None else {}
+    return {"name": table.qualified_name, **key, "scd": list(table.scd)}

@@ -15,12 +15,17 @@ import dagster as dg
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.state import open_table
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture.window import CaptureReport
     from pgcdc_assets.merge.report import MergeReport
+
+# As Spark SQL writes them, and the UI knows them.
+_SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 THROUGH_METADATA = "through_window"
 
@@ -203,3 +208,27 @@ def _timestamp(name: str, moment: Any) -> dict[str, Any]:
 
 def _text(lsn: Lsn | None) -> str:
     return "none" if lsn is None else str(lsn)
+
+
+def read_columns(lake: Lake, path: str) -> list[dg.TableColumn]:
+    """Describe the columns; a column's comment is its Postgres type."""
+    table = open_table(lake, path)
+    fields: list[Any] = [] if table is None else table.schema().fields
+    return [
+        dg.TableColumn(
+            name=field.name,
+            type=_type_name(field.type),
+            description=field.metadata.get("comment"),
+            constraints=dg.TableColumnConstraints(nullable=field.nullable),
+        )
+        for field in fields
+    ]
+
+
+def _type_name(kind: Any) -> str:
+    name = getattr(kind, "type", None)
+    if name == "array":
+        return f"array<{_type_name(kind.element_type)}>"
+    if name == "map":
+        return f"map<{_type_name(kind.key_type)},{_type_name(kind.value_type)}>"
+    return _SQL_NAMES.get(str(name or kind), str(name or kind))

@@ -7,12 +7,12 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.settings import (
     CdcCapture,
     CdcTable,
     CheckPolicy,
     RetentionPolicy,
+    StepLimit,
     StreamPolicy,
     WindowPolicy,
 )
@@ -28,18 +28,7 @@ def capture_metadata(capture: CdcCapture) -> dg.JsonMetadataValue:
 def capture_of(metadata: Any) -> CdcCapture:
     """Read the settings."""
     data = dict(metadata.data)
-    tables = tuple(
-        CdcTable(
-            table["schema"],
-            table["table"],
-            tuple(table["scd"]),
-            tuple(table["key"]) if table["key"] is not None else None,
-            tuple(table["tracked"]) if table["tracked"] is not None else None,
-            table["soft_deletes"],
-            table["without_key"],
-        )
-        for table in data["tables"]
-    )
+    tables = tuple(CdcTable.of_fields(table) for table in data["tables"])
     return CdcCapture(
         **{
             **data,

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open_source_table
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS
 from pgcdc_assets.verify.canonical_text import compared_columns, key_indexes
 from pgcdc_assets.verify.comparison_point import Moment
@@ -56,7 +56,7 @@ def compare_at(
     settings: ConnectionSettings,
     zone: RawZone,
     publication: str,
-    table: TableTarget,
+    table: CdcTable,
     moment: Moment,
     *,
     named_rows: int = NAMED_ROWS,
@@ -86,7 +86,7 @@ def compare_tables(
     settings: ConnectionSettings,
     zone: RawZone,
     publication: str,
-    tables: Sequence[TableTarget],
+    tables: Sequence[CdcTable],
     moment: Moment,
     *,
     named_rows: int = NAMED_ROWS,
@@ -125,7 +125,7 @@ class _Member:
         digits: hex digits that name a bucket of its rows.
     """
 
-    table: TableTarget
+    table: CdcTable
     frame: DataFrame | None = None
     digits: int = 1
     is_small: bool = True
@@ -143,7 +143,7 @@ class _Run:
     moment: Moment
     named_rows: int
 
-    def open_target(self, table: TableTarget, version: TargetVersion | PgcdcError) -> _Member:
+    def open_target(self, table: CdcTable, version: TargetVersion | PgcdcError) -> _Member:
         """Open the table's version; a small one is read at once, and needs no job of Spark."""
         from pgcdc_assets.merge.fold.typed_columns import local_rows
 
@@ -277,7 +277,7 @@ class _Comparing:
         self.is_counted = sum(map(len, groups)) == len(differing)
         self._examine()
 
-    def report(self, table: TableTarget, moment: Moment) -> Comparison:
+    def report(self, table: CdcTable, moment: Moment) -> Comparison:
         """Say what was found."""
         return Comparison(
             table.schema,

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.report import TableTarget
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.tuning import SMALL_BYTES, tune
 from pgcdc_assets.tables.columns import EPOCH_COLUMNS
 from pgcdc_assets.tables.state import table_path
@@ -42,7 +42,7 @@ _UNORDERED = "an epoch begins at a lower LSN than the one before it had reached"
 def check_merged(
     session: SparkSession,
     zone: RawZone,
-    table: TableTarget,
+    table: CdcTable,
     scd: int,
     since: tuple[int, Lsn] | None,
     *,
@@ -63,7 +63,7 @@ def check_merged(
     return _Check(session, zone, table, scd, since, whole_below_bytes).run()
 
 
-def check_all(session: SparkSession, zone: RawZone, table: TableTarget, scd: int) -> Findings:
+def check_all(session: SparkSession, zone: RawZone, table: CdcTable, scd: int) -> Findings:
     """Check the whole of an SCD table.
 
     Args:
@@ -81,7 +81,7 @@ def check_all(session: SparkSession, zone: RawZone, table: TableTarget, scd: int
 class _Check:
     session: SparkSession
     zone: RawZone
-    table: TableTarget
+    table: CdcTable
     scd: int
     since: tuple[int, Lsn] | None
     whole_below_bytes: int

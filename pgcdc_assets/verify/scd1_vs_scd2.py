@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.report import TableTarget
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import identifier, string
 from pgcdc_assets.tables.columns import SCD2_COLUMNS
 from pgcdc_assets.tables.state import table_path
@@ -44,7 +44,7 @@ class Pair:
 
 def find_pair(
     zone: RawZone,
-    table: TableTarget,
+    table: CdcTable,
     history: PinnedTable,
     epochs: Sequence[Epoch],
     *,

@@ -18,10 +18,11 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import DefiniteError, PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, TableTarget
+from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.raw.scan import read_changes
 from pgcdc_assets.raw.staging import VERIFY, staging_root
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.fence import read_watermarks
@@ -42,7 +43,7 @@ _VERSIONS = 200
 
 @contextlib.contextmanager
 def targets_at(
-    spark: SparkSession, zone: RawZone, tables: Sequence[TableTarget], moment: Moment
+    spark: SparkSession, zone: RawZone, tables: Sequence[CdcTable], moment: Moment
 ) -> Iterator[list[TargetVersion | PgcdcError]]:
     """Give, for each table, a version of some Delta table that holds the SCD1 table as of a moment.
 
@@ -67,7 +68,7 @@ def targets_at(
 
 
 def _find_or_stage(
-    spark: SparkSession, zone: RawZone, table: TableTarget, moment: Moment, root: str
+    spark: SparkSession, zone: RawZone, table: CdcTable, moment: Moment, root: str
 ) -> TargetVersion | None:
     """Find the version of a table; None after staging an earlier one, which has to be folded.
 
@@ -115,7 +116,7 @@ def version_through(
     return None
 
 
-def _is_unchanged(zone: RawZone, table: TableTarget, moment: Moment, watermark: Lsn) -> bool:
+def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn) -> bool:
     """Whether nothing happened to the table between a watermark and the moment."""
     place = (table.schema, table.table)
     for copy in zone.snapshots.complete_copies(moment.epoch):
@@ -133,7 +134,7 @@ def _is_unchanged(zone: RawZone, table: TableTarget, moment: Moment, watermark: 
 
 
 def _fold(
-    spark: SparkSession, zone: RawZone, tables: Sequence[TableTarget], moment: Moment, root: str
+    spark: SparkSession, zone: RawZone, tables: Sequence[CdcTable], moment: Moment, root: str
 ) -> dict[tuple[str, str], TargetVersion | PgcdcError]:
     from pgcdc_assets.merge import merge_tables
 

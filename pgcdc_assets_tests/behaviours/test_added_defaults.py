@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 _TARGETS = (
-    TableTarget("public", "t", scd=(1, 2)),
-    TableTarget("public", "kept", soft_deletes=True),
-    TableTarget("public", "bag"),
-    TableTarget("public", "log", without_key="log"),
+    CdcTable("public", "t", scd=(1, 2)),
+    CdcTable("public", "kept", soft_deletes=True),
+    CdcTable("public", "bag"),
+    CdcTable("public", "log", without_key="log"),
 )
 _ADDED = (
     "add n int not null default 5, add x numeric(6,2) default 'NaN', "
@@ -37,7 +38,7 @@ _DEFAULTS = (
 _COLUMNS = ("n", "x", "at", "tags", "s", "_rescued")
 
 
-def _merge(pipeline: Pipeline, *targets: TableTarget) -> list[MergeReport]:
+def _merge(pipeline: Pipeline, *targets: CdcTable) -> list[MergeReport]:
     pipeline.capture()
     reports = pipeline.merge(None, *targets).values()
     for report in reports:
@@ -45,7 +46,7 @@ def _merge(pipeline: Pipeline, *targets: TableTarget) -> list[MergeReport]:
     return [report for report in reports if isinstance(report, MergeReport)]
 
 
-def _rows(pipeline: Pipeline, target: TableTarget, scd: int, *more: str) -> list[tuple[Any, ...]]:
+def _rows(pipeline: Pipeline, target: CdcTable, scd: int, *more: str) -> list[tuple[Any, ...]]:
     path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
     frame = pipeline.spark.read.format("delta").load(path).select("id", *more, *_COLUMNS)
     return sorted((tuple(row) for row in frame.collect()), key=repr)

@@ -9,14 +9,15 @@ import pytest
 from pyspark.sql import DataFrame
 
 from pgcdc_assets.errors import SchemaChangeError
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 
-def _merge(pipeline: Pipeline, target: TableTarget) -> None:
+def _merge(pipeline: Pipeline, target: CdcTable) -> None:
     pipeline.capture()
     for report in pipeline.merge(None, target).values():
         assert isinstance(report, MergeReport), str(report.error.__cause__ or report.error)
@@ -41,7 +42,7 @@ def test_a_row_from_before_a_default_is_gone_when_it_is_deleted(
     database.execute("delete from t where id = 1")
     database.execute("update t set id = 20 where id = 2")
     database.execute("update t set n = 6 where id = 3")
-    _merge(pipeline, TableTarget("public", "t", scd=(scd,)))
+    _merge(pipeline, CdcTable("public", "t", scd=(scd,)))
     found = _frame(pipeline, scd).where("true" if scd == 1 else "_is_current").orderBy("id")
     assert [(r.id, r.n) for r in found.collect()] == [(3, 6), (4, 5), (20, 5)]
 
@@ -70,19 +71,17 @@ _COLUMNS = ("i", "n", "f", "t", "b", "ts", "a", "_rescued")
 @pytest.mark.parametrize(
     "target",
     [
-        pytest.param(TableTarget("public", "t", scd=(2,)), id="history"),
+        pytest.param(CdcTable("public", "t", scd=(2,)), id="history"),
         pytest.param(
-            TableTarget("public", "t", soft_deletes=True),
+            CdcTable("public", "t", soft_deletes=True),
             id="soft deletes",
             marks=pytest.mark.soak,
         ),
-        pytest.param(
-            TableTarget("public", "t", without_key="log"), id="log", marks=pytest.mark.soak
-        ),
+        pytest.param(CdcTable("public", "t", without_key="log"), id="log", marks=pytest.mark.soak),
     ],
 )
 def test_what_is_kept_from_before_a_new_type_gets_it_too(
-    pipeline: Pipeline, target: TableTarget
+    pipeline: Pipeline, target: CdcTable
 ) -> None:
     """F5: exactly, or as text in `_rescued`; what comes later is neither rounded nor refused."""
     is_log = target.without_key == "log"

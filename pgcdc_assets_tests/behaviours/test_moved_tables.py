@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.errors import TableMoved
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 def test_a_merge_stops_where_changes_came_under_another_name_until_a_new_snapshot(
     pipeline: Pipeline, scd: int
 ) -> None:
-    target = TableTarget("public", "t", scd=(scd,))
+    target = CdcTable("public", "t", scd=(scd,))
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     database = pipeline.database
     database.execute("insert into t values (2, 'a')")

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.convergence.oracle import (
     create_oracle,
@@ -125,7 +126,7 @@ class Run:
         if not all_of_it:
             tables = self.decide.sample(tables, self.decide.randint(1, len(tables)))
             through = self.decide.choice(windows)
-        targets = [TableTarget("public", table) for table in tables]
+        targets = [CdcTable("public", table) for table in tables]
         for report in merge_tables(spark, self.zone, targets, through):
             assert isinstance(report, MergeReport), report.error
 

@@ -17,10 +17,11 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeReport, TableTarget, rebuild
+from pgcdc_assets.merge import MergeReport, rebuild
 from pgcdc_assets.merge.rebuild import RebuildReport, rebuild_table
 from pgcdc_assets.raw.staging import REBUILD, remove_stale
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.fixtures.database import create_database
@@ -29,7 +30,7 @@ from pgcdc_assets_tests.verify.comparing import verify
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-TARGET = TableTarget("public", "t")
+TARGET = CdcTable("public", "t")
 
 
 def fill(pipeline: Pipeline) -> None:
@@ -117,7 +118,7 @@ def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_the_same_time
     pipeline.database.execute("create table t (id int primary key, v text)")
     pipeline.database.execute("insert into t values (1, 'a'), (2, 'a')")
     pipeline.copy("t")
-    target = TableTarget("public", "t", (2,))
+    target = CdcTable("public", "t", (2,))
     assert isinstance(pipeline.merge(None, target)["t"], MergeReport)
     pipeline.database.execute("update t set v = 'b' where id = 1")
     pipeline.capture()
@@ -137,7 +138,7 @@ def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_the_same_time
 def test_history_is_rebuilt_as_it_was_with_the_source_switched_off(own_pipeline: Pipeline) -> None:
     """H4, for SCD2."""
     pipeline = own_pipeline
-    target = TableTarget("public", "t", (2,))
+    target = CdcTable("public", "t", (2,))
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t select i, 'v' from generate_series(1, 20) i",
@@ -264,7 +265,7 @@ def test_a_failure_before_the_commit_leaves_the_table_as_it_was(
 _KILLED = """
 import sys
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -272,7 +273,7 @@ from pgcdc_assets.merge.rebuild import rebuild_table
 
 conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
 spark = spark_session("killed", conf=conf)
-rebuild_table(spark, RawZone(Lake(sys.argv[1]), "test"), TableTarget("public", "t"), 1, None)
+rebuild_table(spark, RawZone(Lake(sys.argv[1]), "test"), CdcTable("public", "t"), 1, None)
 """
 
 
@@ -300,7 +301,7 @@ def test_killed_before_the_commit_the_next_run_cleans_up_and_succeeds(pipeline: 
 
 def test_a_table_whose_column_names_delta_maps_is_rebuilt_and_goes_on(pipeline: Pipeline) -> None:
     """Delta puts the files of such a table into folders with random names."""
-    target = TableTarget("public", "t", (1, 2))
+    target = CdcTable("public", "t", (1, 2))
     pipeline.start('create table t ("the id" int primary key, "v,=" text)')
     pipeline.database.execute("insert into t values (1, 'one'), (2, 'two')")
     pipeline.merge(pipeline.capture(), target)

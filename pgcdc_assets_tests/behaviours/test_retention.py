@@ -15,10 +15,11 @@ from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import DefiniteError, RawExpired
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.merge.task import prepare
 from pgcdc_assets.raw.retention import remove_copies, remove_windows
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.maintenance import tidy_table
 from pgcdc_assets.tables.properties import BEGINS_WITH
 from pgcdc_assets.tables.state import read_watermark, table_path
@@ -68,7 +69,7 @@ def test_a_removed_window_is_not_captured_again(pipeline: Pipeline) -> None:
 def test_a_table_whose_watermark_lies_below_the_floor_is_not_merged(pipeline: Pipeline) -> None:
     """H5: a table that was left out is asked for too late."""
     windows = three_windows(pipeline)
-    rebuild_table(pipeline.spark, pipeline.zone, TableTarget("public", "t"), 1, windows[0].end)
+    rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1, windows[0].end)
     floor = expire(pipeline, windows[1].end)
     failure = pipeline.merge()["t"]
     assert isinstance(failure, MergeFailure)
@@ -87,7 +88,7 @@ def test_a_rebuild_from_below_the_floor_is_refused_until_there_is_a_newer_copy(
 ) -> None:
     """H5, for rebuilds."""
     windows = three_windows(pipeline)
-    target = TableTarget("public", "t")
+    target = CdcTable("public", "t")
     floor = expire(pipeline, windows[1].end)
     with pytest.raises(RawExpired, match=f"from {floor} on"):
         rebuild_table(pipeline.spark, pipeline.zone, target, 1, windows[0].end)
@@ -99,7 +100,7 @@ def test_a_rebuild_from_below_the_floor_is_refused_until_there_is_a_newer_copy(
     assert verify(pipeline).is_equal
 
 
-HISTORY = TableTarget("public", "t", (2,))
+HISTORY = CdcTable("public", "t", (2,))
 
 
 def merge_history(pipeline: Pipeline) -> MergeReport:
@@ -181,7 +182,7 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
 
     monkeypatch.setattr("pgcdc_assets.merge.run.prepare", expired)
     with pytest.raises(DefiniteError, match=r"gone|removed"):
-        rebuild_table(pipeline.spark, pipeline.zone, TableTarget("public", "t"), 1, windows[1].end)
+        rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1, windows[1].end)
     assert pipeline.rows() == before
 
 
@@ -190,10 +191,10 @@ def test_a_table_made_anew_as_another_kind_begins_where_that_kind_does(
 ) -> None:
     """H5: an image that soft deletes are asked of has nothing of the past to lose."""
     windows = three_windows(pipeline)
-    soft = TableTarget("public", "t", soft_deletes=True)
+    soft = CdcTable("public", "t", soft_deletes=True)
     rebuild_table(pipeline.spark, pipeline.zone, soft, 1)
     began = DeltaTable(pipeline.path()).metadata().configuration[BEGINS_WITH]
-    rebuild_table(pipeline.spark, pipeline.zone, TableTarget("public", "t"), 1)
+    rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1)
     assert BEGINS_WITH not in DeltaTable(pipeline.path()).metadata().configuration
     pipeline.copy("t")
     pipeline.sync()

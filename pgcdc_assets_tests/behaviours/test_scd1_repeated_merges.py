@@ -6,7 +6,8 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import MergeConflict
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import read_watermark
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
@@ -114,7 +115,7 @@ def test_a_newer_copy_replaces_the_contents(pipeline: Pipeline) -> None:
 def test_a_table_without_a_copy_is_refused(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)")
     pipeline.capture()
-    failure = pipeline.merge(None, TableTarget("public", "nothing"))["nothing"]
+    failure = pipeline.merge(None, CdcTable("public", "nothing"))["nothing"]
     assert isinstance(failure, MergeFailure)
     assert isinstance(failure.error, MergeConflict)
     assert "snapshot" in str(failure.error)

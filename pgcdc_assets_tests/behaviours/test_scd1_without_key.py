@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
-from pgcdc_assets.merge import MergeReport, TableTarget
+from pgcdc_assets.merge import MergeReport
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
-LOG = TableTarget("public", "log", without_key="log")
+LOG = CdcTable("public", "log", without_key="log")
 
 _COLUMNS = "n int, f float8, a numeric, note text"
 
@@ -83,7 +84,7 @@ def test_a_log_keeps_what_happened(pipeline: Pipeline) -> None:
 
 def test_deleted_rows_stay_as_they_were(pipeline: Pipeline) -> None:
     """D1, D2, D5, D14 with soft deletes: what is in place equals the source."""
-    soft = TableTarget("public", "t", soft_deletes=True)
+    soft = CdcTable("public", "t", soft_deletes=True)
     pipeline.start(
         "create table t (id int primary key, v text)",
         "alter table t alter v set storage external",

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
-TARGET = TableTarget("public", "t", scd=(1, 2))
+TARGET = CdcTable("public", "t", scd=(1, 2))
 
 
 def sync(pipeline: Pipeline) -> None:

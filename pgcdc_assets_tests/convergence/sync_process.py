@@ -65,14 +65,15 @@ def capture(
 
 
 def merge(zone: RawZone) -> None:
-    from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
+    from pgcdc_assets.merge import MergeFailure, merge_tables
+    from pgcdc_assets.settings import CdcTable
     from pgcdc_assets.spark.session import spark_session
 
     epoch = zone.epochs.latest()
     assert epoch is not None
     conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
     spark = spark_session("convergence", conf={**conf, "spark.ui.enabled": "false"})
-    targets = [TableTarget("public", table) for table in KEYED]
+    targets = [CdcTable("public", table) for table in KEYED]
     for report in merge_tables(spark, zone, targets, zone.changes.windows(epoch.epoch)[-1].window):
         if isinstance(report, MergeFailure):
             raise report.error

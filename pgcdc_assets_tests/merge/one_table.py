@@ -11,14 +11,15 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.columns import EPOCH_COLUMNS
 from pgcdc_assets_tests.merge.history import Landing
 
 
 def merge(
-    spark: SparkSession, landing: Landing, target: TableTarget, through: LsnWindow | None = None
+    spark: SparkSession, landing: Landing, target: CdcTable, through: LsnWindow | None = None
 ) -> MergeReport:
     """Merge a table, through the newest window by default; it must succeed."""
     (report,) = merge_tables(spark, landing.zone, [target], through or landing.windows[-1])
@@ -41,7 +42,7 @@ def overtake(
     monkeypatch.setattr(module, name, overtaken)
 
 
-def assert_overtaken(spark: SparkSession, landing: Landing, target: TableTarget) -> None:
+def assert_overtaken(spark: SparkSession, landing: Landing, target: CdcTable) -> None:
     """The next merge must say that another one was faster."""
     (failure,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
     assert isinstance(failure, MergeFailure)

@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pgcdc_assets.capture.snapshot import copy_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Comparison, compare_table
 from pgcdc_assets_tests.fixtures.database import Database
@@ -63,10 +64,10 @@ class Pipeline:
         return window
 
     def merge(
-        self, through: LsnWindow | None = None, *targets: TableTarget
+        self, through: LsnWindow | None = None, *targets: CdcTable
     ) -> dict[str, MergeReport | MergeFailure]:
         """Merge through a window, the newest by default."""
-        wanted = targets or [TableTarget("public", table) for table in self.tables]
+        wanted = targets or [CdcTable("public", table) for table in self.tables]
         reports = merge_tables(self.spark, self.zone, wanted, through or self.windows[-1])
         return {report.table: report for report in reports}
 

@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import (
     Change,
     Landing,
@@ -40,7 +40,7 @@ class Race:
         operation: how the overtaken merge writes.
     """
 
-    target: TableTarget
+    target: CdcTable
     columns: str
     first: Sequence[Change]
     second: Sequence[Change]
@@ -70,8 +70,8 @@ VERSIONS = [
     *[(1, "A", False), (1, "AA", True), (1, "a", False), (2, "again", True), (2, "b", False)],
     *[(3, "c", False), (4, "d", True)],
 ]
-ITEMS = TableTarget("shop", "items")
-HISTORY = TableTarget("shop", "items", scd=(2,))
+ITEMS = CdcTable("shop", "items")
+HISTORY = CdcTable("shop", "items", scd=(2,))
 BAG = Race(
     ITEMS,
     "id, v",
@@ -97,7 +97,7 @@ RACES = {
         ITEMS, "id, v", UPDATED, [truncate(), insert("9", "z")], [(9, "z")], operation="WRITE"
     ),
     "soft_deletes": Race(
-        TableTarget("shop", "items", soft_deletes=True),
+        CdcTable("shop", "items", soft_deletes=True),
         "id, v, _deleted",
         UPDATED,
         GONE,
@@ -109,7 +109,7 @@ RACES = {
     ),
     "bag": BAG,
     "log": Race(
-        TableTarget("shop", "items", without_key="log"),
+        CdcTable("shop", "items", without_key="log"),
         "id, v, _op",
         BAG.first,
         BAG.second,

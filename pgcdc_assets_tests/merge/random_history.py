@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.tuning import for_large
 from pgcdc_assets_tests.merge.history import Change, Landing, column, relation
 
@@ -227,7 +228,7 @@ def merge_in_pieces(
     spark: SparkSession,
     landing: Landing,
     rng: random.Random,
-    target: TableTarget,
+    target: CdcTable,
     runs: int,
 ) -> MergeReport:
     """Merge what is landed in runs cut at random; give the last report."""

@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 _MERGE = """
 import sys
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import TableTarget, merge_tables
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.merge import merge_tables
 from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -26,7 +27,7 @@ from pgcdc_assets.raw.zone import RawZone
 spark = spark_session("small", conf={"spark.driver.memory": "512m"})
 zone = RawZone(Lake(sys.argv[1]), "test")
 (report,) = merge_tables(
-    spark, zone, [TableTarget("shop", "items")], LsnWindow.parse(sys.argv[2])
+    spark, zone, [CdcTable("shop", "items")], LsnWindow.parse(sys.argv[2])
 )
 print(f"{type(report.error).__name__}: {report.error}")
 """

@@ -17,11 +17,12 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.merge.run import IDLE_WINDOWS
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import state
 from pgcdc_assets.tables.state import read_watermark, table_path
@@ -56,14 +57,14 @@ def as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(accumulating, "REPLACED_PER_CHANGE", most)
 
 
-def _fails(spark: SparkSession, landing: Landing, target: TableTarget) -> None:
+def _fails(spark: SparkSession, landing: Landing, target: CdcTable) -> None:
     """The next merge must fail as one that may be tried again, and write nothing."""
     (failure,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
     assert isinstance(failure, MergeFailure)
     assert isinstance(failure.error, TransientError), failure.error
 
 
-def _position(landing: Landing, target: TableTarget) -> tuple[int, int] | None:
+def _position(landing: Landing, target: CdcTable) -> tuple[int, int] | None:
     zone = landing.zone
     return read_watermark(zone.lake, zone.name, target.schema, target.table, target.scd[0])
 
@@ -269,7 +270,7 @@ def test_two_processes_that_merge_the_same_tables_leave_what_the_changes_say(
                 changes.append(insert(*row))
         logged += len(changes)
         landing.land(changes)
-    targets = [TableTarget("shop", "items"), TableTarget("shop", "items", without_key="log")]
+    targets = [CdcTable("shop", "items"), CdcTable("shop", "items", without_key="log")]
     roots = [f"{zone.lake.uri}/bag", f"{zone.lake.uri}/log"]
 
     def work(number: int) -> None:

@@ -7,12 +7,12 @@ import pytest
 from pgcdc_assets.errors import MergeConflict, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, Sizes, plan_merge
-from pgcdc_assets.merge.report import StepLimit, TableTarget
 from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.settings import CdcTable, StepLimit
 
-TARGET = TableTarget("shop", "items")
+TARGET = CdcTable("shop", "items")
 
 
 def _window(start: int, end: int, changes: int = 1, epoch: int = 1) -> WindowSummary:

@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import (
     Change,
     Landing,
@@ -28,8 +29,8 @@ from pgcdc_assets_tests.merge.random_history import NUMERIC_10_2, land_in_pieces
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 _TRANSACTIONS = 12
-_BAG = TableTarget("shop", "items")
-_LOG = TableTarget("shop", "items", without_key="log")
+_BAG = CdcTable("shop", "items")
+_LOG = CdcTable("shop", "items", without_key="log")
 
 # Few values, so that rows are equal; a float has two zeros and NaN, a numeric has NaN, too.
 _NUMBERS = (None, "0", "-0", "NaN", "1.5")
@@ -160,7 +161,7 @@ def test_a_row_that_is_nowhere_to_be_found_is_an_error_with_a_remedy(
 
 @pytest.mark.parametrize("target", [_BAG, _LOG], ids=["bag", "log"])
 def test_changes_without_their_whole_old_rows_are_refused(
-    spark: SparkSession, zone: RawZone, target: TableTarget
+    spark: SparkSession, zone: RawZone, target: CdcTable
 ) -> None:
     landing = Landing(zone, [_bag_relation()])
     landing.begin([("0", None, "a")])
@@ -174,12 +175,12 @@ def test_changes_without_their_whole_old_rows_are_refused(
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        (TableTarget("shop", "items", scd=(2,)), "scd: "),
-        (TableTarget("shop", "items", soft_deletes=True), "deleted row"),
+        (CdcTable("shop", "items", scd=(2,)), "scd: "),
+        (CdcTable("shop", "items", soft_deletes=True), "deleted row"),
     ],
 )
 def test_what_needs_a_key_is_refused(
-    spark: SparkSession, zone: RawZone, target: TableTarget, sentence: str
+    spark: SparkSession, zone: RawZone, target: CdcTable, sentence: str
 ) -> None:
     landing = Landing(zone, [_bag_relation()])
     landing.begin([("0", None, "a")])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import Change, Fold, Landing
 from pgcdc_assets_tests.merge.random_history import (
     KEY,
@@ -60,7 +60,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgre
     landing.begin(copied)
     windows, runs = pieces
     land_in_pieces(landing, rng, transactions, windows, lambda changes, _: expected.apply(changes))
-    target = TableTarget("shop", "items")
+    target = CdcTable("shop", "items")
     report = merge_in_pieces(spark, landing, rng, target, runs)
 
     assert _rows(spark, report.path) == sorted(map(comparable_row, expected.rows.values()))

@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import (
     Change,
     Landing,
@@ -34,7 +35,7 @@ from pgcdc_assets_tests.merge.random_history import (
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 _TRANSACTIONS = 12
-_SOFT = TableTarget("shop", "items", soft_deletes=True)
+_SOFT = CdcTable("shop", "items", soft_deletes=True)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_a_table_that_was_made_otherwise_is_refused_with_the_remedy(
 ) -> None:
     landing = Landing(zone, [random_relation("d")])
     landing.begin([["1", "1", "a", "1.00", "x"]])
-    plain = TableTarget("shop", "items")
+    plain = CdcTable("shop", "items")
     for target, is_first in ((_SOFT, was_soft), (plain, not was_soft)):
         if is_first:
             landing.land([delete("1", "1", None, None, None)])

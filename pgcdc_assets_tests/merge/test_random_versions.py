@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
 from pgcdc_assets_tests.merge.one_table import log_of
 from pgcdc_assets_tests.merge.random_history import (
@@ -108,7 +109,7 @@ def _try_histories(
     for number in range(_TRANSACTIONS):
         transactions.append(history.transaction(truncates and number in (3, 8)))
     land_in_pieces(landing, rng, transactions, windows, expected.apply)
-    target = TableTarget("shop", "items", scd=(2,), tracked=tracked)
+    target = CdcTable("shop", "items", scd=(2,), tracked=tracked)
     report = merge_in_pieces(spark, landing, rng, target, runs)
 
     is_exact = identity == "d"
@@ -129,7 +130,7 @@ def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
         [update("1", "1", "a", "1.00", "z"), update("1", "2", "b", "1.00", "y")],
         [update("1", "2", "b", "1.00", "z")],
     )
-    target = TableTarget("shop", "items", scd=(2,), tracked=("doc",))
+    target = CdcTable("shop", "items", scd=(2,), tracked=("doc",))
     (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
     assert isinstance(report, MergeReport), report.error
     rows = spark.read.format("delta").load(report.path).orderBy("id", "_valid_from_lsn").collect()
@@ -170,7 +171,7 @@ def test_a_copy_taken_again_adds_only_what_it_says_differently(
     landing.copy(changed)
     expected.copy(changed, landing.lsn)
     work()
-    target = TableTarget("shop", "items", scd=(2,))
+    target = CdcTable("shop", "items", scd=(2,))
     (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
     assert isinstance(report, MergeReport), report.error.__cause__ or report.error
     assert _found(spark, report.path, True) == sorted(_described(v, True) for v in expected.all)

@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.merge import run as one_table
 from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
 from pgcdc_assets_tests.merge.one_table import (
     add_column_of_another,
@@ -26,7 +26,7 @@ from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, bound_merges, 
 
 pytestmark = pytest.mark.spark
 
-_TARGET = TableTarget("shop", "items", scd=(2,))
+_TARGET = CdcTable("shop", "items", scd=(2,))
 _ROWS = 5_000
 _FIRST = 4_000
 

@@ -14,9 +14,10 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import MergeConflict, PgcdcError, SchemaChangeError, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.merge.history import (
     Landing,
@@ -30,11 +31,11 @@ from pgcdc_assets_tests.merge.history import (
 
 pytestmark = pytest.mark.spark
 
-ITEMS = TableTarget("shop", "items")
+ITEMS = CdcTable("shop", "items")
 
 
 def _merge(
-    spark: SparkSession, zone: RawZone, through: LsnWindow, target: TableTarget = ITEMS
+    spark: SparkSession, zone: RawZone, through: LsnWindow, target: CdcTable = ITEMS
 ) -> MergeReport:
     (report,) = merge_tables(spark, zone, [target], through)
     assert isinstance(report, MergeReport), report
@@ -71,7 +72,7 @@ def test_columns_and_tables_may_have_any_name(spark: SparkSession, lake: Lake) -
         [update(*changed, "0044-03-15 BC"), insert(*(f"{name} 3" for name in names), None)],
         [delete(*(f"{name} 3" if i in (0, 3) else None for i, name in enumerate(names)), None)],
     )
-    target = TableTarget("shop", made.table)
+    target = CdcTable("shop", made.table)
     report = _merge(spark, zone, window, target)
     assert Path(report.path).is_dir()
     assert Path(report.path).parent == Path(lake.path("test", "scd1", "shop"))
@@ -114,7 +115,7 @@ def test_a_wide_table_has_statistics_of_our_columns_too(
     landing = Landing(zone, [relation(*columns)])
     landing.begin([("1", *["a"] * 40)])
     window = landing.land([update("1", *["b"] * 40)])
-    report = _merge(spark, zone, window, TableTarget("shop", "items", scd=(scd,)))
+    report = _merge(spark, zone, window, CdcTable("shop", "items", scd=(scd,)))
     lsn = {1: "_lsn", 2: "_valid_from_lsn"}[scd]
     adds = pyarrow.table(DeltaTable(report.path).get_add_actions(flatten=True)).to_pylist()
     assert all(isinstance(add[f"min.{lsn}"], int) for add in adds)
@@ -237,7 +238,7 @@ def test_tables_merged_side_by_side_keep_their_own_watermarks(
     first = landing.land([insert("2", "b"), insert("7", "x", relation_id=2000)])
     _merge(spark, zone, first)
     second = landing.land([insert("3", "c"), insert("8", "y", relation_id=2000)])
-    other = TableTarget("shop", "other")
+    other = CdcTable("shop", "other")
     reports = {r.table: r for r in merge_tables(spark, zone, [ITEMS, other], second)}
     assert isinstance(reports["items"], MergeReport)
     assert isinstance(reports["other"], MergeReport)
@@ -286,7 +287,7 @@ def test_a_folder_is_named_by_its_table(lake: Lake) -> None:
 )
 @pytest.mark.parametrize("comes", ["copied", "inserted"])
 def test_a_null_in_a_configured_key_is_refused(
-    spark: SparkSession, zone: RawZone, target: TableTarget, comes: str
+    spark: SparkSession, zone: RawZone, target: CdcTable, comes: str
 ) -> None:
     """H8: two rows with NULL keys would be one row, or a new one with each update."""
     made = relation(column("id"), column("v", "text"), key=("id",), identity="f")

@@ -15,19 +15,13 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import (
-    MergeFailure,
-    MergeReport,
-    TableTarget,
-    merge_tables,
-    run,
-)
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, run
 from pgcdc_assets.merge import (
     run as one_table,
 )
-from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.merge.history import Landing, column, insert, relation, update
@@ -38,21 +32,22 @@ pytestmark = pytest.mark.spark
 
 WINDOWS = 50
 PER_STEP = 25
-BOTH = TableTarget("shop", "items", (1, 2))
+BOTH = CdcTable("shop", "items", (1, 2))
 MEGABYTE = 1024 * 1024
 
 _MERGE = """
 import sys
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import TableTarget, merge_tables
-from pgcdc_assets.merge.report import StepLimit
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.merge import merge_tables
+from pgcdc_assets.settings import StepLimit
 from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 
 lake, name, window, changes = sys.argv[1:]
 spark = spark_session("steps", conf={"spark.master": "local[2]", "spark.ui.enabled": "false"})
-target = TableTarget(*name.split("."), scd=(2,))
+target = CdcTable(*name.split("."), scd=(2,))
 zone, limit = RawZone(Lake(lake), "test"), StepLimit(changes=int(changes))
 (report,) = merge_tables(spark, zone, [target], LsnWindow.parse(window), limit=limit)
 print(report.steps, report.row_count)
@@ -122,7 +117,7 @@ def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
         done.append(1)
         return real(*arguments)
 
-    target = TableTarget("shop", "items", (2,))
+    target = CdcTable("shop", "items", (2,))
     limit = StepLimit(changes=2 * PER_STEP)
     with monkeypatch.context() as patched:
         patched.setattr(run, "merge_table", ending)
@@ -148,7 +143,7 @@ def test_a_process_that_is_killed_between_two_steps_has_committed_the_first_one(
     far_behind: Landing,
 ) -> None:
     """A process of its own, and the next one continues after that step."""
-    target = TableTarget("shop", "items", (2,))
+    target = CdcTable("shop", "items", (2,))
     path = table_path(far_behind.zone.lake, far_behind.zone.name, "shop", "items", 2)
     ends = [int(far_behind.windows[n].end) for n in range(PER_STEP - 1, WINDOWS, PER_STEP)]
     copied = int(far_behind.windows[0].start)
@@ -190,7 +185,7 @@ def test_rows_of_a_megabyte_are_merged_in_several_partitions(pipeline: Pipeline)
     )
     window = pipeline.capture()
     assert window.size_bytes < 20 * MEGABYTE
-    target = TableTarget("public", "t", (2,))
+    target = CdcTable("public", "t", (2,))
     with own_sessions(pipeline.spark, 1) as sessions:
         (report,) = merge_tables(pipeline.spark, pipeline.zone, [target], window, sessions=sessions)
         assert isinstance(report, MergeReport), report
@@ -218,7 +213,7 @@ def test_a_copy_that_is_compared_with_a_history_counts_as_large_by_its_bytes(
     text = sum(len(row[1]) for row in rows)
     landing.begin(rows)
     landing.land([insert("20", "new")])
-    target = TableTarget("shop", "items", (2,))
+    target = CdcTable("shop", "items", (2,))
     merge(spark, landing, target)
     landing.land([insert("21", "new")])
     landing.copy(rows)

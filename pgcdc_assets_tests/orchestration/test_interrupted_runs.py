@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from pgcdc_assets.failpoints import AFTER_MERGE_STEP
-from pgcdc_assets.merge.report import StepLimit
 from pgcdc_assets.orchestration.runs import THROUGH_TAG
+from pgcdc_assets.settings import StepLimit
 from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.orchestration import run_process
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated

@@ -13,8 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.server_process import RunningServer
 from pgcdc_assets.spark.session import own_sessions, spark_session
 from pgcdc_assets.spark.tuning import (
@@ -142,7 +143,7 @@ def test_merges_leave_no_session_on_the_server(
     counts = []
     for number in range(4):
         window = landing.land([insert(str(number)), insert(str(number), relation_id=1001)])
-        targets = [TableTarget("shop", table) for table in tables]
+        targets = [CdcTable("shop", table) for table in tables]
         for report in merge_tables(connect_session, zone, targets, window):
             assert isinstance(report, MergeReport), report
         counts.append(sessions_on(spark_server))

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TableDamaged
-from pgcdc_assets.merge import MergeFailure, MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.orchestration.jobs.maintenance import lowest_watermark
 from pgcdc_assets.orchestration.state import read_state
@@ -24,7 +24,7 @@ from pgcdc_assets_tests.merge.one_table import merge
 
 pytestmark = pytest.mark.spark
 
-_ITEMS, _OTHER = TableTarget("shop", "items"), TableTarget("shop", "other")
+_ITEMS, _OTHER = CdcTable("shop", "items"), CdcTable("shop", "other")
 _COLUMNS = column("id"), column("v", "text")
 
 

@@ -9,16 +9,17 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import MergeConflict
-from pgcdc_assets.merge import MergeFailure, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeFailure, merge_tables
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
 from pgcdc_assets_tests.merge.one_table import merge
 
 pytestmark = pytest.mark.spark
 
-_ITEMS = TableTarget("shop", "items")
+_ITEMS = CdcTable("shop", "items")
 _BEFORE = relation(column("id"), column("v", "text"), column("gone", "text"))
 _AFTER = relation(
     column("id"), column("v", "text", attnum=2), column("at", "timestamp", attnum=4, type_oid=1114)
@@ -132,7 +133,7 @@ def test_a_column_that_is_renamed_in_its_case_alone_is_merged_after_a_new_copy(
     spark: SparkSession, zone: RawZone, scd: int
 ) -> None:
     """Delta cannot tell the two names apart: the column takes the new one, and keeps its values."""
-    target = TableTarget("shop", "items", scd=(scd,))
+    target = CdcTable("shop", "items", scd=(scd,))
     day = {"type_oid": 1082}
     before = relation(column("id"), column("Name", "date", **day))
     after = relation(column("id"), column("name", "date", **day))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.verify import (
     Comparison,
     Moment,
@@ -34,7 +34,7 @@ def compare(
         pipeline.database.settings(),
         pipeline.zone,
         PUBLICATION,
-        TableTarget("public", table, key=key),
+        CdcTable("public", table, key=key),
         moment,
     )
 
@@ -49,7 +49,7 @@ def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
             pipeline.database.settings(),
             pipeline.zone,
             PUBLICATION,
-            [TableTarget("public", table) for table in pipeline.tables],
+            [CdcTable("public", table) for table in pipeline.tables],
             moment,
         )
         return {found.table: found for found in compared if isinstance(found, Comparison)}

@@ -12,16 +12,17 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeReport, TableTarget, merge_tables
+from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Findings, check_all, check_merged
 from pgcdc_assets_tests.merge.history import Landing
 
-BOTH = TableTarget("shop", "items", scd=(1, 2))
-IMAGE = TableTarget("shop", "items", scd=(1,))
-HISTORY = TableTarget("shop", "items", scd=(2,))
+BOTH = CdcTable("shop", "items", scd=(1, 2))
+IMAGE = CdcTable("shop", "items", scd=(1,))
+HISTORY = CdcTable("shop", "items", scd=(2,))
 
 
 @dataclass
@@ -39,17 +40,17 @@ class Merged:
     def path(self, scd: int) -> str:
         return table_path(self.zone.lake, self.zone.name, "shop", "items", scd)
 
-    def merge(self, table: TableTarget) -> None:
+    def merge(self, table: CdcTable) -> None:
         """Merge what is landed."""
         for report in merge_tables(self.session, self.zone, [table], self.landing.windows[-1]):
             assert isinstance(report, MergeReport), report.error.__cause__ or report.error
             self.since = (self.landing.epoch, report.watermark_before or Lsn(0))
 
-    def check_merged(self, scd: int, table: TableTarget) -> Findings:
+    def check_merged(self, scd: int, table: CdcTable) -> Findings:
         """Look at what the last merge touched, as in a table that is large."""
         return check_merged(self.session, self.zone, table, scd, self.since, whole_below_bytes=-1)
 
-    def check_all(self, scd: int, table: TableTarget) -> Findings:
+    def check_all(self, scd: int, table: CdcTable) -> Findings:
         return check_all(self.session, self.zone, table, scd)
 
     def copied(self, folder: Path) -> Merged:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged, TransientError
-from pgcdc_assets.merge import TableTarget
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.verify import (
     Comparison,
@@ -124,7 +124,7 @@ def test_tables_compared_together_are_told_apart_and_one_that_fails_holds_up_no_
                 pipeline.database.settings(),
                 pipeline.zone,
                 PUBLICATION,
-                [TableTarget("public", table) for table in ("t", "u", "unmerged", "w")],
+                [CdcTable("public", table) for table in ("t", "u", "unmerged", "w")],
                 moment,
             )
         )
@@ -256,7 +256,7 @@ def test_a_table_of_its_own_key_in_the_settings_is_compared_by_it(pipeline: Pipe
         "insert into t values (1, 'a'), (2, 'b')",
     )
     pipeline.capture()
-    pipeline.merge(None, TableTarget("public", "t", key=("v",)))
+    pipeline.merge(None, CdcTable("public", "t", key=("v",)))
     plant(pipeline, "UPDATE {t} SET id = 7 WHERE v = 'b'")
     found = verify(pipeline, key=("v",))
     assert found.differences == (Difference(Kind.DIFFERS, ("b",), ("id",)),)
@@ -342,7 +342,7 @@ def test_the_limit_of_a_statement_does_not_hold_for_reading_a_table(pipeline: Pi
             pipeline.database.settings(statement_timeout_ms=250),
             pipeline.zone,
             PUBLICATION,
-            TableTarget("public", "t"),
+            CdcTable("public", "t"),
             moment,
         )
     assert found.is_equal

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.properties import key_text, parse_key
 from pgcdc_assets.verify import Findings, Rule, check_all, check_merged
 from pgcdc_assets_tests.merge.history import (
@@ -68,7 +68,7 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def random_tables(
-    session: SparkSession, folder: Path, identity: str, table: TableTarget, runs: int
+    session: SparkSession, folder: Path, identity: str, table: CdcTable, runs: int
 ) -> Merged:
     """Merge a random history into both kinds of table; look at what each run touched.
 
@@ -150,7 +150,7 @@ def test_histories_of_whole_old_rows_and_of_some_columns_keep_every_rule(
     ],
 )
 def test_what_is_broken_is_found_by_its_rule_and_no_other(
-    shared: Merged, plant: Plant, rule: Rule, table: TableTarget
+    shared: Merged, plant: Plant, rule: Rule, table: CdcTable
 ) -> None:
     plant(shared, "true", int(shared.since[1]))
     assert broken(shared.check_all(table.scd[-1], table)) == {rule: 1}
@@ -158,7 +158,7 @@ def test_what_is_broken_is_found_by_its_rule_and_no_other(
 
 @pytest.mark.parametrize(("plants", "table"), PLANTS, ids=["scd1", "scd2", "both"])
 def test_what_a_merge_breaks_is_found_after_it(
-    shared: Merged, plants: dict[Plant, Rule], table: TableTarget
+    shared: Merged, plants: dict[Plant, Rule], table: CdcTable
 ) -> None:
     for number, plant in enumerate(plants):
         plant(shared, f"history % {len(plants)} = {number}", int(shared.since[1]))
@@ -219,7 +219,7 @@ def test_without_a_key_there_is_nothing_to_check(session: SparkSession, zone: Ra
 
 def test_a_table_that_was_never_merged_is_a_mistake(original: Merged) -> None:
     with pytest.raises(ConfigurationError, match="never merged"):
-        check_all(original.session, original.zone, TableTarget("shop", "nope"), 1)
+        check_all(original.session, original.zone, CdcTable("shop", "nope"), 1)
 
 
 DAYS = tuple(f"2024-01-0{day}" for day in range(1, 5))

@@ -16,13 +16,13 @@ import dagster as dg
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge.report import MergeFailure, MergeReport, TableTarget
+from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergedChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.long_runs import Following
-from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage
+from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage, read_columns
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.partitions import shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
@@ -30,8 +30,6 @@ from pgcdc_assets.orchestration.run_claims import claimed_step
 from pgcdc_assets.orchestration.runs import MERGE_PURPOSE, PURPOSE_TAG
 from pgcdc_assets.orchestration.snapshot_runs import Copying
 from pgcdc_assets.orchestration.state import copied_tables
-from pgcdc_assets.orchestration.table_schema import read_columns
-from pgcdc_assets.orchestration.targets import target_of
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -273,7 +271,7 @@ class _Rounds:
         return MergedChecks(
             self.zone,
             open_session=lambda: self._checking_session,
-            targets={(t.schema, t.table): target_of(t) for t, _ in self.specs},
+            targets={(t.schema, t.table): t for t, _ in self.specs},
             merging={(t.schema, t.table, scd) for t, scd in self._selected},
             wanted={
                 name: check
@@ -302,12 +300,12 @@ def _held_back(table: CdcTable) -> MergeFailure:
     return MergeFailure(table.schema, table.table, TransientError(reason=reason))
 
 
-def _targets(places: Iterable[Place]) -> list[TableTarget]:
+def _targets(places: Iterable[Place]) -> list[CdcTable]:
     kinds: dict[CdcTable, list[int]] = {}
     for table, scd in places:
         kinds.setdefault(table, []).append(scd)
     return [
-        target_of(table, scds)
+        table.of_kinds(scds)
         for table, scds in sorted(kinds.items(), key=lambda item: item[0].qualified_name)
     ]
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.report import MergeReport, TableTarget
+from pgcdc_assets.merge.report import MergeReport
 from pgcdc_assets.orchestration.failures import sentence_of
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.verify import Findings, check_merged
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class MergedChecks:
 
     zone: RawZone
     open_session: Callable[[], SparkSession]
-    targets: Mapping[tuple[str, str], TableTarget]
+    targets: Mapping[tuple[str, str], CdcTable]
     merging: Collection[Place]
     wanted: Mapping[Place, dg.AssetCheckKey]
     _touched: dict[Place, _Touched] = field(default_factory=dict)

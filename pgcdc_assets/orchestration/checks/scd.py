@@ -21,7 +21,6 @@ from pgcdc_assets.orchestration.checks.invariants import INVARIANTS_IN_FULL, fou
 from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-from pgcdc_assets.orchestration.targets import target_of
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -145,7 +144,7 @@ class _Checking:
         from pgcdc_assets.spark.session import own_sessions
 
         with own_sessions(self.session(), 1) as (session,):
-            return check_all(session, self.zone, target_of(table), scd)
+            return check_all(session, self.zone, table, scd)
 
     def _comparison(self, table: CdcTable) -> Comparison:
         moment = self._moment_of_all()
@@ -154,7 +153,7 @@ class _Checking:
             self.settings(),
             self.zone,
             self.capture.publication,
-            target_of(table, [1]),
+            table.of_kinds([1]),
             moment,
             named_rows=0,
         )

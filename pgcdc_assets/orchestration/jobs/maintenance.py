@@ -21,7 +21,6 @@ from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.run_claims import claim_run
 from pgcdc_assets.orchestration.runs import CAPTURE_TAG
 from pgcdc_assets.orchestration.state import Position, read_state, watermarks
-from pgcdc_assets.orchestration.targets import target_of
 from pgcdc_assets.raw.maintenance import keep_up
 from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
 from pgcdc_assets.raw.staging import STALE_AFTER, remove_stale
@@ -142,7 +141,7 @@ def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[tuple[str, str], 
     """Say how far the tables are merged that a copy replaces as a whole."""
     merged = {}
     for table in capture.tables:
-        target, marks = target_of(table), watermarks(zone, table)
+        target, marks = table, watermarks(zone, table)
         keeps_history = any(target.keeps_history(scd) for scd in table.scd)
         if marks and len(marks) == len(table.scd) and not keeps_history:
             merged[table.schema, table.table] = min(marks)

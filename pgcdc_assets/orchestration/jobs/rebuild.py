@@ -19,7 +19,6 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.run_claims import claim_run
 from pgcdc_assets.orchestration.runs import CAPTURE_TAG
-from pgcdc_assets.orchestration.targets import select_tables, target_of
 from pgcdc_assets.settings import CdcCapture
 
 
@@ -62,14 +61,12 @@ def build_rebuild_job(
         failures: list[tuple[str, Exception]] = []
         with claim_run(context), dagster_failures(capture.name):
             through = parse_lsn(config.through)
-            tables = select_tables(capture, config.tables)
+            tables = capture.select_tables(config.tables)
             zone = lake.zone(capture.name)
             for table in tables:
                 for scd in table.scd:
                     try:
-                        report = rebuild_table(
-                            spark.session(), zone, target_of(table), scd, through
-                        )
+                        report = rebuild_table(spark.session(), zone, table, scd, through)
                     except Exception as error:
                         context.log.error(f"{table.qualified_name}: {type(error).__name__}")
                         failures.append((table.qualified_name, error))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import Change, Landing, Versions, column, relation, update
 from pgcdc_assets_tests.merge.one_table import merge
 
@@ -61,7 +61,7 @@ def test_a_row_that_moves_forty_times_keeps_its_value_at_the_cost_of_a_few_jobs(
         return checkpoint(*arguments, **more)
 
     monkeypatch.setattr(frame, "localCheckpoint", counted)
-    report = merge(spark, landing, TableTarget("shop", "items", (2,)))
+    report = merge(spark, landing, CdcTable("shop", "items", (2,)))
     assert 1 < len(computed) <= MOVES.bit_length() + 1
     rows = [tuple(row) for row in spark.read.format("delta").load(report.path).collect()]
     wanted = [(int(v.row[0] or 0), v.row[1], int(v.row[2] or 0)) for v in expected.all]

@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.merge import run as one_table
 from pgcdc_assets.merge.kinds import choose as kinds
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import TINY_CHANGES
 from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
@@ -28,7 +28,7 @@ from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, random_relatio
 
 pytestmark = pytest.mark.spark
 
-_TARGET = TableTarget("shop", "items")
+_TARGET = CdcTable("shop", "items")
 _ROWS = 100
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.report import MergeReport, TableTarget
+from pgcdc_assets.merge.report import MergeReport
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.checks import invariants as invariant_checks
 from pgcdc_assets.orchestration.checks.invariants import (
@@ -132,7 +132,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     """What would be checked since when; Spark is not asked."""
     made: list[tuple[int, Any]] = []
 
-    def check(session: Any, zone: Any, table: TableTarget, scd: int, since: Any) -> Findings:
+    def check(session: Any, zone: Any, table: CdcTable, scd: int, since: Any) -> Findings:
         made.append((scd, since))
         return Findings(table.schema, table.table, scd)
 
@@ -144,7 +144,7 @@ def checks(zone: RawZone, merging: tuple[int, ...] = (1, 2)) -> MergedChecks:
     return MergedChecks(
         zone,
         open_session=lambda: None,  # type: ignore[arg-type,return-value]
-        targets={("shop", "items"): TableTarget("shop", "items", (1, 2))},
+        targets={("shop", "items"): CdcTable("shop", "items", (1, 2))},
         merging={("shop", "items", scd) for scd in merging},
         wanted={
             ("shop", "items", 1): dg.AssetCheckKey(IMAGE, INVARIANTS),

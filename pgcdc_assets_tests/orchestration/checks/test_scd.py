@@ -11,7 +11,6 @@ import pytest
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import TableTarget
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.checks import scd as table_checks
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS_IN_FULL
@@ -34,7 +33,7 @@ def merged_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     def source_moment(*_: Any) -> Iterator[Moment]:
         yield Moment(1, Lsn(0x50), "snapshot")
 
-    def check_all(_: Any, zone: RawZone, table: TableTarget, scd: int) -> Findings:
+    def check_all(_: Any, zone: RawZone, table: CdcTable, scd: int) -> Findings:
         return Findings(table.schema, table.table, scd)
 
     own = contextlib.nullcontext((None,))
@@ -48,7 +47,7 @@ def merged_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def equal(*arguments: Any, **_: Any) -> Comparison:
-    target: TableTarget = arguments[4]
+    target: CdcTable = arguments[4]
     return Comparison(target.schema, target.table, 1, 1, lsn=Lsn(0x50))
 
 
