@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
-from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.merge.run import IDLE_WINDOWS
 from pgcdc_assets.raw.zone import RawZone
@@ -54,7 +53,7 @@ def as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Have a history be written as the race says."""
     race = request.node.callspec.params.get("race", BAG)
     most = 1_000_000 if race.operation == "WRITE" else 0
-    monkeypatch.setattr(accumulating, "REPLACED_PER_CHANGE", most)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", most)
 
 
 def _fails(spark: SparkSession, landing: Landing, target: CdcTable) -> None:

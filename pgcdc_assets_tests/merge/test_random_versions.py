@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, merge_tables
-from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
@@ -61,7 +60,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
 ) -> None:
     """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against the fold by hand."""
     merge_as_if_large(monkeypatch, is_large)
-    monkeypatch.setattr(accumulating, "REPLACED_PER_CHANGE", -1)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", -1)
     _try_histories(spark, zone, identity, truncates, pieces, tracked)
 
 
@@ -83,7 +82,7 @@ def test_writing_the_range_of_the_changes_anew_gives_the_same_versions(
 ) -> None:
     """The same, by the way of large merges whose changes lie close together."""
     bound_merges(monkeypatch)
-    monkeypatch.setattr(accumulating, "REPLACED_PER_CHANGE", 1_000_000)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", 1_000_000)
     report = _try_histories(spark, zone, identity, False, (3, 3), tracked)
     log = log_of(report.path)
     assert [entry["operation"] for entry in reversed(log)][1:] == ["WRITE"] * 3

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import run as one_table
-from pgcdc_assets.merge.kinds import accumulating
+from pgcdc_assets.merge import run
+from pgcdc_assets.merge.kinds import base
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
@@ -161,13 +161,11 @@ def test_a_merge_that_another_overtakes_writes_nothing(
     per_change: int,
 ) -> None:
     """Its versions follow from rows that are current no more."""
-    monkeypatch.setattr(accumulating, "REPLACED_PER_CHANGE", per_change)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", per_change)
     merge(spark, landing, _TARGET)
     first = _land_changes(landing)
     landing.land([update(str(_FIRST + 1), "1", "c", "1.00", "x")])
-    overtake(
-        monkeypatch, accumulating, "find_touched", lambda: merge(spark, landing, _TARGET, first)
-    )
+    overtake(monkeypatch, base, "find_touched", lambda: merge(spark, landing, _TARGET, first))
     assert_overtaken(spark, landing, _TARGET)
     report = merge(spark, landing, _TARGET)
     versions = (
@@ -186,7 +184,7 @@ def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
     """Delta leaves out what was done already, and what counts the rows would wait for them."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
-    overtake(monkeypatch, one_table, "check_unmoved", lambda: merge(spark, landing, _TARGET))
+    overtake(monkeypatch, run, "check_unmoved", lambda: merge(spark, landing, _TARGET))
     assert_overtaken(spark, landing, _TARGET)
     assert merge(spark, landing, _TARGET).changes_read == 0
 

@@ -8,81 +8,19 @@ column stood.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
-from pgcdc_assets.merge.fold.types import DeltaType, delta_type, full_type, keeps_values
+from pgcdc_assets.merge.fold.shape import Field, Layout, TableShape
+from pgcdc_assets.merge.fold.types import delta_type, full_type, keeps_values
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.tables.columns import (
     SCD1_COLUMNS,
-    SCD2_COLUMNS,
     UNKNOWN_TYPE,
     SystemColumns,
     check_names,
 )
 from pgcdc_assets.tables.properties import key_text
-
-
-@dataclass(frozen=True)
-class Field:
-    """A source column in the SCD table.
-
-    Attributes:
-        default: the text that rows from before the column have; None: NULL.
-    """
-
-    name: str
-    type: DeltaType
-    comment: str
-    default: str | None = None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the fields stand in the tuples of one relation version; None: not there yet."""
-
-    version: int
-    positions: tuple[int | None, ...]
-    has_full_identity: bool
-
-
-@dataclass(frozen=True)
-class TableShape:
-    """The columns of one SCD table.
-
-    Attributes:
-        key: indexes of the key's fields; none for a table whose rows nothing tells apart.
-        layouts: of every relation version that tuples may have.
-        system: name, type and meaning of the columns that are ours.
-        nullable_key: those of the key's fields of which nothing says that they are never NULL: the
-            settings name them, and the replica identity is the whole row.
-    """
-
-    relation: Relation
-    version: int
-    fields: tuple[Field, ...]
-    key: tuple[int, ...]
-    layouts: tuple[Layout, ...]
-    system: SystemColumns = SCD1_COLUMNS
-    nullable_key: tuple[int, ...] = ()
-
-    @property
-    def may_rescue(self) -> bool:
-        """Whether some column may not hold every text."""
-        return any(field.type.may_rescue for field in self.fields)
-
-    @property
-    def stored_position(self) -> tuple[str, str, str]:
-        """SQL of the LSN, commit time and operation that a row of the table has from its change."""
-        if self.system is SCD2_COLUMNS:
-            return "_valid_from_lsn", "_valid_from", "_op"
-        return "_lsn", "_commit_ts", "CAST(NULL AS STRING)"
-
-    @property
-    def key_names(self) -> tuple[str, ...]:
-        """Names of the key's columns."""
-        return tuple(self.fields[i].name for i in self.key)
 
 
 def build_shape(

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.fold.schema import TableShape
+from pgcdc_assets.merge.fold.shape import TableShape
 from pgcdc_assets.spark.sql import string
 from pgcdc_assets.tables.columns import folded
 
@@ -99,3 +99,20 @@ def local_rows(spark: SparkSession, rows: pa.Table, schema: str) -> DataFrame:
         schema: as a Delta table's log writes it: in JSON.
     """
     return spark.createDataFrame(rows, StructType.fromJson(json.loads(schema)))
+
+
+def type_copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFrame:
+    """Give the rows of a copy their types and the copy's position.
+
+    Args:
+        copied: one column `new`, in the layout of `shape`.
+        lsn: the copy's snapshot LSN.
+    """
+    keep = [
+        f"CAST({int(lsn)} AS BIGINT) AS lsn",
+        "CAST(-1 AS BIGINT) AS ordinal",
+        "CAST(NULL AS TIMESTAMP) AS commit_ts",
+        "false AS deleted",
+        "CAST(NULL AS BIGINT) AS deleted_at_lsn",
+    ]
+    return typed(copied, shape, lambda i: f"new[{i}]", keep)

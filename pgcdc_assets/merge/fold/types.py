@@ -13,38 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from pgcdc_assets.merge.fold.arrays import array_expression
+from pgcdc_assets.merge.fold.shape import DeltaType, as_text
 from pgcdc_assets.protocol.relation import Column
 
+_TOKEN = r""""[^"\\]*+(?:\\.[^"\\]*+)*+"|[^,{}"]+"""
+
 _MAX_PRECISION = 38
-
-
-@dataclass(frozen=True)
-class DeltaType:
-    """How one Postgres type is kept.
-
-    Attributes:
-        ddl: the Spark SQL type.
-        expression: gives the SQL of the typed value for the SQL of the text.
-        may_rescue: some texts that Postgres prints have no value of this type.
-        is_fixed_length: Postgres never stores it out of line, so it is never unchanged TOAST.
-    """
-
-    ddl: str
-    expression: Callable[[str], str]
-    may_rescue: bool = False
-    is_fixed_length: bool = False
-
-    @property
-    def is_text(self) -> bool:
-        """Say whether the typed value is the text itself."""
-        return self.expression is _same
-
-
-def _same(text: str) -> str:
-    return text
 
 
 def _cast(ddl: str) -> Callable[[str], str]:
@@ -70,7 +45,7 @@ def _bytea(text: str) -> str:
     return f"IF(startswith({text}, r'\\x'), unhex(substr({text}, 3)), NULL)"
 
 
-TEXT = DeltaType("STRING", _same)
+TEXT = DeltaType("STRING", as_text)
 
 _SCALARS = {
     "bool": DeltaType("BOOLEAN", _cast("BOOLEAN"), is_fixed_length=True),
@@ -88,7 +63,7 @@ _SCALARS = {
         "TIMESTAMP", _timestamp("TIMESTAMP"), may_rescue=True, is_fixed_length=True
     ),
     "bytea": DeltaType("BINARY", _bytea, may_rescue=True),
-    "uuid": DeltaType("STRING", _same, is_fixed_length=True),
+    "uuid": DeltaType("STRING", as_text, is_fixed_length=True),
 }
 
 # Types whose typmod is a limit, below which values are kept as they are.
@@ -185,4 +160,39 @@ def _array_type(column: Column) -> DeltaType:
         f"ARRAY<{element.ddl}>",
         lambda text: array_expression(text, element.ddl, element.expression, element.may_rescue),
         may_rescue=True,
+    )
+
+
+def array_expression(
+    text: str, element_ddl: str, element: Callable[[str], str], may_rescue: bool
+) -> str:
+    """Write the SQL of the typed array.
+
+    Args:
+        element: gives the SQL of a typed element for the SQL of its text.
+        may_rescue: an element may have no typed value; the whole array is NULL then.
+    """
+    bare = f"split(substr({text}, 2, length({text}) - 2), ',')"
+    quoted = (
+        f"transform(regexp_extract_all({text}, r'(?s){_TOKEN}', 0), token -> "
+        "IF(startswith(token, '\"'), "
+        r"regexp_replace(substr(token, 2, length(token) - 2), r'(?s)\\(.)', '$1'), "
+        "nullif(token, 'NULL')))"
+    )
+    unquoted = f"transform({bare}, token -> nullif(token, 'NULL'))"
+    tokens = f"IF(contains({text}, '\"'), {quoted}, {unquoted})"
+    value = element("item")
+    if value == "item":
+        items = tokens
+    elif may_rescue:
+        items = (
+            f"IF(exists({tokens}, item -> item IS NOT NULL AND {value} IS NULL), NULL, "
+            f"transform({tokens}, item -> {value}))"
+        )
+    else:
+        items = f"transform({tokens}, item -> {value})"
+    return (
+        f"CASE WHEN {text} = '{{}}' THEN CAST(array() AS ARRAY<{element_ddl}>) "
+        f"WHEN startswith({text}, '{{{{') OR NOT startswith({text}, '{{') THEN NULL "
+        f"ELSE {items} END"
     )

@@ -15,11 +15,9 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.fold.key_range import Bounds, key_bounds, matched
 from pgcdc_assets.merge.fold.latest import left_in_bag, newest_per_key
-from pgcdc_assets.merge.fold.schema import TableShape
 from pgcdc_assets.merge.fold.toast import (
     fetch_unknown,
     follow_key_changes,
@@ -27,7 +25,7 @@ from pgcdc_assets.merge.fold.toast import (
     value_or_error,
     with_known_values,
 )
-from pgcdc_assets.merge.fold.typed_columns import target_columns, typed
+from pgcdc_assets.merge.fold.typed_columns import target_columns, type_copied_rows, typed
 from pgcdc_assets.merge.fold.versions import stored_rows
 from pgcdc_assets.merge.kinds.base import Counts, Kind, is_large, rows_in
 from pgcdc_assets.merge.read import is_made_by_its_changes, read_changes, shape_of_changes
@@ -45,23 +43,6 @@ from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.spark.tuning import is_tiny
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.state import TargetState, check_written, read_target
-
-
-def copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFrame:
-    """Give the rows of a copy their types and the copy's position.
-
-    Args:
-        copied: one column `new`, in the layout of `shape`.
-        lsn: the copy's snapshot LSN.
-    """
-    keep = [
-        f"CAST({int(lsn)} AS BIGINT) AS lsn",
-        "CAST(-1 AS BIGINT) AS ordinal",
-        "CAST(NULL AS TIMESTAMP) AS commit_ts",
-        "false AS deleted",
-        "CAST(NULL AS BIGINT) AS deleted_at_lsn",
-    ]
-    return typed(copied, shape, lambda i: f"new[{i}]", keep)
 
 
 def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
@@ -243,7 +224,7 @@ class CurrentImage(Kind):
         """Replace the contents."""
         shape = self.shape_of_copy(copy)
         copied = self.read_copy(copy, shape)
-        rows = copied_rows(copied, shape, copy.snapshot_lsn)
+        rows = type_copied_rows(copied, shape, copy.snapshot_lsn)
         self.replace_table(state, rows, shape, step)
         return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
 

@@ -21,13 +21,12 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.change_stats import Truncate
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.key_range import Bounds, matched
-from pgcdc_assets.merge.fold.schema import TableShape
+from pgcdc_assets.merge.fold.shape import TableShape
 from pgcdc_assets.merge.fold.truncates import truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import CopiedRows, target_columns, typed
 from pgcdc_assets.merge.fold.versions import Touched, build_versions, typed_events
-from pgcdc_assets.merge.kinds import accumulating
-from pgcdc_assets.merge.kinds.accumulating import Lasting
-from pgcdc_assets.merge.kinds.base import Counts
+from pgcdc_assets.merge.kinds import base
+from pgcdc_assets.merge.kinds.base import Counts, Lasting
 from pgcdc_assets.merge.kinds.epoch_columns import add_epochs
 from pgcdc_assets.merge.task import TableWork
 from pgcdc_assets.merge.write import (
@@ -170,7 +169,7 @@ class History(Lasting):
 
     def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
         """Write a copy as events."""
-        return accumulating.copied_events(copied, stored)
+        return base.copied_events(copied, stored)
 
     def changed_events(self, touched: Touched) -> DataFrame:
         """Give changes as events with their values."""

@@ -17,10 +17,10 @@ from pgcdc_assets.merge.change_stats import Truncate
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.key_range import Bounds, matched
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
-from pgcdc_assets.merge.fold.typed_columns import CopiedRows
+from pgcdc_assets.merge.fold.typed_columns import CopiedRows, type_copied_rows
 from pgcdc_assets.merge.fold.versions import Touched, stored_rows, typed_events
-from pgcdc_assets.merge.kinds import accumulating, current_image
-from pgcdc_assets.merge.kinds.accumulating import Lasting
+from pgcdc_assets.merge.kinds import base
+from pgcdc_assets.merge.kinds.base import Lasting
 from pgcdc_assets.merge.write import SOURCE_VIEW, create_or_replace, insert_clause, values_by_name
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS, SystemColumns
@@ -47,7 +47,7 @@ def copied_events(copied: CopiedRows, rows: DataFrame | None) -> DataFrame:
         rows: all rows of the table; None when it has none.
     """
     there = None if rows is None else in_place(rows)
-    events = accumulating.copied_events(copied, there)
+    events = base.copied_events(copied, there)
     others = [name for name in events.columns if name != "commit_ts"]
     return events.selectExpr(*others, "CAST(NULL AS TIMESTAMP) AS commit_ts")
 
@@ -130,7 +130,7 @@ class SoftDeletes(Lasting):
 
     def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
         """Make the table of a copy."""
-        rows = current_image.copied_rows(copied.frame, copied.shape, copied.lsn)
+        rows = type_copied_rows(copied.frame, copied.shape, copied.lsn)
         path, shape = self.work.path, copied.shape
         create_or_replace(path, rows, shape, step, begins_with=copied.position)
 

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import run as one_table
-from pgcdc_assets.merge.kinds import choose as kinds
+from pgcdc_assets.merge import run
+from pgcdc_assets.merge.kinds import current_image
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
@@ -183,7 +183,10 @@ def test_a_merge_that_another_overtakes_writes_nothing(
     first = _land_changes(landing)
     landing.land([update("1", "1", "z", "1.00", "x")])
     overtake(
-        monkeypatch, kinds, "read_files", lambda: merge(spark, landing, _TARGET, through=first)
+        monkeypatch,
+        current_image,
+        "read_files",
+        lambda: merge(spark, landing, _TARGET, through=first),
     )
     assert_overtaken(spark, landing, _TARGET)
     report = merge(spark, landing, _TARGET)
@@ -197,6 +200,6 @@ def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
     """Delta leaves out what was done already, and what counts the rows would wait for them."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
-    overtake(monkeypatch, one_table, "check_unmoved", lambda: merge(spark, landing, _TARGET))
+    overtake(monkeypatch, run, "check_unmoved", lambda: merge(spark, landing, _TARGET))
     assert_overtaken(spark, landing, _TARGET)
     assert merge(spark, landing, _TARGET).changes_read == 0
