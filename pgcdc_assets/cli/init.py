@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pgcdc_assets.cli.check import check_columns, report
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge.fold.schema import default_key
 from pgcdc_assets.orchestration import home
 from pgcdc_assets.orchestration.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.defs_tables import DefsTables, component_yaml
@@ -121,4 +120,4 @@ def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[C
 
 def _table(relation: Relation) -> CdcTable:
     # The merge's own rule: a key that updates and deletes do not bring would stop every merge.
-    return CdcTable(relation.schema, relation.table, (1,), default_key(relation) or None)
+    return CdcTable(relation.schema, relation.table, (1,), relation.row_key or None)

@@ -32,7 +32,7 @@ def version_of_copy(work: TableWork, copy: Copy) -> RelationVersion:
     Raises:
         RawZoneError: raw/relations does not have it.
     """
-    candidates = [v for v in relations_of(work) if v.version == copy.relation_version]
+    candidates = [v for v in work.relations if v.version == copy.relation_version]
     # A table that was dropped and created again counts its versions anew.
     seen = [v for v in candidates if v.lsn <= copy.snapshot_lsn] or candidates
     if not seen:
@@ -84,7 +84,7 @@ def shape_of_changes(
         raise SchemaChangeError(
             relation=name, column="(all)", reason="the table was dropped and created again"
         )
-    versions = {v.version: v for v in relations_of(work) if v.relation.relation_id == relation_id}
+    versions = {v.version: v for v in work.relations if v.relation.relation_id == relation_id}
     order = list(work.version_order)
     if made_with not in order:
         order.insert(0, made_with)
@@ -95,17 +95,7 @@ def shape_of_changes(
             reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
         )
     ordered = [versions[number] for number in order]
-    return build_shape(ordered, work.plan.target.key, known_key, system, relations_of(work))
-
-
-def relations_of(work: TableWork) -> list[RelationVersion]:
-    """List the relation versions of the work's table."""
-    schema, table = work.name
-    return [
-        version
-        for version in work.relations
-        if (version.relation.schema, version.relation.table) == (schema, table)
-    ]
+    return build_shape(ordered, work.plan.target.key, known_key, system, work.relations)
 
 
 def read_copy(spark: SparkSession, zone: RawZone, copy: Copy) -> DataFrame:

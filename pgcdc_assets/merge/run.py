@@ -33,7 +33,6 @@ from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune
-from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.state import (
     TargetState,
     advance_watermark,
@@ -41,7 +40,6 @@ from pgcdc_assets.tables.state import (
     finish_step,
     next_step,
     overtaken,
-    read_target,
     settle,
 )
 
@@ -209,7 +207,7 @@ def pass_by(zone: RawZone, work: TableWork) -> MergeReport:
     """Report a table without changes; its watermark is recorded only now and then."""
     plan = work.plan
     if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= IDLE_WINDOWS):
-        _advance(zone, work)
+        advance_watermark(zone, work.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
     elif work.state is not None and not work.state.is_settled:
         settle(zone, work.path)
     return MergeReport(
@@ -238,26 +236,24 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
     plan, state = work.plan, work.state
     counts = Counts()
     target_bytes = state.size_bytes if state is not None else 0
-    tune(
-        spark, _rows_to_handle(work), target_bytes, plan.change_bytes + _compared_bytes(zone, work)
-    )
+    tune(spark, work.row_count, target_bytes, plan.change_bytes + work.compared_bytes)
     kind = choose_kind(spark, zone, work)
     if state is not None:
         check_unmoved(zone, work.path, state)
     if plan.copy is not None and not kind.takes_copy_with_changes:
         step = next_step(zone, state, plan.epoch, plan.copy.snapshot_lsn)
         written = kind.apply_copy(state, plan.copy, step)
-        before, state = state, _finish(zone, work, step)
+        before, state = state, finish_step(zone, work.path, step)
         counts += written.counted(before, state)
         if state.watermark != step.position:
             raise overtaken(work.path)
     if work.facts is not None:
         step = next_step(zone, state, plan.epoch, plan.end)
         written = kind.apply_changes(state, step)
-        before, state = state, _finish(zone, work, step)
+        before, state = state, finish_step(zone, work.path, step)
         counts += written.counted(before, state)
     elif plan.end > plan.start:
-        _advance(zone, work)
+        advance_watermark(zone, work.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
     assert state is not None
     return MergeReport(
         *work.name,
@@ -277,36 +273,6 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         row_count=state.row_count,
         seconds=time.monotonic() - started,
     )
-
-
-def _compared_bytes(zone: RawZone, work: TableWork) -> int:
-    """Count the bytes of a copy that a shuffle compares with the table's rows, and of these rows.
-
-    They are taken to be as many as the copy's. Where the copy replaces the rows, none is compared.
-    """
-    plan = work.plan
-    if plan.copy is None or work.state is None or not plan.target.keeps_history(work.scd):
-        return 0
-    return 2 * zone.snapshots.size_bytes(plan.copy)
-
-
-def _rows_to_handle(work: TableWork) -> int:
-    copied = work.plan.copy.row_count if work.plan.copy is not None else 0
-    return copied + (work.facts.change_count if work.facts is not None else 0)
-
-
-def _finish(zone: RawZone, work: TableWork, step: Step) -> TargetState:
-    """Check and record a write, and read the table's state after it."""
-    finish_step(zone, work.path, step)
-    state = read_target(zone.lake, zone.name, work.path)
-    assert state is not None
-    return state
-
-
-def _advance(zone: RawZone, work: TableWork) -> None:
-    """Record that a table is folded through the plan's end without a change."""
-    plan = work.plan
-    advance_watermark(zone, work.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
 
 
 def _count_rescued(spark: SparkSession, work: TableWork, state: TargetState) -> int:

@@ -1,9 +1,9 @@
 """The table's columns follow those of the source before the merge that needs it.
 
 A column that was added is added, and the rows from before get its default. Other changes cannot be
-replayed from the stream and are refused when the shape is built (`shape.py`), until the table is
-copied anew. A table that keeps what came before the copy then gives a column its new type, and its
-old values with it.
+replayed from the stream and are refused when the shape is built (`fold/schema.py`), until the table
+is copied anew. A table that keeps what came before the copy then gives a column its new type, and
+its old values with it.
 """
 
 from __future__ import annotations

@@ -31,11 +31,12 @@ class TableWork:
 
     Attributes:
         state: the table as its log describes it; None when it does not exist.
-        relations: all relation versions of the plan's epoch.
+        relations: the table's relation versions in the plan's epoch.
         facts: about the changes to be folded; None when there are none.
         version_order: the relation versions of these changes in the order of their last use.
         started: monotonic clock.
         copied_at: the time to which the plan's copy belongs, for a table that keeps history.
+        compared_bytes: of the copy and the table's rows, where a shuffle compares the two.
     """
 
     plan: Plan
@@ -47,6 +48,13 @@ class TableWork:
     facts: ChangeFacts | None = None
     version_order: tuple[int, ...] = ()
     copied_at: dt.datetime | None = None
+    compared_bytes: int = 0
+
+    @property
+    def row_count(self) -> int:
+        """The rows to be read: of the copy and of the changes."""
+        copied = self.plan.copy.row_count if self.plan.copy is not None else 0
+        return copied + (self.facts.change_count if self.facts is not None else 0)
 
     @property
     def name(self) -> tuple[str, str]:
@@ -137,20 +145,24 @@ def prepare(
         if moved is not None:
             yield MergeFailure(place.target.schema, place.target.table, moved)
             continue
-        copied_at = None
+        copied_at, compared_bytes = None, 0
         if plan.copy is not None and place.target.keeps_history(place.scd):
             copied_at = _copied_at(
                 zone, plan.copy, copy_times().get(plan.copy.identity), place.state is None
             )
+            if place.state is not None:
+                # The table's rows are taken to be as many as the copy's.
+                compared_bytes = 2 * zone.snapshots.size_bytes(plan.copy)
         works.append(
             TableWork(
                 plan,
                 place.scd,
                 place.path,
                 place.state,
-                relations(plan.epoch),
+                tuple(v for v in relations(plan.epoch) if v.relation.name == place.target.name),
                 place.started,
                 copied_at=copied_at,
+                compared_bytes=compared_bytes,
             )
         )
     yield from _with_facts(zone, works)

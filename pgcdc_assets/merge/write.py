@@ -1,7 +1,7 @@
 """Writing SCD tables: each function is one Delta commit that carries a step: fence and watermark.
 
 Delta leaves a write out whose fence the table has already, so a repeat and an overtaken merge
-change nothing (`fence.py`).
+change nothing (`tables/fence.py`).
 """
 
 from __future__ import annotations

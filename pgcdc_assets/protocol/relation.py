@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.table_name import TableName
 
+_IDENTITIES = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX"}
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -80,6 +82,25 @@ class Relation:
     def qualified_name(self) -> str:
         """The name for messages."""
         return str(self.name)
+
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        """The columns that identify a row; empty where nothing does.
+
+        They are the primary key, or the index of the replica identity. A primary key counts only
+        where updates and deletes bring it.
+        """
+        identity = tuple(column.name for column in self.columns if column.is_key)
+        if self.primary_key and (
+            self.replica_identity == "f" or set(self.primary_key) <= set(identity)
+        ):
+            return self.primary_key
+        return identity if self.replica_identity != "f" else ()
+
+    @property
+    def identity_name(self) -> str:
+        """The replica identity as ALTER TABLE names it."""
+        return _IDENTITIES.get(self.replica_identity, self.replica_identity)
 
     def describes(self, other: Relation) -> bool:
         """Say whether another relation is of this version.

@@ -1,6 +1,6 @@
 """Parquet data files of the raw zone, written by pyarrow, one row group per call.
 
-Written here and not by delta-rs because the caller decides what a row group holds: `layout.py`
+Written here and not by delta-rs because the caller decides what a row group holds: `row_groups.py`
 gives each group to one source table, so that a reader of one table of a hundred skips the other
 ninety-nine by the groups' statistics. Measured in docs/decisions/0002-raw-zone-by-delta-rs.md.
 """

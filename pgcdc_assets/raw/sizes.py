@@ -1,8 +1,8 @@
 """How many bytes the row groups of the raw zone hold, by the footers of their files.
 
-A row group of changes has one relation, or several small ones (`layout.py`), so that its statistics
-say whose changes it may hold. The log of the table knows the size of whole files only, and
-compressed.
+A row group of changes has one relation, or several small ones (`row_groups.py`), so that its
+statistics say whose changes it may hold. The log of the table knows the size of whole files only,
+and compressed.
 """
 
 from __future__ import annotations

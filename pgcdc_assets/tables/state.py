@@ -162,8 +162,8 @@ def check_unmoved(zone: RawZone, path: str, state: TargetState) -> None:
         raise overtaken(path)
 
 
-def finish_step(zone: RawZone, path: str, step: Step) -> None:
-    """Check that the commit of a write is there, and record its watermark.
+def finish_step(zone: RawZone, path: str, step: Step) -> TargetState:
+    """Check that the commit of a write is there, record its watermark, and read the new state.
 
     Delta leaves a write out without an error if the table has its application transaction.
 
@@ -172,6 +172,10 @@ def finish_step(zone: RawZone, path: str, step: Step) -> None:
     """
     check_written(zone, path, step)
     settle(zone, path)
+    state = read_target(zone.lake, zone.name, path)
+    if state is None:
+        raise overtaken(path)
+    return state
 
 
 def check_written(zone: RawZone, path: str, step: Step) -> None:

@@ -1,7 +1,7 @@
 """Source against SCD1 as both are now, value by value, by a way of its own.
 
 For tests and demonstrations at rest: it takes no LSN and holds a digest of every row. What runs
-beside writers, and at any size, is `comparing.py`.
+beside writers, and at any size, is `compare_digests.py`.
 
 The source's rows come as Postgres's own texts in one snapshot; the target's rows come through
 delta-rs, without a JVM. The texts are read by `values.py` and not by the expressions that merged

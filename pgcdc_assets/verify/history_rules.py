@@ -73,7 +73,7 @@ class VersionRules:
         history: the table's rows.
         since: look at rows that began or ended at this LSN or above; None: at all.
         judged: SQL over `to_lsn`: the end is one to judge.
-        leaving: the changes that account for such ends, see `ends.py`.
+        leaving: the changes that account for such ends, see `unexplained_ends.py`.
     """
 
     session: SparkSession

@@ -2,8 +2,8 @@
 
 `check_merged` looks at what a merge touched, so it costs what the change costs; `check_all` looks
 at the whole table. In SCD1 no key is there twice. In SCD2 the versions of a key follow each other
-(`version_rules.py`), nothing ends for no reason (`ends.py`), and where a table has both kinds, the
-current versions are the rows of SCD1 (`both_kinds.py`).
+(`history_rules.py`), nothing ends for no reason (`unexplained_ends.py`), and where a table has both
+kinds, the current versions are the rows of SCD1 (`scd1_vs_scd2.py`).
 
 A rule that cannot be judged is named with the reason. All queries of a check read the same version
 of a table, so that merges may go on meanwhile.

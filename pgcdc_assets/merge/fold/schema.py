@@ -46,7 +46,7 @@ def build_shape(
     newest = versions[-1].relation
     check_names(newest, system)
     fields = tuple(_field(column, newest, known) for column in newest.columns)
-    names = key or default_key(newest)
+    names = key or newest.row_key
     if known_key is not None and known_key != key_text(names):
         raise SchemaChangeError(
             relation=newest.qualified_name,
@@ -107,34 +107,6 @@ def _highest_attnum(relation: Relation) -> int:
     return max((column.attnum or 0 for column in relation.columns), default=0)
 
 
-def default_key(relation: Relation) -> tuple[str, ...]:
-    """Find what tells rows apart: the primary key, or the index of the replica identity, or none.
-
-    A primary key counts only where updates and deletes bring it.
-    """
-    identity = tuple(column.name for column in relation.columns if column.is_key)
-    if relation.primary_key and (
-        relation.replica_identity == "f" or set(relation.primary_key) <= set(identity)
-    ):
-        return relation.primary_key
-    if identity and relation.replica_identity != "f":
-        return identity
-    return ()
-
-
-def no_key(relation: Relation, reason: str) -> ReplicaIdentityError:
-    """Say that what is asked of a table needs a key."""
-    return ReplicaIdentityError(
-        relation=relation.qualified_name,
-        identity=_IDENTITIES.get(relation.replica_identity, relation.replica_identity),
-        reason=f"it has no primary key, and no key is configured, {reason}",
-        remedy="ALTER TABLE ... ADD PRIMARY KEY (...), or name the key in the settings",
-    )
-
-
-_IDENTITIES = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX"}
-
-
 def _check_identity(relation: Relation, key: Sequence[str]) -> None:
     """Check that the old tuples of updates and deletes hold the key."""
     order = {column.name: column for column in relation.columns}
@@ -148,7 +120,7 @@ def _check_identity(relation: Relation, key: Sequence[str]) -> None:
         if relation.replica_identity in "di" and not column.is_key:
             raise ReplicaIdentityError(
                 relation=relation.qualified_name,
-                identity=_IDENTITIES[relation.replica_identity],
+                identity=relation.identity_name,
                 reason=f'it does not hold key column "{name}", so a delete does not say which row '
                 "it means",
                 remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then copy the table",

@@ -6,7 +6,7 @@ LSN, ordinal) a content opens a version, unless it says what the version before 
 next event of its key ends it, or a TRUNCATE if that comes first.
 
 Under REPLICA IDENTITY FULL a key may have two rows for a while within one transaction (a deferrable
-constraint; see `winners.py`). Such a transaction counts for such a key as one step: what the key
+constraint; see `latest.py`). Such a transaction counts for such a key as one step: what the key
 holds when it commits.
 """
 

@@ -16,13 +16,7 @@ from pgcdc_assets.merge.fold.schema import build_shape
 from pgcdc_assets.merge.fold.shape import TableShape
 from pgcdc_assets.merge.fold.typed_columns import CopiedRows, typed
 from pgcdc_assets.merge.fold.versions import Touched, find_touched, stored_rows
-from pgcdc_assets.merge.read import (
-    read_changes,
-    read_copy,
-    relations_of,
-    shape_of_changes,
-    version_of_copy,
-)
+from pgcdc_assets.merge.read import read_changes, read_copy, shape_of_changes, version_of_copy
 from pgcdc_assets.merge.schema_evolution import (
     add_columns,
     fields_to_fill,
@@ -132,7 +126,7 @@ class Kind(ABC):
     def shape_of_copy(self, copy: Copy) -> TableShape:
         """Build the shape of a copy's tuples."""
         version = version_of_copy(self.work, copy)
-        key, known = self.work.plan.target.key, relations_of(self.work)
+        key, known = self.work.plan.target.key, self.work.relations
         return build_shape([version], key, system=self.system, known=known)
 
     def read_copy(self, copy: Copy, shape: TableShape) -> DataFrame:

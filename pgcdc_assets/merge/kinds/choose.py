@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge.fold.schema import default_key, no_key
+from pgcdc_assets.errors import ConfigurationError, ReplicaIdentityError
 from pgcdc_assets.merge.kinds.base import Kind
 from pgcdc_assets.merge.kinds.current_image import CurrentImage
 from pgcdc_assets.merge.kinds.history import History
 from pgcdc_assets.merge.kinds.keyless import Bag, ChangeLog
 from pgcdc_assets.merge.kinds.soft_deletes import SoftDeletes
-from pgcdc_assets.merge.read import (
-    relations_of,
-    version_of_copy,
-)
+from pgcdc_assets.merge.read import version_of_copy
 from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.columns import SystemColumns
 from pgcdc_assets.tables.properties import KEY
@@ -38,11 +35,11 @@ def choose_kind(spark: SparkSession, zone: RawZone, work: TableWork) -> Kind:
     target = work.plan.target
     kind: type[Kind]
     if not _has_key(work):
-        relation = relations_of(work)[-1].relation
+        relation = work.relations[-1].relation
         if work.scd == 2:
-            raise no_key(relation, "so its versions cannot be told apart: it can have scd: [1]")
+            raise _no_key(relation, "so its versions cannot be told apart: it can have scd: [1]")
         if target.soft_deletes:
-            raise no_key(relation, "so a deleted row cannot be told from those equal to it")
+            raise _no_key(relation, "so a deleted row cannot be told from those equal to it")
         kind = ChangeLog if target.without_key == "log" else Bag
     elif work.scd == 2:
         kind = History
@@ -58,12 +55,12 @@ def _has_key(work: TableWork) -> bool:
     if work.plan.target.key:
         return True
     if work.plan.copy is not None:
-        return bool(default_key(version_of_copy(work, work.plan.copy).relation))
+        return bool(version_of_copy(work, work.plan.copy).relation.row_key)
     return work.state is None or work.state.properties.get(KEY) != ""
 
 
 def _check_made_alike(work: TableWork, state: TargetState, system: SystemColumns) -> None:
-    sent = {c.name for version in relations_of(work) for c in version.relation.columns}
+    sent = {c.name for version in work.relations for c in version.relation.columns}
     wanted = {name for name, _, _ in system}
     for column, meaning in _MARKS.items():
         if column in sent or (column in wanted) == (column in state.columns):
@@ -73,3 +70,13 @@ def _check_made_alike(work: TableWork, state: TargetState, system: SystemColumns
             reason=f"Table {work.plan.target.qualified_name}: its SCD1 table was made {made} "
             f"{meaning}, and its settings say otherwise now. Make it anew: `pgcdc rebuild`."
         )
+
+
+def _no_key(relation: Relation, reason: str) -> ReplicaIdentityError:
+    """Say that what is asked of a table needs a key."""
+    return ReplicaIdentityError(
+        relation=relation.qualified_name,
+        identity=relation.identity_name,
+        reason=f"it has no primary key, and no key is configured, {reason}",
+        remedy="ALTER TABLE ... ADD PRIMARY KEY (...), or name the key in the settings",
+    )

@@ -2,7 +2,7 @@
 
 It keeps no cursor. The runs are read first, then the slot, the lake, and the instance's keys: each
 later reading can only be ahead of the earlier ones, so a capture that lands in between is never
-taken for a gap. A capture under way opens the windows that follow its own (`following.py`); the
+taken for a gap. A capture under way opens the windows that follow its own (`long_runs.py`); the
 sensor opens none meanwhile.
 """
 
