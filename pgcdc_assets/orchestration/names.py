@@ -141,4 +141,8 @@ class StepKeys:
 
     def restore(self, definition: dg.AssetsDefinition) -> dg.AssetsDefinition:
         """Give the assets, checks and dependencies of a step their own keys."""
-        return definition.with_attributes(asset_key_replacements=self.own)
+        restored = definition.with_attributes(asset_key_replacements=self.own)
+        if isinstance(definition, dg.AssetChecksDefinition):
+            # Dagster would turn it into one in each process, and warn of its own beta features.
+            return dg.AssetChecksDefinition(**restored.get_attributes_dict())
+        return restored

@@ -261,3 +261,14 @@ def test_importing_the_protocol_does_not_import_dagster() -> None:
     script = "import sys, pgcdc_assets.protocol.relation, pgcdc_assets.raw.zone\n"
     done = run("-c", script + "sys.exit('dagster' in sys.modules)")
     assert done.returncode == 0
+
+
+def test_a_code_server_that_lists_the_checks_prints_no_warning_of_beta_features(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """Dagster turns check definitions of another class into its own, outside of our code."""
+    capture = CdcCapture("shop", "pub", (CdcTable("public", "orders"),))
+    repository = build_cdc_definitions(capture).get_repository_def()
+    recwarn.clear()
+    assert repository.asset_checks_defs_by_key
+    assert [str(warning.message) for warning in recwarn] == []

@@ -27,10 +27,11 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.tables.state import read_target, table_path
 from pgcdc_assets.verify import (
     Comparison,
+    ComparisonFailure,
     Findings,
     Moment,
     check_all,
-    compare_at,
+    compare_tables,
     source_moment,
     wait_captured,
 )
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EQUALS_SOURCE = "equals_source"
+
+
+_Outcome = tuple[dg.AssetCheckKey, dg.AssetCheckResult | PgcdcError]
 
 
 class _NotCaptured(Exception):
@@ -82,9 +86,9 @@ def build_table_checks(
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         failures: list[tuple[str, Exception]] = []
-        with dagster_failures(capture.name), contextlib.ExitStack() as held:
+        with dagster_failures(capture.name):
             zone = lake.zone(capture.name)
-            checking = _Checking(capture, zone, postgres.settings, spark.session, held)
+            checking = _Checking(capture, zone, postgres.settings, spark.session)
             checks = sorted(context.selected_asset_check_keys)
             if not materialised.isdisjoint(context.job_def.asset_layer.selected_asset_keys):
                 checks = [check for check in checks if check.name != EQUALS_SOURCE]
@@ -92,53 +96,61 @@ def build_table_checks(
                     f"{EQUALS_SOURCE} is not evaluated in a run that materialises assets: run job "
                     f"{names.check_job}, or the check alone"
                 )
+            wanted = {}
             for check in checks:
                 schema, table, scd = places[check.asset_key]
-                declared = tables[schema, table]
-                try:
-                    result = checking.make(check, declared, scd)
-                except _NotCaptured as reason:
-                    yield _not_judged(check, str(reason))
-                except PgcdcError as error:
-                    name = f"{declared.qualified_name} ({check.name})"
-                    context.log.error(f"{name}: {error}")
-                    failures.append((name, error))
-                else:
-                    yield result
+                wanted[check] = tables[schema, table], scd
+            for check, outcome in checking.make(wanted):
+                if isinstance(outcome, dg.AssetCheckResult):
+                    yield outcome
+                    continue
+                name = f"{wanted[check][0].qualified_name} ({check.name})"
+                context.log.error(f"{name}: {outcome}")
+                failures.append((name, outcome))
         if failures:
             raise_failed("Not checked", failures, capture.name)
 
     return step.restore(table_checks)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Checking:
-    """The checks of one run, one after the other.
-
-    Attributes:
-        held: ends with the run; the moment that all tables are compared at is held until then.
-    """
+    """The checks of one run."""
 
     capture: CdcCapture
     zone: RawZone
     settings: Callable[[], ConnectionSettings]
     session: Callable[[], "SparkSession"]
-    held: contextlib.ExitStack
-    _moment: Moment | PgcdcError | _NotCaptured | None = None
 
-    def make(self, check: dg.AssetCheckKey, table: CdcTable, scd: int) -> dg.AssetCheckResult:
-        """Make one check.
+    def make(self, checks: Mapping[dg.AssetCheckKey, tuple[CdcTable, int]]) -> Iterator[_Outcome]:
+        """Make checks, each of a table and kind; the comparisons last, at one moment.
 
-        Raises:
-            PgcdcError: it could not be made; others may be.
-            _NotCaptured: the capture did not come in time.
+        In the place of a result is the error of a check that could not be made.
         """
+        compared: dict[dg.AssetCheckKey, CdcTable] = {}
+        for check, (table, scd) in checks.items():
+            try:
+                if not self._is_merged(table, scd):
+                    yield check, _not_judged(check, "The table was never merged.")
+                elif check.name == INVARIANTS_IN_FULL:
+                    yield check, found(check, self._invariants(table, scd))
+                else:
+                    compared[check] = table
+            except PgcdcError as error:
+                yield check, error
+        waiting = list(compared)
+        try:
+            for check, outcome in self._compare(compared):
+                waiting.remove(check)
+                yield check, outcome
+        except _NotCaptured as reason:
+            yield from ((check, _not_judged(check, str(reason))) for check in waiting)
+        except PgcdcError as error:
+            yield from ((check, error) for check in waiting)
+
+    def _is_merged(self, table: CdcTable, scd: int) -> bool:
         path = table_path(self.zone.lake, self.zone.name, table.schema, table.table, scd)
-        if read_target(self.zone.lake, self.zone.name, path) is None:
-            return _not_judged(check, "The table was never merged.")
-        if check.name == INVARIANTS_IN_FULL:
-            return found(check, self._invariants(table, scd))
-        return _compared(check, self._comparison(table))
+        return read_target(self.zone.lake, self.zone.name, path) is not None
 
     def _invariants(self, table: CdcTable, scd: int) -> Findings:
         from pgcdc_assets.spark.session import own_sessions
@@ -146,29 +158,31 @@ class _Checking:
         with own_sessions(self.session(), 1) as (session,):
             return check_all(session, self.zone, table, scd)
 
-    def _comparison(self, table: CdcTable) -> Comparison:
-        moment = self._moment_of_all()
-        return compare_at(
-            self.session(),
-            self.settings(),
-            self.zone,
-            self.capture.publication,
-            table.of_kinds([1]),
-            moment,
-            named_rows=0,
-        )
+    def _compare(self, tables: Mapping[dg.AssetCheckKey, CdcTable]) -> Iterator[_Outcome]:
+        """Compare tables with the source, all as of one moment, the small ones together.
 
-    def _moment_of_all(self) -> Moment:
-        if self._moment is None:
-            try:
-                taken = _captured_moment(self.settings(), self.zone, self.capture)
-                self._moment = self.held.enter_context(taken)
-            except (PgcdcError, _NotCaptured) as error:
-                # It would fail the next table too, after the same wait.
-                self._moment = error
-        if isinstance(self._moment, PgcdcError | _NotCaptured):
-            raise self._moment
-        return self._moment
+        Raises:
+            _NotCaptured: the capture did not come in time.
+            PgcdcError: the source or Spark is out of reach.
+        """
+        if not tables:
+            return
+        settings = self.settings()
+        with _captured_moment(settings, self.zone, self.capture) as moment:
+            outcomes = compare_tables(
+                self.session(),
+                settings,
+                self.zone,
+                self.capture.publication,
+                [table.of_kinds([1]) for table in tables.values()],
+                moment,
+                named_rows=0,
+            )
+            for check, outcome in zip(tables, outcomes, strict=True):
+                if isinstance(outcome, ComparisonFailure):
+                    yield check, outcome.error
+                else:
+                    yield check, _compared(check, outcome)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -19,7 +19,7 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource,
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark import session
-from pgcdc_assets.verify import Comparison, Findings, Moment
+from pgcdc_assets.verify import Comparison, ComparisonFailure, Findings, Moment
 
 NAME = "test"
 TABLES = ("a", "b", "c")
@@ -43,12 +43,12 @@ def merged_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_checks, "source_moment", source_moment)
     monkeypatch.setattr(table_checks, "wait_captured", lambda *_: None)
     monkeypatch.setattr(table_checks, "check_all", check_all)
-    monkeypatch.setattr(table_checks, "compare_at", equal)
+    monkeypatch.setattr(table_checks, "compare_tables", compare_equal)
 
 
-def equal(*arguments: Any, **_: Any) -> Comparison:
-    target: CdcTable = arguments[4]
-    return Comparison(target.schema, target.table, 1, 1, lsn=Lsn(0x50))
+def compare_equal(*arguments: Any, **_: Any) -> Iterator[Comparison]:
+    targets: Sequence[CdcTable] = arguments[4]
+    return (Comparison(t.schema, t.table, 1, 1, lsn=Lsn(0x50)) for t in targets)
 
 
 def check_all_tables(zone: RawZone, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -81,12 +81,13 @@ def passed(result: dg.ExecuteInProcessResult) -> set[tuple[str, str]]:
 def test_a_comparison_that_cannot_be_made_does_not_keep_the_others_from_being_made(
     zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compare(*arguments: Any, **_: Any) -> Comparison:
-        if arguments[4].table == "a":
-            raise ConfigurationError(reason="Table public.a may not be read.")
-        return equal(*arguments)
+    error = ConfigurationError(reason="Table public.a may not be read.")
 
-    monkeypatch.setattr(table_checks, "compare_at", compare)
+    def compare(*arguments: Any, **_: Any) -> Iterator[Comparison | ComparisonFailure]:
+        for found in compare_equal(*arguments):
+            yield ComparisonFailure("public", "a", error) if found.table == "a" else found
+
+    monkeypatch.setattr(table_checks, "compare_tables", compare)
     result = check_all_tables(zone, instance)
     both = (EQUALS_SOURCE, INVARIANTS_IN_FULL)
     assert passed(result) == {("a", INVARIANTS_IN_FULL)} | {(t, c) for t in "bc" for c in both}
@@ -119,3 +120,24 @@ def test_a_capture_that_does_not_come_is_waited_for_once_and_invariants_are_chec
     }
     assert judged == {False}
     assert len(waits) == 1
+
+
+def test_tables_are_compared_by_one_call_and_what_it_compared_counts_when_it_breaks_off(
+    zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+
+    def compare(*arguments: Any, **_: Any) -> Iterator[Comparison]:
+        calls.append([target.table for target in arguments[4]])
+        yield next(compare_equal(*arguments))
+        raise ConfigurationError(reason="Spark is gone.")
+
+    monkeypatch.setattr(table_checks, "compare_tables", compare)
+    result = check_all_tables(zone, instance)
+    assert calls == [list(TABLES)]
+    assert ("a", EQUALS_SOURCE) in passed(result)
+    assert {name for name, check in passed(result) if check == INVARIANTS_IN_FULL} == set(TABLES)
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    data = failure.step_failure_data.user_failure_data
+    assert data is not None
+    assert "public.b (equals_source), public.c (equals_source)" in (data.description or "")
