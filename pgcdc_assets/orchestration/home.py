@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import dagster as dg
+from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 CONFIG = Path(__file__).with_name("dagster.yaml")
 
@@ -128,6 +130,9 @@ def prepare_home() -> Path:
 @contextmanager
 def open_instance() -> Iterator[dg.DagsterInstance]:
     """Open the instance of `prepare_home`."""
+    # Importing Dagster takes seconds, and a command says what it does before it waits for that.
+    import dagster as dg
+
     home = prepare_home()
     with dg.DagsterInstance.from_config(str(home)) as instance:
         yield instance

@@ -37,9 +37,9 @@ def test_changes_written_without_the_publication_are_never_passed_over(
     """B9: since Postgres 18 the server itself goes on without them, with a mere warning."""
     if is_encrypted:
         # Which of the two ways of reading is taken depends on nothing else.
-        import pgcdc_assets.postgres.stream as stream
+        from pgcdc_assets.postgres.stream import connection
 
-        monkeypatch.setattr(stream, "SocketWire", stream.LibpqWire)
+        monkeypatch.setattr(connection, "SocketWire", connection.LibpqWire)
     slot, settings = f"s_{database.name}", database.settings()
     database.execute("create table t (id int primary key); create publication pub for table t")
     copy_tables(settings, zone, slot, "pub")

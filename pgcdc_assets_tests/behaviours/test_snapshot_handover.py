@@ -296,7 +296,7 @@ def test_a_table_altered_under_the_copy_is_copied_with_its_new_shape(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C13: the first attempt notices, the second takes a new snapshot."""
-    import pgcdc_assets.snapshot as snapshot
+    from pgcdc_assets.capture import snapshot
 
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1)")
