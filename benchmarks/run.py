@@ -23,6 +23,7 @@ BENCHMARKS = {
     "merge_scd2": "benchmarks.merge_scd2",
     "merge_growth": "benchmarks.merge_growth",
     "merge_many": "benchmarks.merge_many",
+    "disk": "benchmarks.disk",
     "verify": "benchmarks.verify",
     "verify_small": "benchmarks.verify_small",
     "sync": "benchmarks.sync",

@@ -17,6 +17,7 @@ AFTER_STATUS_PACKET = "after_status_packet"
 MID_STREAM = "mid_stream"
 AFTER_COLUMNS_ADDED = "after_columns_added"
 AFTER_MERGE_STEP = "after_merge_step"
+AFTER_FILE_DELETED = "after_file_deleted"
 
 _passed: dict[str, int] = {}
 

@@ -21,7 +21,6 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 MEGABYTE = 1024 * 1024
 
 # Longer than any merge: VACUUM would delete the files that it has not committed yet.
-MINIMUM_OLD_VERSION_DAYS = 1.0
 
 _SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key")
 
@@ -221,26 +220,38 @@ class RetentionPolicy:
     Attributes:
         raw_days: raw windows that are merged into every table go when their last change was
             committed longer ago; None: they stay.
-        old_version_days: files that a merge has replaced stay so long for readers of older
-            versions; at least `MINIMUM_OLD_VERSION_DAYS`.
+        old_version_hours: files that a merge has replaced stay so long for readers of older
+            versions; 1 or more.
+        old_version_days: the same in days; 1 or more. Where it is set, the hours do not count.
+        replaced_ratio: after a merge, files that were replaced longer ago than that are deleted
+            once they have this many times the bytes of the table.
         schedule: cron expression, in UTC.
     """
 
     raw_days: float | None = None
-    old_version_days: float = 7.0
+    old_version_hours: float = 1.0
+    old_version_days: float | None = None
+    replaced_ratio: float = 1.0
     schedule: str = "17 3 * * *"
 
     def __post_init__(self) -> None:
-        for name in ("raw_days", "old_version_days"):
+        for name in ("raw_days", "replaced_ratio"):
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value is not None and not value >= 0:
                 raise ConfigurationError(reason=f"retention.{name} must not be negative")
-        if not self.old_version_days >= MINIMUM_OLD_VERSION_DAYS:
-            raise ConfigurationError(
-                reason=f"retention.old_version_days must be {MINIMUM_OLD_VERSION_DAYS:g} or more, "
-                f"not {self.old_version_days:g}: VACUUM deletes files of that age that no version "
-                "references, and those of a running merge are among them until it commits"
-            )
+        for name in ("old_version_hours", "old_version_days"):
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ConfigurationError(
+                    reason=f"retention.{name} must be 1 or more, not {value:g}: merges and checks "
+                    "read the version that they began with"
+                )
+
+    @property
+    def keep_hours(self) -> float:
+        """How long replaced files stay."""
+        days = self.old_version_days
+        return self.old_version_hours if days is None else days * 24
 
 
 @dataclass(frozen=True)

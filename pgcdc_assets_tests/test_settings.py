@@ -82,12 +82,23 @@ def test_windows_of_no_size_are_refused() -> None:
         StreamPolicy(batch_bytes=0)
 
 
-@pytest.mark.parametrize("days", [0, 0.5, -1, float("nan")])
-def test_old_versions_are_kept_longer_than_any_merge_runs(days: float) -> None:
-    """VACUUM deletes what a merge has written and not committed yet."""
-    with pytest.raises(ConfigurationError, match=r"retention\.old_version_days must"):
-        RetentionPolicy(old_version_days=days)
-    assert RetentionPolicy(old_version_days=1).old_version_days == 1
+@pytest.mark.parametrize("count", [0, 0.5, -1, float("nan")])
+@pytest.mark.parametrize("unit", ["old_version_hours", "old_version_days"])
+def test_old_versions_are_kept_longer_than_a_merge_reads_them(unit: str, count: float) -> None:
+    with pytest.raises(ConfigurationError, match=rf"retention\.{unit} must be 1 or more"):
+        RetentionPolicy(**{unit: count})
+
+
+def test_days_go_before_hours() -> None:
+    assert RetentionPolicy().keep_hours == 1
+    assert RetentionPolicy(old_version_hours=12).keep_hours == 12
+    assert RetentionPolicy(old_version_hours=12, old_version_days=2).keep_hours == 48
+
+
+@pytest.mark.parametrize("ratio", [-0.1, float("nan")])
+def test_a_negative_ratio_is_refused(ratio: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"retention\.replaced_ratio"):
+        RetentionPolicy(replaced_ratio=ratio)
 
 
 def test_settings_survive_the_way_through_an_asset_s_metadata() -> None:

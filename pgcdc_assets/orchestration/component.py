@@ -117,9 +117,18 @@ class RetentionModel(dg.Model, Resolvable):
         default=None,
         description="Raw windows that are merged everywhere go after so many days; default: never.",
     )
-    old_version_days: float = Field(
-        default=RetentionPolicy.old_version_days,
-        description="How long files that a merge has replaced stay for readers.",
+    old_version_hours: float = Field(
+        default=RetentionPolicy.old_version_hours,
+        description="How long files that a merge has replaced stay for readers; 1 or more.",
+    )
+    old_version_days: float | None = Field(
+        default=None,
+        description="The same in days; 1 or more. Where it is set, the hours do not count.",
+    )
+    replaced_ratio: float = Field(
+        default=RetentionPolicy.replaced_ratio,
+        description="Replaced files of that age are deleted after a merge once they have so many "
+        "times the bytes of the table.",
     )
     schedule: str = Field(
         default=RetentionPolicy.schedule, description="Cron expression of the upkeep, in UTC."

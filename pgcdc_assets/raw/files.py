@@ -64,6 +64,17 @@ def filesystem(lake: Lake, uri: str) -> pafs.FileSystem:
     return pafs.PyFileSystem(DeltaStorageHandler(uri, dict(lake.storage_options)))
 
 
+def write_file(files: pafs.FileSystem, path: str, content: bytes) -> None:
+    """Write a small file; one that is there is replaced.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # delta-rs takes bytes alone, and that is what a buffer gives on which holds all of them.
+    with files.open_output_stream(path, buffer_size=len(content) + 1) as target:
+        target.write(content)
+
+
 def writer_of(path: str) -> str:
     """Return the id of the writer that a data file's name begins with."""
     return path.removeprefix("part-").partition("-")[0].removesuffix(".parquet")
@@ -170,8 +181,7 @@ class FileWriter:
     def _mark(self) -> None:
         files = filesystem(self._lake, self._uri)
         files.create_dir(WRITERS, recursive=True)
-        with files.open_output_stream(f"{WRITERS}/{self._id}") as mark:
-            mark.write(b"at work")
+        write_file(files, f"{WRITERS}/{self._id}", b"at work")
         self._marked_at = time.monotonic()
         self._has_mark = True
 

@@ -1,4 +1,5 @@
-"""Upkeep of an SCD table: small files become few, files that no version of late names are deleted.
+"""Upkeep of an SCD table: small files become few, files that no version of late names are deleted,
+and so are entries of its log that are older than the table's `delta.logRetentionDuration`.
 
 Both may run beside merges. OPTIMIZE changes no row, and of it and a merge that touch the same files
 at the same time one is refused by Delta: OPTIMIZE then waits for its next turn, a merge is run
@@ -7,17 +8,25 @@ again by its sensor.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deltalake.exceptions import DeltaError
+
 from pgcdc_assets.errors import TransientError
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.state import open_table
+from pgcdc_assets.tables.vacuum import delete_replaced_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Delta refuses a shorter time as long as its check is on: a reader or writer could still be at it.
 _CHECKED_HOURS = 168.0
+# VACUUM deletes files that no commit has named yet as well: no merge runs for so long.
+_LEAST_HOURS = 24.0
 # Delta's default of 1 GB would put recent rows and old ones into one file, and each merge reads the
 # files in which a changed row may lie as a whole, for the keys in them.
 _FILE_BYTES = 128 * 1024 * 1024
@@ -37,7 +46,7 @@ class TidyReport:
     is_put_off: bool = False
 
 
-def tidy_table(spark: SparkSession, path: str, keep_hours: float) -> TidyReport:
+def tidy_table(spark: SparkSession, lake: Lake, path: str, keep_hours: float) -> TidyReport:
     """Merge a table's small files, and delete those that only older versions name.
 
     Args:
@@ -48,6 +57,8 @@ def tidy_table(spark: SparkSession, path: str, keep_hours: float) -> TidyReport:
     """
     from pgcdc_assets.spark.session import own_sessions
 
+    delete_replaced_files(lake, path, keep_hours)
+    keep_hours = max(keep_hours, _LEAST_HOURS)
     with own_sessions(spark, 1) as (session,):
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
@@ -60,7 +71,20 @@ def tidy_table(spark: SparkSession, path: str, keep_hours: float) -> TidyReport:
             session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours:g} HOURS").collect()
         except Exception as error:
             raise _failure(path, error) from error
+    _clean_log(lake, path)
     return report
+
+
+def _clean_log(lake: Lake, path: str) -> None:
+    """Delete old entries of the log, which Spark does only with checkpoints that it writes.
+
+    Most checkpoints are written with watermarks, by delta-rs. A table with features that delta-rs
+    does not write keeps its log.
+    """
+    table = open_table(lake, path)
+    if table is not None:
+        with suppress(DeltaError):
+            table.cleanup_metadata()
 
 
 def _merge_files(session: SparkSession, path: str) -> TidyReport:

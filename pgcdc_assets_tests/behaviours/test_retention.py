@@ -221,7 +221,7 @@ def test_upkeep_and_merges_at_once_lose_and_double_no_row(pipeline: Pipeline) ->
     def upkeep() -> None:
         while not stop.is_set():
             try:
-                report = tidy_table(pipeline.spark, pipeline.path(), 24.0 * 7)
+                report = tidy_table(pipeline.spark, pipeline.zone.lake, pipeline.path(), 1.0)
                 tidied.append(report.is_put_off)
                 mark = read_watermark(pipeline.zone.lake, pipeline.zone.name, "public", "t", 1)
                 assert mark is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergedChecks, invariant_spec
@@ -34,6 +34,7 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.tables.state import read_target
+from pgcdc_assets.tables.vacuum import vacuum_after_merge
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,7 +169,20 @@ class _Rounds:
             version = data_version(self.context.instance, key, report, through)
             yield from self._materialized(key, state, metadata, version, windows, is_first)
             yield from self._results(checked.after(report, through.epoch), is_first)
+            self._vacuum(report)
         yield from self._results(checked.rest(), is_first)
+
+    def _vacuum(self, report: MergeReport) -> None:
+        """Delete what merges replaced. That it fails is no reason to fail a merge that is done."""
+        if not report.steps and report.snapshot_lsn is None:
+            return
+        policy = self.capture.retention
+        try:
+            vacuum_after_merge(
+                self.zone.lake, report.path, policy.keep_hours, policy.replaced_ratio
+            )
+        except PgcdcError as error:
+            self.context.log.warning(str(error))
 
     def _materialized(
         self,

@@ -93,7 +93,7 @@ def build_upkeep(
             try:
                 if read_target(zone.lake, zone.name, path) is None:
                     continue
-                report = tidy_table(spark.session(), path, policy.old_version_days * 24)
+                report = tidy_table(spark.session(), zone.lake, path, policy.keep_hours)
             except PgcdcError as error:
                 failures.append((str(TableName(schema, table)), error))
                 continue

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.orchestration.assets import scd
+from pgcdc_assets.settings import RetentionPolicy
+from pgcdc_assets.tables import vacuum
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -49,3 +55,50 @@ def test_a_merge_of_several_windows_counts_its_figures_once(
     assert shown(result, "updates") == dict(zip(windows, [0, 0, 3], strict=True))
     assert shown(result, "dagster/row_count") == dict.fromkeys(windows, 5)
     assert shown(result, "through_window") == dict.fromkeys(windows, newest)
+
+
+def merge_some(orchestrated: Orchestrated, merges: int) -> list[dg.ExecuteInProcessResult]:
+    """Change table b and merge it, so often."""
+    results = []
+    for number in range(merges):
+        orchestrated.commit(f"insert into b values ({number}, 1)")
+        orchestrated.land()
+        (request,) = orchestrated.tick("merges", one_shot=True).run_requests
+        results.append(orchestrated.execute(request, "merge"))
+    return results
+
+
+def files_of_b(orchestrated: Orchestrated) -> int:
+    path = Path(table_path(orchestrated.lake, NAME, "public", "b", 1))
+    return len(list(path.rglob("part-*.parquet")))
+
+
+def test_merges_delete_what_they_have_replaced(
+    orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Item 33: the disk has a bound, whatever the number of merges."""
+    monkeypatch.setattr(vacuum, "MINIMUM_BYTES", 0)
+    monkeypatch.setattr(RetentionPolicy, "keep_hours", property(lambda _: 0.0))
+    orchestrated.copy()
+    assert all(result.success for result in merge_some(orchestrated, 7))
+    # A merge writes one file anew, and one of five looks: seven without a look.
+    assert files_of_b(orchestrated) < 7
+    assert orchestrated.equals_source("b")
+
+
+def test_replaced_files_that_cannot_be_deleted_fail_no_merge(
+    orchestrated: Orchestrated,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise TransientError(reason="Replaced files of the Delta table cannot be deleted")
+
+    monkeypatch.setattr(scd, "vacuum_after_merge", fail)
+    orchestrated.copy()
+    [result] = merge_some(orchestrated, 1)
+    assert result.success
+    (line,) = [x for x in capfd.readouterr().err.splitlines() if "cannot be deleted" in x]
+    assert "WARNING" in line
+    assert orchestrated.equals_source("b")

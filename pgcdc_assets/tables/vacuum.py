@@ -1,0 +1,241 @@
+"""Deleting the files that merges have replaced, once they outweigh the table.
+
+A merge of a small table writes its files anew, so that files which no current version names soon
+exceed those that one does. Deleting by the table's log costs nothing of Spark: commits name the
+files they remove. Only such files are deleted, never one that no commit has named, so a merge that
+is at work loses nothing.
+
+To list replaced files, delta-rs asks the store about each one since the last seven days. Here
+`_pgcdc/replaced_files.json` in the table's folder keeps those that are not deleted yet, and each
+call reads the commits since the last one. It is a memory and no truth: without it, or with an older
+one, files stay until the upkeep's VACUUM, which does not see the folder because of its underscore.
+Deletion vectors are left to that VACUUM too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.failpoints import AFTER_FILE_DELETED, reach
+from pgcdc_assets.raw.files import filesystem, write_file
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.tables.state import open_table, reading
+
+# What is not worth a look, however small the table is.
+MINIMUM_BYTES = 8 * 1024 * 1024
+# Queries of larger tables take long, and so may a read of an old version of them.
+SMALL_TABLE_BYTES = 1024**3
+# Beyond this, there is little to gain between two runs of the upkeep, and the list becomes long.
+LONGEST_KEEP_HOURS = 24.0
+# A table without a list may have a log of months.
+_MOST_COMMITS = 1000
+# A merge takes two versions, so one of five merges looks.
+_EVERY, _LOOKS_AT = 10, (0, 1)
+
+_FOLDER, _FILE = "_pgcdc", "replaced_files.json"
+_FORMAT = 1
+
+_RETENTION = "delta.deletedFileRetentionDuration"
+_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
+_DEFAULT_RETENTION_HOURS = 168.0
+
+
+@dataclass(frozen=True)
+class ReplacedFile:
+    """A data file that a commit removed from a table.
+
+    Attributes:
+        path: relative to the table's folder.
+        removed_at: seconds since 1970.
+    """
+
+    path: str
+    size_bytes: int
+    removed_at: float
+
+
+@dataclass(frozen=True)
+class VacuumReport:
+    """What one call found and did.
+
+    Attributes:
+        live_bytes: the files of the current version.
+        replaced_bytes: the files that older versions name, before the call.
+    """
+
+    live_bytes: int = 0
+    replaced_bytes: int = 0
+    deleted_files: int = 0
+    deleted_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Ledger:
+    """Replaced files that are not deleted yet, as of a version."""
+
+    through: int
+    files: dict[str, ReplacedFile] = field(default_factory=dict)
+
+
+def vacuum_after_merge(lake: Lake, path: str, keep_hours: float, ratio: float) -> VacuumReport:
+    """Delete replaced files if they outweigh the table; most calls only read its version.
+
+    Args:
+        keep_hours: versions that were replaced later than that stay readable.
+        ratio: bytes of old replaced files to bytes of the table from which on they are deleted;
+            below `MINIMUM_BYTES` they never are.
+
+    Raises:
+        TableDamaged: the table's log cannot be read.
+        TransientError: a file could not be deleted; the next call tries again.
+    """
+    table = open_table(lake, path)
+    if table is None or table.version() % _EVERY not in _LOOKS_AT:
+        return VacuumReport()
+    return _delete(lake, path, table, keep_hours, ratio, MINIMUM_BYTES)
+
+
+def delete_replaced_files(lake: Lake, path: str, keep_hours: float) -> VacuumReport:
+    """Delete all files that were replaced longer ago, however little they are.
+
+    A table of more than `SMALL_TABLE_BYTES`, and one whose versions stay longer than
+    `LONGEST_KEEP_HOURS`, is left to VACUUM.
+
+    Raises:
+        TableDamaged: the table's log cannot be read.
+        TransientError: a file could not be deleted; the next call tries again.
+    """
+    table = open_table(lake, path)
+    if table is None:
+        return VacuumReport()
+    return _delete(lake, path, table, keep_hours, 0.0, 0)
+
+
+def _delete(
+    lake: Lake, path: str, table: DeltaTable, keep_hours: float, ratio: float, minimum_bytes: int
+) -> VacuumReport:
+    with reading(path):
+        actions = pa.table(table.get_add_actions())
+        live = dict(
+            zip(
+                actions.column("path").to_pylist(),
+                actions.column("size_bytes").to_pylist(),
+                strict=True,
+            )
+        )
+        keep_hours = max(keep_hours, owner_hours(table.metadata().configuration))
+    live_bytes = sum(live.values())
+    if live_bytes > SMALL_TABLE_BYTES or keep_hours > LONGEST_KEEP_HOURS:
+        return VacuumReport(live_bytes)
+    store = filesystem(lake, path)
+    try:
+        ledger = _caught_up(store, _read_ledger(store), table.version())
+        # RESTORE brings a file back, and a new deletion vector removes and adds one name at once.
+        files = {name: file for name, file in ledger.files.items() if name not in live}
+        replaced_bytes = sum(file.size_bytes for file in files.values())
+        before = time.time() - keep_hours * 3600
+        old = [file for file in files.values() if file.removed_at < before]
+        old_bytes = sum(file.size_bytes for file in old)
+        if not old or old_bytes < max(minimum_bytes, ratio * live_bytes):
+            _write_ledger(store, _Ledger(ledger.through, files))
+            return VacuumReport(live_bytes, replaced_bytes)
+        for file in old:
+            with suppress(FileNotFoundError):
+                store.delete_file(file.path)
+            reach(AFTER_FILE_DELETED)
+        young = {file.path: file for file in files.values() if file.removed_at >= before}
+        _write_ledger(store, _Ledger(ledger.through, young))
+    except OSError as error:
+        raise TransientError(
+            reason=f"Replaced files of the Delta table {path} cannot be deleted "
+            f"({error.strerror or type(error).__name__}). No row is harmed; a later merge tries "
+            "again."
+        ) from error
+    return VacuumReport(live_bytes, replaced_bytes, len(old), old_bytes)
+
+
+def owner_hours(properties: dict[str, str]) -> float:
+    """Return how long a table's own property keeps replaced files; 0 where it is not set.
+
+    What is written in another way than Delta's documentation shows counts as Delta's default.
+    """
+    text = properties.get(_RETENTION)
+    if text is None:
+        return 0.0
+    found = re.findall(r"(\d+)\s+([a-z]+?)s?\b", text.lower())
+    if not found or any(unit not in _HOURS for _, unit in found):
+        return _DEFAULT_RETENTION_HOURS
+    return sum(int(count) * _HOURS[unit] for count, unit in found)
+
+
+def _caught_up(store: pafs.FileSystem, ledger: _Ledger, version: int) -> _Ledger:
+    """Add what the commits since the last look have removed."""
+    if ledger.through > version:
+        # The table was made anew in its place.
+        ledger = _Ledger(-1)
+    first = max(ledger.through + 1, version + 1 - _MOST_COMMITS)
+    files = dict(ledger.files)
+    for number in range(first, version + 1):
+        for file in _removed_by(store, number):
+            files[file.path] = file
+    return _Ledger(version, files)
+
+
+def _removed_by(store: pafs.FileSystem, version: int) -> list[ReplacedFile]:
+    """List the data files that a commit removes; none where the log was cleaned up."""
+    try:
+        with store.open_input_stream(f"_delta_log/{version:020d}.json") as commit:
+            actions = map(json.loads, commit.read().splitlines())
+            removed = [action["remove"] for action in actions if "remove" in action]
+    except (FileNotFoundError, ValueError):
+        return []
+    now = time.time()
+    return [
+        ReplacedFile(
+            remove["path"],
+            int(remove.get("size") or 0),
+            float(remove.get("deletionTimestamp") or now * 1000) / 1000,
+        )
+        for remove in removed
+        if _is_own(remove["path"])
+    ]
+
+
+def _is_own(path: str) -> bool:
+    """Whether a path of the log is that of a file in the table's folder, letter by letter.
+
+    A shallow clone names files of another table, and the log encodes unusual characters.
+    """
+    return not re.search(r"[:%]|^/|(^|/)\.\.?(/|$)", path)
+
+
+def _read_ledger(store: pafs.FileSystem) -> _Ledger:
+    try:
+        with store.open_input_stream(f"{_FOLDER}/{_FILE}") as source:
+            data: Any = json.loads(source.read())
+        if data["format"] != _FORMAT:
+            return _Ledger(-1)
+        files = [ReplacedFile(str(name), int(size), float(at)) for name, size, at in data["files"]]
+        return _Ledger(int(data["through"]), {f.path: f for f in files if _is_own(f.path)})
+    except FileNotFoundError:
+        return _Ledger(-1)
+    except (ValueError, KeyError, TypeError):
+        # Cut off, or edited: the commits are read again.
+        return _Ledger(-1)
+
+
+def _write_ledger(store: pafs.FileSystem, ledger: _Ledger) -> None:
+    files = [[f.path, f.size_bytes, f.removed_at] for f in ledger.files.values()]
+    text = json.dumps({"format": _FORMAT, "through": ledger.through, "files": files})
+    store.create_dir(_FOLDER, recursive=True)
+    write_file(store, f"{_FOLDER}/{_FILE}", text.encode())

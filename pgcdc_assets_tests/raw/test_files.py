@@ -1,0 +1,34 @@
+"""Writing files where only delta-rs writes, as in an object store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from deltalake.fs import DeltaStorageHandler
+
+from pgcdc_assets.raw import files
+from pgcdc_assets.raw.files import FileWriter
+from pgcdc_assets.raw.lake import Lake
+
+
+def test_a_writer_fills_and_marks_files_of_an_object_store(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A landing of more than an hour failed there at its mark."""
+    store = pafs.PyFileSystem(DeltaStorageHandler(str(tmp_path)))
+    monkeypatch.setattr(files, "filesystem", lambda *_: store)
+    monkeypatch.setattr(files, "push_to_disk", lambda _: None)
+    monkeypatch.setattr(files, "_MARK_SECONDS", 0.0)
+    group = pa.table({"v": [f"{n:_>40}" for n in range(100_000)]})
+    with FileWriter(lake, str(tmp_path), group.schema, target_file_bytes=1_000_000) as writer:
+        for _ in range(4):
+            writer.write(group)
+        written = writer.finish()
+    assert sum(file.row_count for file in written) == 400_000
+    found = [pq.read_table(tmp_path / file.path) for file in written]
+    assert pa.concat_tables(found).equals(pa.concat_tables([group] * 4))
+    assert len(list(tmp_path.glob("_writers/*"))) == 1

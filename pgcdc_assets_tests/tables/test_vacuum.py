@@ -1,0 +1,358 @@
+"""Which files are deleted after merges, and which never are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.fs import DeltaStorageHandler
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables import vacuum
+from pgcdc_assets.tables.maintenance import tidy_table
+from pgcdc_assets.tables.vacuum import (
+    MINIMUM_BYTES,
+    VacuumReport,
+    delete_replaced_files,
+    owner_hours,
+    vacuum_after_merge,
+)
+
+
+@pytest.fixture
+def path(lake: Lake) -> Path:
+    """A table at version 10, with ten replaced files of the size of its one file."""
+    path = Path(lake.path("t"))
+    for number in range(11):
+        write(path, number)
+    return path
+
+
+@pytest.fixture
+def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vacuum, "MINIMUM_BYTES", 0)
+
+
+def write(path: Path, number: int, **more: Any) -> None:
+    write_deltalake(
+        str(path), pa.table({"id": range(number, number + 1000)}), mode="overwrite", **more
+    )
+
+
+def data_files(path: Path) -> set[str]:
+    return {file.name for file in path.glob("*.parquet")}
+
+
+def live_files(path: Path) -> set[str]:
+    return {Path(uri).name for uri in DeltaTable(str(path)).file_uris()}
+
+
+def ids(path: Path) -> list[int]:
+    return sorted(DeltaTable(str(path)).to_pyarrow_table()["id"].to_pylist())
+
+
+def ledger(path: Path) -> Path:
+    return path / "_pgcdc" / "replaced_files.json"
+
+
+def edit_ledger(path: Path, **more: Any) -> None:
+    ledger(path).write_text(json.dumps({**json.loads(ledger(path).read_text()), **more}))
+
+
+def delete(lake: Lake, path: Path, keep_hours: float = 0.0) -> int:
+    return delete_replaced_files(lake, str(path), keep_hours).deleted_files
+
+
+def test_replaced_files_go_and_the_table_stays(lake: Lake, path: Path) -> None:
+    report = delete_replaced_files(lake, str(path), 0)
+    assert (report.deleted_files, data_files(path)) == (10, live_files(path))
+    assert report.deleted_bytes == report.replaced_bytes > report.live_bytes
+    assert ids(path) == list(range(10, 1010))
+    assert delete_replaced_files(lake, str(path), 0) == VacuumReport(report.live_bytes)
+
+
+@pytest.mark.usefixtures("_nothing_is_small")
+@pytest.mark.parametrize(("ratio", "deleted"), [(9.5, 10), (10.5, 0)])
+def test_a_merge_deletes_what_outweighs_the_table(
+    lake: Lake, path: Path, ratio: float, deleted: int
+) -> None:
+    report = vacuum_after_merge(lake, str(path), 0, ratio)
+    assert report.deleted_files == deleted
+    assert len(data_files(path)) == 11 - deleted
+
+
+def test_little_is_left_alone(lake: Lake, path: Path) -> None:
+    report = vacuum_after_merge(lake, str(path), 0, 0)
+    assert 0 < report.replaced_bytes < MINIMUM_BYTES
+    assert (report.deleted_files, len(data_files(path))) == (0, 11)
+
+
+@pytest.mark.usefixtures("_nothing_is_small")
+def test_two_of_ten_versions_are_looked_at(lake: Lake, path: Path) -> None:
+    """A merge takes two versions, so one of five merges pays for a look."""
+    looked = []
+    for number in range(10):
+        looked.append(vacuum_after_merge(lake, str(path), 0, 0).deleted_files)
+        write(path, number)
+    # Version 11 finds the file that it replaced; 12 to 19 do not look.
+    assert looked == [10, 1] + [0] * 8
+    assert vacuum_after_merge(lake, str(path), 0, 0).deleted_files == 9
+
+
+def test_files_that_were_replaced_lately_wait_in_the_ledger(
+    lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit is read once, and may be gone when its files are old."""
+    assert delete(lake, path, 1) == 0
+    assert len(data_files(path)) == 11
+    DeltaTable(str(path)).create_checkpoint()
+    for entry in (path / "_delta_log").glob("*.json"):
+        entry.unlink()
+    later = time.time() + 3601
+    monkeypatch.setattr(vacuum.time, "time", lambda: later)
+    assert delete(lake, path, 1) == 10
+    assert data_files(path) == live_files(path)
+
+
+def test_a_file_that_is_restored_is_none_that_was_replaced(lake: Lake, path: Path) -> None:
+    assert delete(lake, path, 1) == 0
+    DeltaTable(str(path)).restore(3)
+    assert delete(lake, path) == 10
+    assert ids(path) == list(range(3, 1003))
+    write(path, 50)
+    assert delete(lake, path) == 1
+    assert ids(path) == list(range(50, 1050))
+
+
+@pytest.mark.spark
+def test_a_new_deletion_vector_removes_no_file(lake: Lake, path: Path, spark: SparkSession) -> None:
+    """Such a commit removes and adds the same name."""
+    assert delete(lake, path) == 10
+    spark.sql(
+        f"ALTER TABLE {delta_table(str(path))} SET TBLPROPERTIES "
+        "('delta.enableDeletionVectors' = 'true')"
+    )
+    for number in (10, 11):
+        spark.sql(f"DELETE FROM {delta_table(str(path))} WHERE id = {number}")
+    removed = [
+        file.path
+        for version in (12, 13)
+        for file in vacuum._removed_by(
+            pafs.SubTreeFileSystem(str(path), pafs.LocalFileSystem()), version
+        )
+    ]
+    assert set(removed) == live_files(path)
+    assert delete(lake, path) == 0
+    rows = spark.read.format("delta").load(str(path)).count()
+    assert rows == 998
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.unlink(),
+        lambda file: file.write_text(file.read_text()[:40]),
+        lambda file: file.write_text('{"format": 2, "through": 10, "files": []}'),
+        lambda file: file.write_text('{"format": 1, "through": 10, "files": [["a", "b", []]]}'),
+        lambda file: file.write_text("[]"),
+    ],
+    ids=["lost", "cut off", "another format", "odd entries", "another shape"],
+)
+def test_a_ledger_that_cannot_be_read_is_made_of_the_log_again(
+    lake: Lake, path: Path, damage: Any
+) -> None:
+    assert delete(lake, path, 1) == 0
+    damage(ledger(path))
+    assert delete(lake, path) == 10
+    assert data_files(path) == live_files(path)
+
+
+def test_a_ledger_of_a_table_that_was_here_before_is_forgotten(lake: Lake, path: Path) -> None:
+    assert delete(lake, path, 1) == 0
+    edit_ledger(path, through=1000)
+    assert delete(lake, path) == 10
+
+
+def test_a_ledger_of_an_earlier_look_is_no_harm(lake: Lake, path: Path) -> None:
+    """Two processes write it one over the other."""
+    assert delete(lake, path, 1) == 0
+    earlier = ledger(path).read_text()
+    assert delete(lake, path) == 10
+    ledger(path).write_text(earlier)
+    delete(lake, path)
+    assert ids(path) == list(range(10, 1010))
+    assert json.loads(ledger(path).read_text())["files"] == []
+
+
+def test_the_current_files_survive_a_ledger_that_names_them(lake: Lake, path: Path) -> None:
+    assert delete(lake, path, 1) == 0
+    (current,) = live_files(path)
+    outside = path.parent / "outside.parquet"
+    outside.touch()
+    names = [current, "../outside.parquet", str(outside), f"file://{outside}", "a/../../outside"]
+    edit_ledger(path, files=[[name, 10**9, 0.0] for name in names])
+    delete(lake, path)
+    assert outside.exists()
+    assert ids(path) == list(range(10, 1010))
+
+
+def test_files_that_the_log_names_outside_the_table_stay(lake: Lake, path: Path) -> None:
+    """A shallow clone removes files of the table that it is a clone of."""
+    outside = path.parent / "outside.parquet"
+    outside.touch()
+    newest = path / "_delta_log" / f"{10:020d}.json"
+    names = [str(outside), f"file://{outside}", "../outside.parquet", "b%2E.parquet"]
+    actions = [
+        {"remove": {"path": name, "deletionTimestamp": 1, "dataChange": True}} for name in names
+    ]
+    (path / "b%2E.parquet").touch()
+    (path / "b..parquet").touch()
+    newest.write_text("\n".join([newest.read_text().strip(), *map(json.dumps, actions)]))
+    assert delete(lake, path) == 10
+    assert outside.exists()
+    assert data_files(path) == live_files(path) | {"b%2E.parquet", "b..parquet"}
+
+
+def test_two_at_once_delete_each_file_once_and_fail_at_none(lake: Lake, path: Path) -> None:
+    for number in range(100):
+        write(path, number)
+    errors: list[Exception] = []
+    barrier = threading.Barrier(4)
+
+    def run() -> None:
+        barrier.wait()
+        try:
+            for _ in range(3):
+                delete(lake, path)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert data_files(path) == live_files(path)
+    assert ids(path) == list(range(99, 1099))
+
+
+def test_killed_halfway_the_next_call_deletes_the_rest(lake: Lake, path: Path) -> None:
+    script = (
+        "import sys\nfrom pgcdc_assets.raw.lake import Lake\n"
+        "from pgcdc_assets.tables.vacuum import delete_replaced_files\n"
+        "delete_replaced_files(Lake(sys.argv[1]), sys.argv[2], 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, lake.uri, str(path)],
+        env={**os.environ, "PGCDC_FAILPOINT": "after_file_deleted:4"},
+        check=False,
+    )
+    assert done.returncode == -9
+    assert len(data_files(path)) == 7
+    assert ids(path) == list(range(10, 1010))
+    assert delete(lake, path) == 10
+    assert data_files(path) == live_files(path)
+
+
+def test_a_file_that_cannot_be_deleted_is_tried_again(lake: Lake, path: Path) -> None:
+    old = sorted(data_files(path) - live_files(path))[0]
+    (path / old).unlink()
+    (path / old).mkdir()
+    with pytest.raises(
+        TransientError, match=r"No row is harmed; a later merge tries again"
+    ) as caught:
+        delete(lake, path)
+    assert str(path) in str(caught.value)
+    (path / old).rmdir()
+    assert delete(lake, path) == 10
+    assert data_files(path) == live_files(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("interval 1 week", 168),
+        ("INTERVAL 30 Days", 720),
+        ("interval 1 day 12 hours", 36),
+        ("interval 90 minutes", 1.5),
+        ("interval 2 months", 168),
+        ("P1D", 168),
+        ("", 168),
+    ],
+)
+def test_the_owners_own_retention_is_read(text: str, hours: float) -> None:
+    assert owner_hours({"delta.deletedFileRetentionDuration": text}) == hours
+
+
+def test_the_owners_own_retention_is_kept(lake: Lake, path: Path) -> None:
+    DeltaTable(str(path)).alter.set_table_properties(
+        {"delta.deletedFileRetentionDuration": "interval 2 hours"}
+    )
+    assert delete(lake, path) == 0
+    assert len(data_files(path)) == 11
+    assert owner_hours({}) == 0
+
+
+def test_a_large_table_is_left_to_vacuum(
+    lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vacuum, "SMALL_TABLE_BYTES", 1)
+    assert delete(lake, path) == 0
+    assert not ledger(path).exists()
+
+
+def test_a_table_that_is_not_there_is_no_error(lake: Lake) -> None:
+    assert delete_replaced_files(lake, lake.path("nothing"), 0) == VacuumReport()
+    assert vacuum_after_merge(lake, lake.path("nothing"), 0, 0) == VacuumReport()
+
+
+def test_files_of_an_object_store_are_deleted(
+    lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By delta-rs, as on S3; it has no folders."""
+    store = pafs.PyFileSystem(DeltaStorageHandler(str(path)))
+    monkeypatch.setattr(vacuum, "filesystem", lambda *_: store)
+    assert delete(lake, path, 1) == 0
+    gone = sorted(data_files(path) - live_files(path))[0]
+    (path / gone).unlink()
+    assert delete(lake, path) == 10
+    assert data_files(path) == live_files(path)
+    assert json.loads(ledger(path).read_text())["files"] == []
+
+
+@pytest.mark.spark
+def test_upkeep_leaves_the_ledger_and_cleans_the_log(
+    lake: Lake, path: Path, spark: SparkSession
+) -> None:
+    """Spark's VACUUM removes what no commit names, but not below an underscore."""
+    assert delete(lake, path, 1) == 0
+    DeltaTable(str(path)).create_checkpoint()
+    write(path, 20)
+    long_ago = time.time() - 40 * 24 * 3600
+    entries = sorted((path / "_delta_log").glob("*.json"))
+    orphan = path / "part-orphan.parquet"
+    orphan.touch()
+    checkpoints = (path / "_delta_log").glob("*.checkpoint.parquet")
+    for file in [*entries[:11], *checkpoints, orphan, ledger(path)]:
+        os.utime(file, (long_ago, long_ago))
+    tidy_table(spark, lake, str(path), 1)
+    assert ledger(path).exists()
+    assert not orphan.exists()
+    assert len(data_files(path)) >= 11
+    assert not entries[0].exists()
+    assert entries[-1].exists()
+    assert ids(path) == list(range(20, 1020))
