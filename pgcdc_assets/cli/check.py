@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
 from pgcdc_assets.orchestration import home
@@ -15,6 +17,7 @@ from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import (
     CHANGE_LOG_COLUMNS,
     SCD1_COLUMNS,
@@ -23,6 +26,9 @@ from pgcdc_assets.tables.columns import (
     SystemColumns,
     check_names,
 )
+
+if TYPE_CHECKING:
+    from pgcdc_assets.orchestration.defs_tables import DefsTables
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -40,14 +46,16 @@ def run(options: argparse.Namespace) -> int:
         report(settings, options.publication, run_preflight(settings, options.publication, slot))
         return 0
     from pgcdc_assets.orchestration.code_location import load_location
+    from pgcdc_assets.orchestration.defs_tables import find_defs_tables
 
     for loaded in load_location(options.module).select(options.name):
+        declared = find_defs_tables(home.defs_folders(), loaded.capture.name)
         settings = loaded.postgres.settings()
         zone = loaded.lake.zone(loaded.capture.name)
         findings = check_capture(settings, loaded.capture, zone)
         for error in find_moved(settings, zone, loaded.capture, "check"):
             findings.append(Finding("moved", "error", str(error), table=error.relation))
-        report(settings, loaded.capture.publication, findings)
+        report(settings, loaded.capture.publication, _with_places(findings, declared))
         loaded.lake.lake().check_writable()
     return 0
 
@@ -101,6 +109,23 @@ def _system_columns(table: CdcTable) -> Iterator[SystemColumns]:
         yield SOFT_DELETE_COLUMNS if table.soft_deletes else log
     if 2 in table.scd:
         yield SCD2_COLUMNS
+
+
+def _with_places(findings: Iterable[Finding], declared: DefsTables | None) -> list[Finding]:
+    """Put file and line before what is wrong with a declared table or its key."""
+    return [
+        finding
+        if (place := _declared_at(finding, declared)) is None
+        else replace(finding, message=f"{place}: {finding.message}")
+        for finding in findings
+    ]
+
+
+def _declared_at(finding: Finding, declared: DefsTables | None) -> str | None:
+    is_declared = finding.severity == "error" and finding.code in ("table", "key")
+    if declared is None or finding.table is None or not is_declared:
+        return None
+    return declared.place(TableName.parse(finding.table), finding.code)
 
 
 def report(settings: ConnectionSettings, publication: str, findings: Sequence[Finding]) -> None:

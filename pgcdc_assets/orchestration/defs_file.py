@@ -70,8 +70,7 @@ def check_defs_folders(folders: Sequence[Path]) -> None:
         ConfigurationError: the first thing that is wrong, with file, line and column.
     """
     declared: dict[str, str] = {}
-    found = [path for folder in folders for name in FILE_NAMES for path in folder.rglob(name)]
-    for path in sorted(found):
+    for path in defs_files(folders):
         for name in _File(path).check():
             if name in declared:
                 raise ConfigurationError(
@@ -79,6 +78,11 @@ def check_defs_folders(folders: Sequence[Path]) -> None:
                     "already; give one of them another name"
                 )
             declared[name] = _shown(path)
+
+
+def defs_files(folders: Sequence[Path]) -> list[Path]:
+    """List the files below some folders that declare components."""
+    return sorted(path for folder in folders for name in FILE_NAMES for path in folder.rglob(name))
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,7 @@ class _File:
         raise ConfigurationError(reason=f"{self._place(node.start_mark)}: {sentence}") from None
 
     def _place(self, mark: yaml.Mark | None) -> str:
-        place = _shown(self.path)
-        return place if mark is None else f"{place}:{mark.line + 1}:{mark.column + 1}"
+        return shown_place(self.path, mark)
 
     def _documents(self) -> list[yaml.Node | None]:
         try:
@@ -325,6 +328,12 @@ def _allowed(kind: Any) -> str:
 def _described(description: str | None) -> str:
     text = (description or "it has to be set").rstrip(".")
     return text[0].lower() + text[1:]
+
+
+def shown_place(path: Path, mark: yaml.Mark | None) -> str:
+    """Write a place in a file as `file:line:column`, for messages."""
+    shown = _shown(path)
+    return shown if mark is None else f"{shown}:{mark.line + 1}:{mark.column + 1}"
 
 
 def _shown(path: Path) -> str:

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import yaml
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.defs_file import defs_files, shown_place
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 
@@ -60,6 +62,14 @@ class DefsTables:
     def names(self) -> list[TableName]:
         """The tables in their order."""
         return [TableName.parse(entry["name"]) for entry in self.attributes["tables"]]
+
+    def place(self, name: TableName, setting: str) -> str | None:
+        """Say where the file has a setting of a table, else the table; None if it is not listed."""
+        if name not in self.names:
+            return None
+        entry = self.tables.value[self.names.index(name)]
+        values = {key.value: value for key, value in entry.value}
+        return shown_place(self.path, values.get(setting, entry).start_mark)
 
     def key(self, name: TableName) -> list[str]:
         """Return the declared key of a table."""
@@ -108,6 +118,19 @@ class DefsTables:
             for number, line in enumerate(_block(table))
         )
         return head + added + self.text[len(head) :]
+
+
+def find_defs_tables(folders: Sequence[Path], capture: str) -> DefsTables | None:
+    """Find the file that lists a capture's tables; None for a capture that Python declares.
+
+    Names that are put in when Dagster loads the file (`{{ env.NAME }}`) are not found.
+    """
+    for path in defs_files(folders):
+        with suppress(ConfigurationError, OSError, UnicodeError, yaml.YAMLError):
+            found = DefsTables.read(path, capture)
+            if found.names:
+                return found
+    return None
 
 
 def replace_text(path: Path, text: str) -> None:

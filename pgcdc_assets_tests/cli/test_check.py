@@ -1,0 +1,55 @@
+"""`pgcdc check` of captures in defs.yaml: what is wrong is named with its place in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.cli import main
+from pgcdc_assets_tests.fixtures.database import Database
+
+pytestmark = pytest.mark.postgres
+
+DEFS = """type: pgcdc_assets.PostgresCdcComponent
+attributes:
+  name: mine
+  publication: pub
+  slot: SLOT
+  tables:
+    - {name: public.good, scd: [1]}
+    - name: public.nowhere
+    - name: '"a.b"."Über %"'
+      scd: [2]
+      key: [id, nope]
+"""
+
+
+def test_tables_and_keys_that_do_not_exist_are_named_with_their_lines(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Item 26."""
+    database.execute('create schema "a.b"')
+    for table in ("public.good", '"a.b"."Über %"'):
+        database.execute(f"create table {table} (id int primary key)")
+    database.execute("create publication pub for all tables")
+    folder = tmp_path / "defs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "defs.yaml").write_text(DEFS.replace("SLOT", f"s_{database.name}"))
+    (tmp_path / "defs" / "broken.yaml").write_text("{")
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    assert main(["check", "--name", "mine"]) == 2
+    errors = [line for line in capsys.readouterr().out.splitlines() if "ERROR" in line]
+    assert len(errors) == 2, errors
+    (table,) = [line for line in errors if "public.nowhere does not exist" in line]
+    assert "defs/mine/defs.yaml:8:7: " in table
+    (key,) = [line for line in errors if "names nope" in line]
+    assert "defs/mine/defs.yaml:11:12: " in key
+    assert '"a.b"."Über %"' in key
