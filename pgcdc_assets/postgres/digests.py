@@ -1,7 +1,8 @@
 """Digests of a table's rows as of an exported snapshot, computed by the server: rows stay there.
 
 A row is written as its columns' texts one after the other, each with its length before it, so that
-no two rows read alike; NULL is a mark without a length. The text of a value is that of its type's
+no two rows read alike; NULL is a mark without a length, and bytes that are not UTF-8 are hex behind
+a mark of their own. The text of a value is that of its type's
 output function, as COPY and pgoutput write it: `concat()` calls that function where a cast to text
 would not (`true` for `t`, blanks of char(n) lost, `/32` of an inet lost). Rows are grouped into
 buckets by the first hex digits of their key's digest, and a bucket is summed up so that the order
@@ -22,7 +23,7 @@ from psycopg2.errors import UndefinedColumn, UndefinedTable
 
 from pgcdc_assets.errors import ConfigurationError, TableChanged, TransientError
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
-from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import (
     begin_at,
     lock_unchanged,
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
     from pgcdc_assets.protocol.relation import Column, Relation
 
 NULL_MARK = "N"
+# Between length and hex; between the length and a text stands a colon.
+BYTES_MARK = "x"
+
+# The hex of UTF-8 (RFC 3629, section 4), a character in each turn.
+_UTF8_HEX = (
+    "^([0-7].|(c[2-9a-f]|d.)[89ab].|e0[ab].[89ab].|e[1-9abcef][89ab].[89ab].|ed[89].[89ab].|"
+    "f0[9ab].([89ab].){2}|f[123]([89ab].){3}|f48.([89ab].){2})*$"
+)
 
 _FETCHED_ROWS = 10_000
 
@@ -187,7 +196,7 @@ class SourceDigests:
             "select key_digest, row_digest, array[{key}]::text[], array[{columns}]::text[] "
             "from ({rows}) r where key_digest = any({wanted}::text[])"
         ).format(
-            key=sql.SQL(", ").join(self._column(i) for i in self.key),
+            key=sql.SQL(", ").join(self._shown(i) for i in self.key),
             columns=sql.SQL(", ").join(
                 sql.SQL("md5({})").format(self._bytes(self._piece(i)))
                 for i in range(len(self.columns))
@@ -224,16 +233,41 @@ class SourceDigests:
     def _column(self, index: int) -> sql.Identifier:
         return sql.Identifier(f"t{index}")
 
-    def _piece(self, index: int) -> sql.Composed:
+    def _piece(self, index: int) -> sql.Composable:
         column = self._column(index)
-        return sql.SQL("coalesce(octet_length({bytes})::text || ':' || {text}, {null})").format(
+        text = sql.SQL("coalesce(octet_length({bytes})::text || ':' || {text}, {null})").format(
             bytes=self._bytes(column), text=column, null=sql.Literal(NULL_MARK)
         )
+        marked = sql.SQL("length({hex})::text || {mark} || {hex}").format(
+            hex=_hex(column), mark=sql.Literal(BYTES_MARK)
+        )
+        return self._if_bytes(index, marked, text)
+
+    def _shown(self, index: int) -> sql.Composable:
+        """Write a value as it can be sent to a client."""
+        column = self._column(index)
+        return self._if_bytes(index, sql.SQL("'\\x' || {}").format(_hex(column)), column)
+
+    def _if_bytes(
+        self, index: int, then: sql.Composable, otherwise: sql.Composable
+    ) -> sql.Composable:
+        """Choose by whether a value is not UTF-8, which it is in every encoding but one."""
+        if self._encoding != SQL_ASCII:
+            return otherwise
+        return sql.SQL("case when {hex} !~ {utf8} then {then} else {otherwise} end").format(
+            hex=_hex(self._column(index)),
+            utf8=sql.Literal(_UTF8_HEX),
+            then=then,
+            otherwise=otherwise,
+        )
+
+    @property
+    def _encoding(self) -> str | None:
+        return self.source.connection.get_parameter_status("server_encoding")
 
     def _bytes(self, text: sql.Composable) -> sql.Composable:
         """Write the UTF-8 of a text; what is UTF-8 already needs no conversion."""
-        encoding = self.source.connection.get_parameter_status("server_encoding")
-        if encoding == "UTF8":
+        if self._encoding in ("UTF8", SQL_ASCII):
             return text
         return sql.SQL("convert_to({}, 'UTF8')").format(text)
 
@@ -289,6 +323,11 @@ def _text(column: Column, form: Form) -> sql.Composable:
             "else {text} end"
         ).format(name=name, text=text)
     return text
+
+
+def _hex(text: sql.Composable) -> sql.Composed:
+    """Write the hex of a text's bytes in a database that does not know what they mean."""
+    return sql.SQL("encode(convert_to({}, {}), 'hex')").format(text, sql.Literal(SQL_ASCII))
 
 
 def _joined(pieces: Sequence[sql.Composable]) -> sql.Composable:

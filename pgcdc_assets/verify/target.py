@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.postgres.digests import NULL_MARK, Bucket, RowDetail
+from pgcdc_assets.postgres.digests import BYTES_MARK, NULL_MARK, Bucket, RowDetail
 from pgcdc_assets.spark.sql import string
 from pgcdc_assets.verify.canonical_text import ComparedColumn
 
@@ -129,4 +129,11 @@ def read_version(session: SparkSession, target: TargetVersion) -> DataFrame:
 
 def _piece(index: int) -> str:
     text = f"t{index}"
-    return f"coalesce(concat(CAST(octet_length({text}) AS STRING), ':', {text}), '{NULL_MARK}')"
+    # The form of bytes that are not UTF-8, see `protocol/utf8.py`: U+0000, `\x` and hex.
+    hex_digits = f"substr({text}, 4)"
+    return (
+        f"CASE WHEN startswith({text}, '\\u0000') "
+        f"THEN concat(CAST(length({hex_digits}) AS STRING), '{BYTES_MARK}', {hex_digits}) "
+        f"ELSE coalesce(concat(CAST(octet_length({text}) AS STRING), ':', {text}), '{NULL_MARK}') "
+        "END"
+    )

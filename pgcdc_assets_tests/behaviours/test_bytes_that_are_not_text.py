@@ -7,11 +7,15 @@ from dataclasses import replace
 
 import pytest
 from psycopg2 import sql
+from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.snapshot import copy_tables
 from pgcdc_assets.protocol.utf8 import bytes_as_text
+from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets_tests.fixtures.capturing import Capturing
 from pgcdc_assets_tests.fixtures.database import Database, drop_database
+from pgcdc_assets_tests.merge.pipeline import Pipeline
+from pgcdc_assets_tests.verify.comparing import verify
 
 pytestmark = pytest.mark.postgres
 
@@ -51,3 +55,41 @@ def test_a_bad_byte_lands_as_hex_and_the_stream_goes_on(ascii_capturing: Capturi
         capturing.settings, capturing.zone, capturing.slot, capturing.publication
     )
     assert copied.rescued_count == 1
+
+
+@pytest.mark.spark
+def test_source_and_table_are_compared_byte_by_byte(
+    ascii_capturing: Capturing, spark: SparkSession
+) -> None:
+    """Item 9: in keys, in plain columns and in arrays; what looks like the form is not it."""
+    pipeline = Pipeline(ascii_capturing.database, ascii_capturing.zone, spark)
+    bad = "convert_from('\\xe9'::bytea, 'SQL_ASCII')"
+    good = "convert_from('\\xc3a9'::bytea, 'SQL_ASCII')"
+    cut = "convert_from('\\xe282'::bytea, 'SQL_ASCII')"
+    pipeline.start(
+        "create table t (id text primary key, v text, a text[])",
+        f"insert into t values ('1', {bad}, array['a', {bad}]), ({bad}, '\\xe9', '{{}}')",
+        f"insert into t values ({good}, '2xe9', array[{good}]), ({cut}, null, null)",
+    )
+    pipeline.sync()
+    pipeline.database.execute(f"insert into t values ('new', 'a' || {cut} || 'b', null)")
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    pipeline.assert_equal("t")
+    mend = f"UPDATE {delta_table(pipeline.path())} SET v = %s WHERE v = %s"
+    pipeline.spark.sql(mend % (r"'\u0000\\xe8'", r"'\u0000\\xe9'"))
+    found = verify(pipeline)
+    (difference,) = found.differences
+    assert difference.columns == ("v",)
+    pipeline.spark.sql(
+        f"UPDATE {delta_table(pipeline.path())} SET v = concat(left(v, 3), 'e8') WHERE id = '1'"
+    )
+    found = verify(pipeline)
+    (difference,) = found.differences
+    assert (difference.key, difference.columns) == (("1",), ("v",))
+    pipeline.spark.sql(
+        f"DELETE FROM {delta_table(pipeline.path())} WHERE id = concat('\\u0000', '\\\\xe9')"
+    )
+    found = verify(pipeline)
+    assert (found.missing, found.differing) == (1, 1)
+    assert ("\\xe9",) in {difference.key for difference in found.differences}
