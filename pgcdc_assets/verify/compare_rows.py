@@ -207,7 +207,8 @@ def _read(reader: Reader, text: str | None) -> Any:
     try:
         return reader(text)
     except Unreadable:
-        return ("unreadable", text)
+        # As the target has it, where rows without a key are looked up by all they hold.
+        return ("rescued", text)
 
 
 def _digest(values: Sequence[Any]) -> bytes:

@@ -37,7 +37,7 @@ def reader_for(kind: pa.DataType) -> Reader:
     if pa.types.is_integer(kind):
         return int
     if pa.types.is_decimal(kind):
-        return _decimal
+        return _decimal(kind.precision, kind.scale)
     if pa.types.is_float64(kind):
         return lambda text: repr(float(text))
     if pa.types.is_float32(kind):
@@ -79,14 +79,17 @@ def _boolean(text: str) -> bool:
     return {"t": True, "f": False}[text]
 
 
-def _decimal(text: str) -> str:
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        raise Unreadable(text) from None
-    if not value.is_finite():
-        raise Unreadable(text)
-    return format(value, "f")
+def _decimal(precision: int, scale: int) -> Reader:
+    def read(text: str) -> str:
+        try:
+            value = Decimal(text)
+        except InvalidOperation:
+            raise Unreadable(text) from None
+        if not value.is_finite() or (value and value.adjusted() >= precision - scale):
+            raise Unreadable(text)
+        return format(value, "f")
+
+    return read
 
 
 def _single(value: float) -> float:

@@ -1,0 +1,40 @@
+"""Tables without a key, compared by all that their rows hold: values that are rescued too."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets_tests.merge.pipeline import Pipeline
+from pgcdc_assets_tests.verify.comparing import verify
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+_COLUMNS = (
+    "n numeric, m numeric(60, 3), s numeric(3, 3), f float8, a text[], d date, ts timestamptz, "
+    "b bytea, j json, na numeric[], fa float8[]"
+)
+_ODD = (
+    "('NaN', 'NaN', 0, 'NaN', array['a\"b', 'c,d', null, 'NULL', ''], 'infinity', '-infinity', "
+    "'\\x00', '{\"a\": 1}', '{NaN,1.5}', '{NaN,1.5}')"
+)
+_WIDE = (
+    "(1e60, 12345678901234567890123456789012345678901234567890.123, 0.5, '-0', '{{a,b},{c,d}}', "
+    "'4000-01-01 BC', '4000-01-01 BC', null, null, '{{1,2}}', '{{1,2}}')"
+)
+
+
+def test_rescued_values_are_equal_to_their_source(pipeline: Pipeline) -> None:
+    pipeline.start(
+        f"create table t ({_COLUMNS})",
+        "alter table t replica identity full",
+        f"insert into t values {_ODD}, {_WIDE}, {_ODD}",
+    )
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    pipeline.database.execute("update t set n = n + 1, f = f + 1")
+    pipeline.database.execute("delete from t where ctid = (select min(ctid) from t)")
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    pipeline.assert_equal("t")
+    pipeline.database.execute("update t set d = '-infinity' where d = 'infinity'")
+    assert not pipeline.compare().is_equal
