@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from pgcdc_assets.spark.settings import DELTA_PACKAGE
+from pgcdc_assets_tests.fixtures.syntax import syntax_tree
 from pgcdc_assets_tests.lowest_versions import lowest_versions, requirements
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +26,7 @@ def imported(folder: str) -> set[str]:
     """Distributions whose modules the Python files of a folder import."""
     modules = set()
     for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.Import):
                 modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pgcdc_assets
+from pgcdc_assets_tests.fixtures.syntax import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINE_COUNT = 400
@@ -83,7 +84,7 @@ def test_every_public_module_says_what_it_is_for() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in (ROOT / "pgcdc_assets").rglob("*.py")
-        if ast.get_docstring(ast.parse(path.read_text())) is None
+        if ast.get_docstring(syntax_tree(path)) is None
     ]
     assert silent == []
 
@@ -93,7 +94,7 @@ def test_no_message_sends_users_of_a_wheel_to_make() -> None:
     for path in (ROOT / "pgcdc_assets").rglob("*.py"):
         found += [
             f"{path.relative_to(ROOT)}:{node.lineno}"
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(syntax_tree(path))
             if isinstance(node, ast.Constant)
             and re.search(r"\bmake (demo|dev|install|test|bench)\b", str(node.value))
         ]

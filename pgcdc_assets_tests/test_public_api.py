@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pgcdc_assets
+from pgcdc_assets_tests.fixtures.syntax import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 SUBMODULES = {path.stem for path in (ROOT / "pgcdc_assets").iterdir()}
@@ -16,7 +17,7 @@ SUBMODULES = {path.stem for path in (ROOT / "pgcdc_assets").iterdir()}
 
 def names_for_type_checkers() -> dict[str, str]:
     """The names that the package imports for type checkers only, each with its module."""
-    tree = ast.parse((ROOT / "pgcdc_assets" / "__init__.py").read_text())
+    tree = syntax_tree(ROOT / "pgcdc_assets" / "__init__.py")
     return {
         alias.name: node.module or ""
         for block in tree.body
