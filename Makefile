@@ -5,7 +5,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Two processes, each with servers of its own, take the test files in the order that
-# pgcdc_assets_tests/fixtures/balance.py gives them: by the number of tests, long files of few would
+# pgcdc_assets_tests/support/balance.py gives them: by the number of tests, long files of few would
 # come last, and leave one process idle.
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 # Parts that meet every package that setup.cfg requires.
@@ -63,7 +63,7 @@ test-all: $(STAMP) java ## run the tests and the long random ones
 .PHONY: test-lowest
 test-lowest: java ## run the tests of parts on the lowest versions that setup.cfg allows
 	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
-	@$(PYTHON) pgcdc_assets_tests/lowest_versions.py > .venv-lowest/constraints.txt
+	@$(PYTHON) pgcdc_assets_tests/support/lowest_versions.py > .venv-lowest/constraints.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint .venv-lowest/constraints.txt --editable '.[demo,dev]'
 	.venv-lowest/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' $(LOWEST_TESTS)

@@ -38,7 +38,7 @@ from benchmarks.scale import roomy_folder, scaled
 from benchmarks.source import log
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.local import free_port
-from pgcdc_assets.orchestration.home import CONFIG
+from pgcdc_assets.orchestration.project.home import CONFIG
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone

@@ -6,8 +6,8 @@ That is `./defs`, where `pgcdc init` writes; in a clone, `defs` at its root; and
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.code_location import load_defs_folders
-from pgcdc_assets.orchestration.home import defs_folders
+from pgcdc_assets.orchestration.project.code_location import load_defs_folders
+from pgcdc_assets.orchestration.project.home import defs_folders
 
 
 @dg.definitions

@@ -1,1 +1,1 @@
-"""Tests; the folders mirror the package, `behaviours/` has one file per theme of CDC behaviour."""
+"""Tests; the folders mirror the package; README.md says what is where."""

@@ -1,14 +1,14 @@
-"""Loads the fixtures; each family is a file in `fixtures/`."""
+"""Load the fixtures; each family is a file in `support/`."""
 
 pytest_plugins = [
-    "pgcdc_assets_tests.fixtures.seed",
-    "pgcdc_assets_tests.fixtures.servers",
-    "pgcdc_assets_tests.fixtures.database",
-    "pgcdc_assets_tests.fixtures.proxy",
-    "pgcdc_assets_tests.fixtures.lake",
-    "pgcdc_assets_tests.fixtures.capturing",
-    "pgcdc_assets_tests.fixtures.spark",
-    "pgcdc_assets_tests.fixtures.balance",
-    "pgcdc_assets_tests.fixtures.pipeline",
-    "pgcdc_assets_tests.fixtures.preflight",
+    "pgcdc_assets_tests.support.seed",
+    "pgcdc_assets_tests.support.servers",
+    "pgcdc_assets_tests.support.database",
+    "pgcdc_assets_tests.support.proxy",
+    "pgcdc_assets_tests.support.lake",
+    "pgcdc_assets_tests.support.captures",
+    "pgcdc_assets_tests.support.spark",
+    "pgcdc_assets_tests.support.balance",
+    "pgcdc_assets_tests.support.pipeline",
+    "pgcdc_assets_tests.support.preflight",
 ]

@@ -14,8 +14,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from pgcdc_assets.spark.settings import DELTA_PACKAGE
-from pgcdc_assets_tests.fixtures.syntax import syntax_tree
-from pgcdc_assets_tests.lowest_versions import lowest_versions, requirements
+from pgcdc_assets_tests.support.lowest_versions import lowest_versions, requirements
+from pgcdc_assets_tests.support.syntax import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 OF_USERS = [Requirement(line) for line in [*requirements(), *requirements("demo")]]

@@ -18,7 +18,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.stream.errors import stream_failure
-from pgcdc_assets_tests.fixtures.capturing import Capturing
+from pgcdc_assets_tests.support.captures import Capturing
 
 
 def test_a_run_whose_table_was_altered_while_it_was_copied_is_to_be_tried_again() -> None:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.cli import main
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.support.database import Database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
@@ -40,7 +40,7 @@ COLUMNS = [*KEY, "a,b;c{d}(e)", "line\nend\t", "é😀", "select", "%/\\[]*?#'",
 COLUMNS += [".", "Ünïcode", "'; drop table x; --", " ", '"', "`", "`a`", "count(*)", "_metadata"]
 MODULE = """
 from pathlib import Path
-from pgcdc_assets.orchestration.code_location import load_defs_folders
+from pgcdc_assets.orchestration.project.code_location import load_defs_folders
 
 defs = load_defs_folders([Path({folder!r})])
 """

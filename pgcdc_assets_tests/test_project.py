@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pgcdc_assets
-from pgcdc_assets_tests.fixtures.syntax import syntax_tree
+from pgcdc_assets_tests.support.syntax import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINE_COUNT = 400

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import pgcdc_assets
-from pgcdc_assets_tests.fixtures.syntax import syntax_tree
+from pgcdc_assets_tests.support.syntax import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 SUBMODULES = {path.stem for path in (ROOT / "pgcdc_assets").iterdir()}

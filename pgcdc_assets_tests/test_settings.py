@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.defs_tables import component_yaml
+from pgcdc_assets.orchestration.project.defs_tables import component_yaml
 from pgcdc_assets.orchestration.settings_metadata import capture_metadata, capture_of
 from pgcdc_assets.settings import (
     CdcCapture,

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from pgcdc_assets.cli.arguments import build_parser
+from pgcdc_assets.cli.library_log import LibraryLog
 from pgcdc_assets.cli.output import complain, open_log
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.orchestration.output import LibraryLog
 
 INTERRUPTED = 130
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
-from pgcdc_assets.orchestration import home
-from pgcdc_assets.orchestration.moved_tables import find_moved
+from pgcdc_assets.orchestration.checks.source_tables import find_moved
+from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
@@ -28,7 +28,7 @@ from pgcdc_assets.tables.columns import (
 )
 
 if TYPE_CHECKING:
-    from pgcdc_assets.orchestration.defs_tables import DefsTables
+    from pgcdc_assets.orchestration.project.defs_tables import DefsTables
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
         slot = options.slot or f"pgcdc_{name or options.publication}"
         report(settings, options.publication, run_preflight(settings, options.publication, slot))
         return 0
-    from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.defs_tables import find_defs_tables
+    from pgcdc_assets.orchestration.project.code_location import load_location
+    from pgcdc_assets.orchestration.project.defs_tables import find_defs_tables
 
     for loaded in load_location(options.module).select(options.name):
         declared = find_defs_tables(home.defs_folders(), loaded.capture.name)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pgcdc_assets.cli.check import check_columns, report
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration import home
-from pgcdc_assets.orchestration.defs_file import check_defs_folders
-from pgcdc_assets.orchestration.defs_tables import DefsTables, component_yaml
+from pgcdc_assets.orchestration.project import home
+from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
+from pgcdc_assets.orchestration.project.defs_tables import DefsTables, component_yaml
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import run_preflight

@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pgcdc_assets.orchestration.home import state_folder
-from pgcdc_assets.orchestration.output import LibraryLog, open_library_log, terminal
+from pgcdc_assets.cli.library_log import LibraryLog, open_library_log, terminal
+from pgcdc_assets.orchestration.project.home import state_folder
 
 
 def say(line: str) -> None:

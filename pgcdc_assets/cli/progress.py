@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pgcdc_assets.activity import Activity, watched_by
-from pgcdc_assets.orchestration.output import terminal
+from pgcdc_assets.cli.library_log import terminal
 
 
 class ProgressDisplay:

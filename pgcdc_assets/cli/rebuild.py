@@ -22,12 +22,12 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error that the run ended with; tables that it does not name are rebuilt.
     """
-    from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.home import open_instance
     from pgcdc_assets.orchestration.jobs.rebuild import parse_lsn, rebuild_op_name
     from pgcdc_assets.orchestration.names import Names
-    from pgcdc_assets.orchestration.run_claims import PROCESS_TAG, process_tag
-    from pgcdc_assets.orchestration.run_errors import error_of_run
+    from pgcdc_assets.orchestration.project.code_location import load_location
+    from pgcdc_assets.orchestration.project.home import open_instance
+    from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, process_tag
+    from pgcdc_assets.orchestration.runs.errors import error_of_run
 
     location = load_location(options.module)
     (loaded,) = location.select(options.name)

@@ -8,7 +8,7 @@ import argparse
 def run(options: argparse.Namespace) -> int:
     """Begin a new epoch of one capture."""
     from pgcdc_assets.capture.epoch import renew_epoch
-    from pgcdc_assets.orchestration.code_location import load_location
+    from pgcdc_assets.orchestration.project.code_location import load_location
 
     for loaded in load_location(options.module).select(options.name):
         capture = loaded.capture

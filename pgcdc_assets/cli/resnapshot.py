@@ -17,9 +17,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error that a run ended with; tables that it does not name are merged.
     """
-    from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.home import open_instance
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
+    from pgcdc_assets.orchestration.project.code_location import load_location
+    from pgcdc_assets.orchestration.project.home import open_instance
 
     location = load_location(options.module)
     (loaded,) = location.select(options.name)

@@ -7,7 +7,7 @@ import os
 
 from pgcdc_assets.cli.output import say
 from pgcdc_assets.cli.tables import duration
-from pgcdc_assets.orchestration.home import SPARK_VARIABLE, state_folder
+from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, state_folder
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
 

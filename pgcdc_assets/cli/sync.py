@@ -18,9 +18,9 @@ def run(options: argparse.Namespace) -> int:
     With several captures one that fails does not hold up the next; the worst status is returned.
     """
     started = time.monotonic()
-    from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.home import open_instance
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
+    from pgcdc_assets.orchestration.project.code_location import load_location
+    from pgcdc_assets.orchestration.project.home import open_instance
 
     reports: list[SyncReport] = []
     failures: list[PgcdcError] = []

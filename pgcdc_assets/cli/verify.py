@@ -22,7 +22,7 @@ from pgcdc_assets.verify import (
 if TYPE_CHECKING:
     import dagster as dg
 
-    from pgcdc_assets.orchestration.code_location import CodeLocation, LoadedCapture
+    from pgcdc_assets.orchestration.project.code_location import CodeLocation, LoadedCapture
     from pgcdc_assets.settings import CdcCapture, CdcTable
 
 _NULL = "NULL"
@@ -35,8 +35,8 @@ def run(options: argparse.Namespace) -> int:
         ConfigurationError: a named table does not exist, or cannot be compared.
         DifferenceFound: one of them differs.
     """
-    from pgcdc_assets.orchestration.code_location import load_location
-    from pgcdc_assets.orchestration.home import open_instance
+    from pgcdc_assets.orchestration.project.code_location import load_location
+    from pgcdc_assets.orchestration.project.home import open_instance
 
     location = load_location(options.module)
     captures = location.select(options.name)

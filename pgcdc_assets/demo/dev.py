@@ -20,8 +20,8 @@ from pgcdc_assets.demo.console import say, signs_of_life
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.demo.stage import LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.code_location import DEFAULT_MODULE
-from pgcdc_assets.orchestration.home import prepare_home, project_root, state_folder
+from pgcdc_assets.orchestration.project.code_location import DEFAULT_MODULE
+from pgcdc_assets.orchestration.project.home import prepare_home, project_root, state_folder
 from pgcdc_assets.spark.server import SparkServer
 
 HOST = "127.0.0.1"

@@ -17,15 +17,19 @@ from functools import partial
 import dagster as dg
 
 from pgcdc_assets.activity import watched_by
+from pgcdc_assets.cli.library_log import library_log
 from pgcdc_assets.cli.tables import size
 from pgcdc_assets.demo.console import Lines, say, signs_of_life, table
 from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
-from pgcdc_assets.orchestration.code_location import CodeLocation, LoadedCapture, load_location
 from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
-from pgcdc_assets.orchestration.home import open_instance, state_folder
 from pgcdc_assets.orchestration.jobs.sync import SyncReport, sync_capture
-from pgcdc_assets.orchestration.output import library_log
+from pgcdc_assets.orchestration.project.code_location import (
+    CodeLocation,
+    LoadedCapture,
+    load_location,
+)
+from pgcdc_assets.orchestration.project.home import open_instance, state_folder
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.raw.zone import RawZone

@@ -24,7 +24,7 @@ from pgcdc_assets.demo.console import say, signs_of_life
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.local import locked
-from pgcdc_assets.orchestration.home import embedded_data_folder, state_folder
+from pgcdc_assets.orchestration.project.home import embedded_data_folder, state_folder
 
 _PUT_ASIDE = ("PGCDC_DSN", "PGCDC_LAKE", "PGCDC_SPARK_REMOTE", "DAGSTER_HOME")
 

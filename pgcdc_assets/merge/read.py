@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
 from pgcdc_assets.merge.fold.schema import build_shape
-from pgcdc_assets.merge.fold.shape import TableShape
+from pgcdc_assets.merge.fold.table_schema import TableShape
 from pgcdc_assets.merge.task import TableWork
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pgcdc_assets.errors import SchemaChangeError
-from pgcdc_assets.merge.fold.shape import Field, TableShape
+from pgcdc_assets.merge.fold.table_schema import Field, TableShape
 from pgcdc_assets.merge.fold.typed_columns import target_columns
 from pgcdc_assets.merge.write import alter_all, overwrite_schema, table_properties
 from pgcdc_assets.spark.sql import delta_table, identifier, string

@@ -21,14 +21,14 @@ from pgcdc_assets.orchestration.checks.raw import (
     build_source_checks,
 )
 from pgcdc_assets.orchestration.checks.scd import build_table_checks
-from pgcdc_assets.orchestration.executor import run_executor
 from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
 from pgcdc_assets.orchestration.jobs.maintenance import build_upkeep
 from pgcdc_assets.orchestration.jobs.rebuild import build_rebuild_job
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import SpecificPartitionsPartitionMapping
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-from pgcdc_assets.orchestration.runs import CAPTURE_TAG
+from pgcdc_assets.orchestration.runs.executor import run_executor
+from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.orchestration.sensors.lag import LagSensorTargets, build_lag_sensor
 from pgcdc_assets.orchestration.sensors.merge import build_merge_sensor
 from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, capture_metadata

@@ -18,8 +18,8 @@ from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration import home
 from pgcdc_assets.orchestration.build import build_cdc_definitions
+from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.translator import PgcdcTranslator
 from pgcdc_assets.settings import (

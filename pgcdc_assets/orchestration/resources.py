@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import Field
 
-from pgcdc_assets.orchestration import home
+from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone

@@ -24,8 +24,8 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.slots import create_slot, drop_slot
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.fixtures.database import Database, create_database, drop_database
-from pgcdc_assets_tests.fixtures.proxy import TcpProxy
+from pgcdc_assets_tests.support.database import Database, create_database, drop_database
+from pgcdc_assets_tests.support.proxy import TcpProxy
 
 pytestmark = pytest.mark.postgres
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.cli import main
-from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
 

@@ -21,7 +21,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison
-from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.support.database import Database
 
 NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
 
@@ -200,7 +200,7 @@ def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    from pgcdc_assets.orchestration.code_location import find_captures, load_defs_folders
+    from pgcdc_assets.orchestration.project.code_location import find_captures, load_defs_folders
 
     database.execute("create table public.t (a int, b text, v numeric, primary key (b, a))")
     database.execute("create publication p for table t")

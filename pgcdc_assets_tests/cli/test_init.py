@@ -11,11 +11,11 @@ import yaml
 
 from pgcdc_assets.cli import main
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.code_location import find_captures, load_defs_folders
-from pgcdc_assets.orchestration.defs_tables import DefsTables
-from pgcdc_assets.orchestration.home import defs_folders
+from pgcdc_assets.orchestration.project.code_location import find_captures, load_defs_folders
+from pgcdc_assets.orchestration.project.defs_tables import DefsTables
+from pgcdc_assets.orchestration.project.home import defs_folders
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.support.database import Database
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n  name: mine\n  publication: p\n"

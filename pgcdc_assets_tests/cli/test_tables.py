@@ -13,7 +13,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.support.database import Database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 

@@ -24,7 +24,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.spark.server import SparkServer
-from pgcdc_assets_tests.fixtures.waiting import wait_until
+from pgcdc_assets_tests.support.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

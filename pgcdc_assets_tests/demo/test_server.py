@@ -13,9 +13,9 @@ import pytest
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.fixtures.proxy import TcpProxy
-from pgcdc_assets_tests.fixtures.waiting import wait_until
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.proxy import TcpProxy
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 

@@ -12,8 +12,8 @@ import pytest
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.actions import ACTIONS
 from pgcdc_assets.demo.workload import Workload
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.fixtures.waiting import wait_until
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -25,7 +25,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import state
 from pgcdc_assets.tables.state import read_watermark, table_path
-from pgcdc_assets_tests.merge.history import (
+from pgcdc_assets_tests.support.merge.history import (
     Landing,
     column,
     delete,
@@ -33,8 +33,8 @@ from pgcdc_assets_tests.merge.history import (
     relation,
     update,
 )
-from pgcdc_assets_tests.merge.one_table import merge
-from pgcdc_assets_tests.merge.races import (
+from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.races import (
     BAG,
     COPIED,
     ITEMS,

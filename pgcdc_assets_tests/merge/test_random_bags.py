@@ -14,7 +14,7 @@ from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.merge.history import (
+from pgcdc_assets_tests.support.merge.history import (
     Change,
     Landing,
     column,
@@ -24,7 +24,11 @@ from pgcdc_assets_tests.merge.history import (
     truncate,
     update,
 )
-from pgcdc_assets_tests.merge.random_history import NUMERIC_10_2, land_in_pieces, merge_in_pieces
+from pgcdc_assets_tests.support.merge.random_history import (
+    NUMERIC_10_2,
+    land_in_pieces,
+    merge_in_pieces,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

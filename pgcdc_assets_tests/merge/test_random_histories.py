@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.merge.history import Change, Fold, Landing
-from pgcdc_assets_tests.merge.random_history import (
+from pgcdc_assets_tests.support.merge.history import Change, Fold, Landing
+from pgcdc_assets_tests.support.merge.random_history import (
     KEY,
     RandomHistory,
     cases,

@@ -12,7 +12,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.merge.history import (
+from pgcdc_assets_tests.support.merge.history import (
     Change,
     Landing,
     Version,
@@ -21,7 +21,7 @@ from pgcdc_assets_tests.merge.history import (
     insert,
     truncate,
 )
-from pgcdc_assets_tests.merge.random_history import (
+from pgcdc_assets_tests.support.merge.random_history import (
     KEY,
     RandomHistory,
     cases,

@@ -12,9 +12,9 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.merge.history import Change, Landing, Version, Versions, update
-from pgcdc_assets_tests.merge.one_table import log_of
-from pgcdc_assets_tests.merge.random_history import (
+from pgcdc_assets_tests.support.merge.history import Change, Landing, Version, Versions, update
+from pgcdc_assets_tests.support.merge.one_table import log_of
+from pgcdc_assets_tests.support.merge.random_history import (
     KEY,
     RandomHistory,
     bound_merges,

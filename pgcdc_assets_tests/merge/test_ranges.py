@@ -12,8 +12,15 @@ from pgcdc_assets.merge import run
 from pgcdc_assets.merge.kinds import base
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
-from pgcdc_assets_tests.merge.one_table import (
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    update,
+)
+from pgcdc_assets_tests.support.merge.one_table import (
     add_column_of_another,
     assert_overtaken,
     count_change_data,
@@ -22,7 +29,12 @@ from pgcdc_assets_tests.merge.one_table import (
     overtake,
     record_change_data,
 )
-from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, bound_merges, random_relation
+from pgcdc_assets_tests.support.merge.random_history import (
+    COLUMNS,
+    KEY,
+    bound_merges,
+    random_relation,
+)
 
 pytestmark = pytest.mark.spark
 

@@ -19,7 +19,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import read_watermark, table_path
-from pgcdc_assets_tests.merge.history import (
+from pgcdc_assets_tests.support.merge.history import (
     Landing,
     column,
     delete,

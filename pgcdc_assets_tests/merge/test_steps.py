@@ -24,9 +24,9 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.tables.state import read_watermark, table_path
-from pgcdc_assets_tests.merge.history import Landing, column, insert, relation, update
-from pgcdc_assets_tests.merge.one_table import log_of, merge
-from pgcdc_assets_tests.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.support.merge.one_table import log_of, merge
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
 pytestmark = pytest.mark.spark
 

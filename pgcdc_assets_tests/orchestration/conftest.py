@@ -13,15 +13,15 @@ import pytest
 from dagster import DagsterEvent, DagsterEventType
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
-from pgcdc_assets.orchestration.code_location import CodeLocation, find_captures
 from pgcdc_assets.orchestration.jobs.sync import requested_job
+from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
+from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable, WindowPolicy
 from pgcdc_assets.verify import compare_table
-from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.support.database import Database
 
 NAME = "t"
 
@@ -142,7 +142,7 @@ class Orchestrated:
 @pytest.fixture(scope="session")
 def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an instance that nothing ran on, to copy: Dagster takes a second to make it."""
-    from pgcdc_assets.orchestration.home import CONFIG
+    from pgcdc_assets.orchestration.project.home import CONFIG
 
     home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text(CONFIG.read_text())

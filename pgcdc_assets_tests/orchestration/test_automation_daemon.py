@@ -10,9 +10,9 @@ import pytest
 
 from pgcdc_assets.orchestration.data_versions import shown_through
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
-from pgcdc_assets_tests.orchestration.daemon import SECONDS, running_daemon
+from pgcdc_assets_tests.support.orchestration.daemon import SECONDS, running_daemon
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 

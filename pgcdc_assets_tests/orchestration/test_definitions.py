@@ -13,8 +13,12 @@ import pytest
 
 from pgcdc_assets import CdcCapture, CdcTable, PgcdcTranslator, build_cdc_definitions
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.code_location import CodeLocation, load_defs_folders, load_location
-from pgcdc_assets.orchestration.executor import run_executor
+from pgcdc_assets.orchestration.project.code_location import (
+    CodeLocation,
+    load_defs_folders,
+    load_location,
+)
+from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.translator import AssetData, Layer
 from pgcdc_assets.settings import CheckPolicy, RetentionPolicy
 
@@ -246,7 +250,7 @@ def test_definitions_validate_with_nothing_running(tmp_path: Path) -> None:
 def test_loading_starts_neither_a_jvm_nor_imports_spark() -> None:
     script = (
         "import json, sys\n"
-        "from pgcdc_assets.orchestration.code_location import load_location\n"
+        "from pgcdc_assets.orchestration.project.code_location import load_location\n"
         "load_location().repository\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
     )

@@ -13,9 +13,9 @@ import pytest
 from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus
 
 from pgcdc_assets.orchestration.data_versions import shown_through
-from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
-from pgcdc_assets_tests.orchestration.daemon import SECONDS, Daemon, running_daemon
+from pgcdc_assets_tests.support.orchestration.daemon import SECONDS, Daemon, running_daemon
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 

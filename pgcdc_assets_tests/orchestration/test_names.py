@@ -6,7 +6,7 @@ import dagster as dg
 
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
-from pgcdc_assets.orchestration.code_location import CodeLocation, find_captures
+from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
 
 # Alike once Dagster has made names of outputs and inputs of them, or not to be taken at all.
 NAMES = [

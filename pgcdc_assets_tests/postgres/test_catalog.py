@@ -17,8 +17,8 @@ from pgcdc_assets.postgres.catalog import (
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.protocol.relation import Column, Relation
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.postgres.wire import Captured, peek
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.postgres.wire import Captured, peek
 
 # A commit beyond every catalog: each announcement asks anew.
 NEVER = Lsn(2**62)

@@ -12,8 +12,8 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.fixtures.proxy import TcpProxy
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.proxy import TcpProxy
 
 SECRET = "s3cr3t-p4ss"
 

@@ -11,8 +11,8 @@ from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.copy import copy_published, copy_relation
 from pgcdc_assets.postgres.slots import create_slot
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.postgres.wire import peek
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.postgres.wire import peek
 
 pytestmark = pytest.mark.postgres
 

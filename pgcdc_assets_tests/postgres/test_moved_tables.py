@@ -7,7 +7,7 @@ import pytest
 
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.moved_tables import find_moved_tables
-from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
 

@@ -18,8 +18,8 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
 )
 from pgcdc_assets.postgres.wal import read_current_lsn
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.fixtures.waiting import wait_until
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 

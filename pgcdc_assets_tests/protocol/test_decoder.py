@@ -15,9 +15,9 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.relation import Column, Relation
-from pgcdc_assets_tests.protocol import encoding, reference
-from pgcdc_assets_tests.protocol.encoding import UNCHANGED
-from pgcdc_assets_tests.protocol.streams import streams
+from pgcdc_assets_tests.support.protocol import encoding, reference
+from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED
+from pgcdc_assets_tests.support.protocol.streams import streams
 
 FAR = 2**62
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import frames
-from pgcdc_assets_tests.protocol import encoding
+from pgcdc_assets_tests.support.protocol import encoding
 
 # Full of bytes that look like the head of a frame.
 _payloads = st.lists(

@@ -9,9 +9,9 @@ import pytest
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.protocol import encoding, reference
 from pgcdc_assets_tests.protocol.test_decoder import FAR, numbering
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.protocol import encoding, reference
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
 

@@ -11,8 +11,15 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import COMMIT_TS, batch, change, relation, transaction, window
 from pgcdc_assets_tests.raw.test_stores import EPOCH, texts
+from pgcdc_assets_tests.support.raw.rows import (
+    COMMIT_TS,
+    batch,
+    change,
+    relation,
+    transaction,
+    window,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

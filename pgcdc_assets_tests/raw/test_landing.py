@@ -21,7 +21,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import batch, change, landed, transaction, window
+from pgcdc_assets_tests.support.raw.rows import batch, change, landed, transaction, window
 
 
 def data_files(zone: RawZone) -> list[str]:
@@ -160,7 +160,7 @@ def test_a_full_disk_ends_the_landing_without_a_commit(zone: RawZone) -> None:
     script = f"""
 import random, resource
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets_tests.raw.rows import *
+from pgcdc_assets_tests.support.raw.rows import *
 from pgcdc_assets.raw.lake import Lake
 zone = RawZone(Lake({zone.lake.uri!r}), "test")
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -183,7 +183,7 @@ def test_files_of_a_killed_landing_are_ignored_and_vacuumed_later(zone: RawZone)
     """A2, the landing's half: SIGKILL after the files are written, before the commit."""
     script = f"""
 import os, signal
-from pgcdc_assets_tests.raw.rows import *
+from pgcdc_assets_tests.support.raw.rows import *
 from pgcdc_assets.raw.lake import Lake
 zone = RawZone(Lake({zone.lake.uri!r}), "test")
 zone.changes.land(window(100, 200), [transaction(100, 3)],

@@ -20,7 +20,7 @@ from pgcdc_assets.raw.maintenance import UpkeepReport, keep_up
 from pgcdc_assets.raw.scan import DataFile, scan
 from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, MARK, RawTable
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import batch, change, landed, relation, transaction, window
+from pgcdc_assets_tests.support.raw.rows import batch, change, landed, relation, transaction, window
 
 
 def land_small_windows(zone: RawZone, count: int, first: int = 1000) -> None:

@@ -13,7 +13,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.maintenance import keep_up
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import landed, relation, transaction, window
+from pgcdc_assets_tests.support.raw.rows import landed, relation, transaction, window
 
 _SPAWN = multiprocessing.get_context("spawn")
 _barrier: Any = None

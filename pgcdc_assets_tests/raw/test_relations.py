@@ -12,7 +12,7 @@ from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.relations import RelationRegistry
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import relation
+from pgcdc_assets_tests.support.raw.rows import relation
 
 _NEW = {"missing", "attribute_count"}
 

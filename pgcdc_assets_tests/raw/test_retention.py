@@ -15,7 +15,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.maintenance import keep_up
 from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import COMMIT_TS, landed, relation, transaction, window
+from pgcdc_assets_tests.support.raw.rows import COMMIT_TS, landed, relation, transaction, window
 
 DAY = dt.timedelta(days=1)
 LATER = COMMIT_TS + 10 * DAY

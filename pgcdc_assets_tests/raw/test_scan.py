@@ -6,7 +6,7 @@ import pytest
 
 from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import transaction, window
+from pgcdc_assets_tests.support.raw.rows import transaction, window
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Copy
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.raw.rows import relation
+from pgcdc_assets_tests.support.raw.rows import relation
 
 EPOCH = Epoch(
     epoch=1,

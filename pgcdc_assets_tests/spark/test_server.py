@@ -24,9 +24,9 @@ import pytest
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.fixtures.waiting import wait_until
 from pgcdc_assets_tests.spark.test_java import write_java
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.waits import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -26,7 +26,7 @@ from pgcdc_assets.spark.tuning import (
     is_tiny,
     tune,
 )
-from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation
 
 pytestmark = pytest.mark.spark
 

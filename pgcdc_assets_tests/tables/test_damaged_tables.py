@@ -19,8 +19,8 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import read_target, read_watermark, table_path
 from pgcdc_assets.verify.table_version import pin_table
-from pgcdc_assets_tests.merge.history import Landing, column, insert, relation, update
-from pgcdc_assets_tests.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.support.merge.one_table import merge
 
 pytestmark = pytest.mark.spark
 

@@ -22,7 +22,14 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets.verify import check_all
-from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    update,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

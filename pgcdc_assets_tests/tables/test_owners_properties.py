@@ -14,8 +14,8 @@ from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets_tests.merge.history import Landing, column, insert, relation
-from pgcdc_assets_tests.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation
+from pgcdc_assets_tests.support.merge.one_table import merge
 
 pytestmark = pytest.mark.spark
 

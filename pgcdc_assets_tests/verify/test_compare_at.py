@@ -20,8 +20,8 @@ from pgcdc_assets.verify import (
     source_moment,
     wait_captured,
 )
-from pgcdc_assets_tests.merge.pipeline import PUBLICATION, Pipeline
-from pgcdc_assets_tests.verify.comparing import compare, moment_of, verify
+from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
+from pgcdc_assets_tests.support.verify.comparison import compare, moment_of, verify
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 

@@ -13,7 +13,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Comparison, compare_table
-from pgcdc_assets_tests.fixtures.database import Database
+from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
 

@@ -24,7 +24,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.properties import key_text, parse_key
 from pgcdc_assets.verify import Findings, Rule, check_all, check_merged
-from pgcdc_assets_tests.merge.history import (
+from pgcdc_assets_tests.support.merge.history import (
     Landing,
     column,
     delete,
@@ -33,10 +33,10 @@ from pgcdc_assets_tests.merge.history import (
     truncate,
     update,
 )
-from pgcdc_assets_tests.merge.one_table import drop_epochs
-from pgcdc_assets_tests.merge.random_history import RandomHistory, cut, random_relation
-from pgcdc_assets_tests.verify.merged_tables import BOTH, HISTORY, IMAGE, Merged
-from pgcdc_assets_tests.verify.plants import (
+from pgcdc_assets_tests.support.merge.one_table import drop_epochs
+from pgcdc_assets_tests.support.merge.random_history import RandomHistory, cut, random_relation
+from pgcdc_assets_tests.support.verify.merged_tables import BOTH, HISTORY, IMAGE, Merged
+from pgcdc_assets_tests.support.verify.plants import (
     PLANTS,
     Plant,
     row_too_few,

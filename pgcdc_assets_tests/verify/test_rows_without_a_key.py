@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets_tests.merge.pipeline import Pipeline
-from pgcdc_assets_tests.verify.comparing import verify
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.verify.comparison import verify
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 

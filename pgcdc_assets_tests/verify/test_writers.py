@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from pgcdc_assets_tests.fixtures.database import Database
-from pgcdc_assets_tests.fixtures.waiting import wait_until
-from pgcdc_assets_tests.merge.pipeline import Pipeline
-from pgcdc_assets_tests.verify.comparing import verify
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.verify.comparison import verify
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from pgcdc_assets.merge.change_stats import ChangeFacts
-from pgcdc_assets.merge.fold.shape import Layout, TableShape
+from pgcdc_assets.merge.fold.table_schema import Layout, TableShape
 from pgcdc_assets.spark.sql import identifier, string
 
 _COMMON = ("commit_lsn", "ordinal", "commit_ts", "op")

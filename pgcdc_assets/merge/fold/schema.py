@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
-from pgcdc_assets.merge.fold.shape import Field, Layout, TableShape
+from pgcdc_assets.merge.fold.table_schema import Field, Layout, TableShape
 from pgcdc_assets.merge.fold.types import delta_type, full_type, keeps_values
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from pgcdc_assets.merge.fold.shape import DeltaType, as_text
+from pgcdc_assets.merge.fold.table_schema import DeltaType, as_text
 from pgcdc_assets.protocol.relation import Column
 
 _TOKEN = r""""[^"\\]*+(?:\\.[^"\\]*+)*+"|[^,{}"]+"""

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.fold.key_range import Bounds, key_bounds
 from pgcdc_assets.merge.fold.latest import left_in_bag
-from pgcdc_assets.merge.fold.shape import TableShape
+from pgcdc_assets.merge.fold.table_schema import TableShape
 from pgcdc_assets.merge.fold.toast import (
     fetch_unknown,
     follow_key_changes,

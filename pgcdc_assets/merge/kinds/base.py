@@ -13,7 +13,7 @@ from pgcdc_assets.merge.change_stats import ChangeFacts, Truncate
 from pgcdc_assets.merge.fold.events import Fold, null_key_error
 from pgcdc_assets.merge.fold.key_range import Bounds
 from pgcdc_assets.merge.fold.schema import build_shape
-from pgcdc_assets.merge.fold.shape import TableShape
+from pgcdc_assets.merge.fold.table_schema import TableShape
 from pgcdc_assets.merge.fold.typed_columns import CopiedRows, typed
 from pgcdc_assets.merge.fold.versions import Touched, find_touched, stored_rows
 from pgcdc_assets.merge.read import read_changes, read_copy, shape_of_changes, version_of_copy

@@ -21,7 +21,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.change_stats import Truncate
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.key_range import Bounds, matched
-from pgcdc_assets.merge.fold.shape import TableShape
+from pgcdc_assets.merge.fold.table_schema import TableShape
 from pgcdc_assets.merge.fold.truncates import truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import CopiedRows, target_columns, typed
 from pgcdc_assets.merge.fold.versions import Touched, build_versions, typed_events

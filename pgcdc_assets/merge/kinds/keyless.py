@@ -12,7 +12,7 @@ from pgcdc_assets.errors import ReplicaIdentityError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeFacts
 from pgcdc_assets.merge.fold.events import Fold, build_bag
-from pgcdc_assets.merge.fold.shape import TableShape
+from pgcdc_assets.merge.fold.table_schema import TableShape
 from pgcdc_assets.merge.fold.typed_columns import typed
 from pgcdc_assets.merge.fold.versions import comparable
 from pgcdc_assets.merge.kinds.base import Counts, Kind, rows_in

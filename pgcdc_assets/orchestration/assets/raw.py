@@ -23,12 +23,12 @@ from pgcdc_assets.orchestration.checks.raw import (
     evaluation_of,
     rows_missing,
 )
-from pgcdc_assets.orchestration.failures import dagster_failures
-from pgcdc_assets.orchestration.long_runs import Following
 from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.run_claims import claimed_step
+from pgcdc_assets.orchestration.runs.claims import claimed_step
+from pgcdc_assets.orchestration.runs.failures import dagster_failures
+from pgcdc_assets.orchestration.runs.long_runs import Following
 from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings

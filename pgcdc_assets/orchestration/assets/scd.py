@@ -20,15 +20,15 @@ from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergedChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
-from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
-from pgcdc_assets.orchestration.long_runs import Following
 from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage, read_columns
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.partitions import shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
-from pgcdc_assets.orchestration.run_claims import claimed_step
-from pgcdc_assets.orchestration.runs import MERGE_PURPOSE, PURPOSE_TAG
-from pgcdc_assets.orchestration.snapshot_runs import Copying
+from pgcdc_assets.orchestration.runs.claims import claimed_step
+from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.runs.long_runs import Following
+from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, PURPOSE_TAG
+from pgcdc_assets.orchestration.runs.snapshot_runs import Copying
 from pgcdc_assets.orchestration.state import copied_tables
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone

@@ -11,11 +11,11 @@ import dagster as dg
 
 from pgcdc_assets.capture.snapshot import CopyFailure, CopyReport, copy_each_table
 from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
-from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.run_claims import claim_run
-from pgcdc_assets.orchestration.runs import ADOPT_SLOT_TAG
+from pgcdc_assets.orchestration.runs.claims import claim_run
+from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable

@@ -15,7 +15,7 @@ import dagster as dg
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.report import MergeReport
-from pgcdc_assets.orchestration.failures import sentence_of
+from pgcdc_assets.orchestration.runs.failures import sentence_of
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.verify import Findings, check_merged

@@ -14,7 +14,7 @@ import dagster as dg
 
 from pgcdc_assets.errors import TableMoved, WindowUnavailable, resnapshot_remedy
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.orchestration.moved_tables import read_table_places
+from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.postgres.catalog import published_relations

@@ -18,9 +18,9 @@ import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS_IN_FULL, found, full_spec
-from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable

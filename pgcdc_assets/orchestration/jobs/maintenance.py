@@ -14,12 +14,12 @@ import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.executor import run_executor
-from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
-from pgcdc_assets.orchestration.run_claims import claim_run
-from pgcdc_assets.orchestration.runs import CAPTURE_TAG
+from pgcdc_assets.orchestration.runs.claims import claim_run
+from pgcdc_assets.orchestration.runs.executor import run_executor
+from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.orchestration.state import Position, read_state, watermarks
 from pgcdc_assets.raw.maintenance import keep_up
 from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows

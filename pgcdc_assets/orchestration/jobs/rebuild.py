@@ -13,12 +13,12 @@ from pydantic import Field
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.rebuild import RebuildReport, rebuild_table
-from pgcdc_assets.orchestration.executor import run_executor
-from pgcdc_assets.orchestration.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
-from pgcdc_assets.orchestration.run_claims import claim_run
-from pgcdc_assets.orchestration.runs import CAPTURE_TAG
+from pgcdc_assets.orchestration.runs.claims import claim_run
+from pgcdc_assets.orchestration.runs.executor import run_executor
+from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.settings import CdcCapture
 
 

@@ -22,10 +22,8 @@ import dagster as dg
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.code_location import CodeLocation, LoadedCapture
-from pgcdc_assets.orchestration.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.checks.source_tables import find_moved
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
-from pgcdc_assets.orchestration.moved_tables import find_moved
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
     PARTITION_TAG,
@@ -34,17 +32,19 @@ from pgcdc_assets.orchestration.partitions import (
     neighbours,
     range_tags,
 )
-from pgcdc_assets.orchestration.run_claims import beating, new_claim
-from pgcdc_assets.orchestration.run_errors import error_of_run, joined, naming
-from pgcdc_assets.orchestration.runs import (
+from pgcdc_assets.orchestration.project.code_location import CodeLocation, LoadedCapture
+from pgcdc_assets.orchestration.runs.claims import beating, new_claim
+from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.runs.errors import error_of_run, joined, naming
+from pgcdc_assets.orchestration.runs.records import (
     ADOPT_SLOT_TAG,
     CAPTURE_TAG,
     PURPOSE_TAG,
     THROUGH_TAG,
     find_unfinished,
 )
+from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.state import Position, TableState, read_state
-from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.settings import CdcTable
 
 __all__ = ["SyncLimits", "SyncReport", "requested_job", "sync_capture"]

@@ -18,9 +18,6 @@ import dagster as dg
 from pgcdc_assets.capture.window import check_has_wal
 from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.dead_runs import close_dead_runs
-from pgcdc_assets.orchestration.lag_observation import LagObservation
-from pgcdc_assets.orchestration.long_runs import may_go_on
 from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
@@ -30,13 +27,17 @@ from pgcdc_assets.orchestration.partitions import (
     unknown_windows,
 )
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.runs import (
+from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.runs.long_runs import may_go_on
+from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
     PURPOSE_TAG,
     THROUGH_TAG,
     attempts_for,
     find_unfinished,
 )
+from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
+from pgcdc_assets.orchestration.sensors.lag_observation import LagObservation
 from pgcdc_assets.orchestration.sensors.next_window import (
     Capture,
     CaptureProgress,
@@ -51,7 +52,6 @@ from pgcdc_assets.orchestration.state import (
     read_state,
     window_end,
 )
-from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.postgres.slots import SlotStatus, check_slot_usable, lost_slot, read_slot_status
 from pgcdc_assets.postgres.wal import emit_heartbeat, read_barrier, read_current_lsn
 from pgcdc_assets.raw.epochs import Epoch

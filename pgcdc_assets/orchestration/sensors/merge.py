@@ -16,12 +16,12 @@ from dagster import DagsterRunStatus, RunRecord
 
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.data_versions import shown_through
-from pgcdc_assets.orchestration.dead_runs import close_dead_runs
-from pgcdc_assets.orchestration.long_runs import may_go_on
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import range_tags, shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
-from pgcdc_assets.orchestration.runs import (
+from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.runs.long_runs import may_go_on
+from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
     MERGE_PURPOSE,
     PURPOSE_TAG,
@@ -31,9 +31,9 @@ from pgcdc_assets.orchestration.runs import (
     recent_runs,
     seconds_since_end,
 )
-from pgcdc_assets.orchestration.snapshot_runs import Copying
+from pgcdc_assets.orchestration.runs.snapshot_runs import Copying
+from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state, window_end
-from pgcdc_assets.orchestration.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.settings import CdcCapture
 
 MINIMUM_INTERVAL_SECONDS = 2

@@ -13,7 +13,7 @@ from pgcdc_assets.merge.fold.schema import build_shape
 from pgcdc_assets.merge.fold.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets_tests.merge.history import column, relation
+from pgcdc_assets_tests.support.merge.history import column, relation
 
 
 def _numeric(precision: int, scale: int) -> int:

@@ -9,8 +9,15 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.merge.history import Change, Landing, Versions, column, relation, update
-from pgcdc_assets_tests.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.history import (
+    Change,
+    Landing,
+    Versions,
+    column,
+    relation,
+    update,
+)
+from pgcdc_assets_tests.support.merge.one_table import merge
 
 pytestmark = pytest.mark.spark
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge.change_stats import Truncate
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
-from pgcdc_assets_tests.merge.history import CLOCK
+from pgcdc_assets_tests.support.merge.history import CLOCK
 
 MANY = 3000
 

@@ -13,7 +13,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.kinds.epoch_columns import MergedEpoch, epoch_sql
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.columns import EPOCH_COLUMNS
-from pgcdc_assets_tests.merge.history import (
+from pgcdc_assets_tests.support.merge.history import (
     CLOCK,
     Landing,
     column,
@@ -23,8 +23,8 @@ from pgcdc_assets_tests.merge.history import (
     truncate,
     update,
 )
-from pgcdc_assets_tests.merge.one_table import drop_epochs, merge
-from pgcdc_assets_tests.verify.merged_tables import HISTORY
+from pgcdc_assets_tests.support.merge.one_table import drop_epochs, merge
+from pgcdc_assets_tests.support.verify.merged_tables import HISTORY
 
 _README = Path(__file__).parents[3] / "README.md"
 

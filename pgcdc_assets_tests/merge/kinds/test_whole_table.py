@@ -14,8 +14,15 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import TINY_CHANGES
-from pgcdc_assets_tests.merge.history import Landing, column, delete, insert, relation, update
-from pgcdc_assets_tests.merge.one_table import (
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    update,
+)
+from pgcdc_assets_tests.support.merge.one_table import (
     add_column_of_another,
     assert_overtaken,
     count_change_data,
@@ -24,7 +31,7 @@ from pgcdc_assets_tests.merge.one_table import (
     overtake,
     record_change_data,
 )
-from pgcdc_assets_tests.merge.random_history import COLUMNS, KEY, random_relation
+from pgcdc_assets_tests.support.merge.random_history import COLUMNS, KEY, random_relation
 
 pytestmark = pytest.mark.spark
 

@@ -25,7 +25,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Findings, Rule
-from pgcdc_assets_tests.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 
 NAME = "test"
 IMAGE, HISTORY = (dg.AssetKey([NAME, kind, "shop", "items"]) for kind in ("scd1", "scd2"))

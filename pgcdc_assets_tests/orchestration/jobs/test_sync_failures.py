@@ -24,18 +24,18 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.report import MergeFailure
-from pgcdc_assets.orchestration import code_location as loading
-from pgcdc_assets.orchestration import home as instance
 from pgcdc_assets.orchestration.assets import raw as capture_assets
 from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
-from pgcdc_assets.orchestration.merge_failures import find_merge_failures
+from pgcdc_assets.orchestration.project import code_location as loading
+from pgcdc_assets.orchestration.project import home as instance
 from pgcdc_assets.orchestration.resources import SparkResource
+from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
-from pgcdc_assets_tests.orchestration.test_long_runs import land_aside
+from pgcdc_assets_tests.orchestration.runs.test_long_runs import land_aside
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 

@@ -16,8 +16,8 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH
 from pgcdc_assets.settings import WindowPolicy
 from pgcdc_assets.tables.state import advance_watermark, table_path
-from pgcdc_assets_tests.fixtures.preflight import findings_of, problems_in
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+from pgcdc_assets_tests.support.preflight import findings_of, problems_in
 
 pytestmark = pytest.mark.postgres
 

@@ -1,0 +1,190 @@
+"""Finding captures: in the defs folder's YAML, and in the code location that a person names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import dagster as dg
+from dagster.components.resolved.errors import ResolutionException
+from dagster_shared.record import replace
+from pydantic import ValidationError
+
+from pgcdc_assets.errors import ConfigurationError, PgcdcError
+from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, capture_of
+from pgcdc_assets.settings import CdcCapture
+
+DEFAULT_MODULE = "pgcdc_assets.definitions"
+
+
+@dataclass(frozen=True)
+class LoadedCapture:
+    """A capture of a code location, with the resources that it runs with."""
+
+    capture: CdcCapture
+    raw: dg.AssetKey
+    postgres: PostgresResource
+    lake: LakeResource
+    spark: SparkResource
+
+
+@dataclass(frozen=True)
+class CodeLocation:
+    """The definitions of a module, and the captures in them."""
+
+    definitions: dg.Definitions
+    captures: Mapping[str, LoadedCapture]
+
+    @property
+    def repository(self) -> dg.RepositoryDefinition:
+        """What jobs and sensors are taken from."""
+        with without_feature_warnings():
+            return self.definitions.get_repository_def()
+
+    def select(self, name: str | None) -> list[LoadedCapture]:
+        """Return one capture, or all.
+
+        Raises:
+            ConfigurationError: there is none, or none of that name.
+        """
+        known = ", ".join(sorted(self.captures)) or "none"
+        if name is None:
+            if not self.captures:
+                raise ConfigurationError(
+                    reason="No capture is declared: write one with `pgcdc init --name NAME "
+                    "--publication PUBLICATION`"
+                )
+            return [self.captures[key] for key in sorted(self.captures)]
+        if name not in self.captures:
+            raise ConfigurationError(reason=f"There is no capture named {name}; known: {known}")
+        return [self.captures[name]]
+
+
+@without_feature_warnings()
+def load_defs_folders(folders: Sequence[Path]) -> dg.Definitions:
+    """Load every component below some folders; those that do not exist have none.
+
+    Raises:
+        ConfigurationError: a component cannot be loaded, or two captures have one name.
+    """
+    there = [folder for folder in folders if folder.is_dir()]
+    check_defs_folders(there)
+    loaded = [_load(folder) for folder in there]
+    # Dagster keeps the components of one folder to show them, and refuses to merge those of two.
+    return dg.Definitions.merge(
+        *loaded[:1], *(replace(definitions, component_tree=None) for definitions in loaded[1:])
+    )
+
+
+def _load(folder: Path) -> dg.Definitions:
+    tree = dg.ComponentTree(defs_module=_module_of(folder), project_root=folder.parent)
+    try:
+        return tree.build_defs()
+    except Exception as error:
+        explained, may_be_shown = _explained(folder, error)
+        raise explained from (error if may_be_shown else None)
+
+
+@without_feature_warnings()
+def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
+    """Import a module and read its definitions.
+
+    Raises:
+        ConfigurationError: it cannot be imported, or holds no definitions.
+    """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            reason=f"Module {module_name} cannot be imported: {error}. Name a Dagster code "
+            "location with -m, and run where Python finds it"
+        ) from error
+    definitions = _definitions_of(module)
+    return CodeLocation(definitions, find_captures(definitions))
+
+
+def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
+    """Find the captures among definitions, by what their raw assets say about themselves."""
+    found = {}
+    for spec in definitions.resolve_all_asset_specs():
+        value = spec.metadata.get(CAPTURE_METADATA)
+        if value is None:
+            continue
+        capture = capture_of(value)
+        names = Names.of(capture)
+        resources = definitions.resources or {}
+        found[capture.name] = LoadedCapture(
+            capture,
+            spec.key,
+            resources[names.postgres].process_config_and_initialize(),
+            resources[names.lake].process_config_and_initialize(),
+            resources[names.spark].process_config_and_initialize(),
+        )
+    return found
+
+
+def _explained(folder: Path, error: Exception) -> tuple[PgcdcError, bool]:
+    """Make a sentence of what Dagster raised; also return whether the error may be shown with it.
+
+    Errors of pydantic, and Dagster's excerpts of a file, quote values.
+    """
+    last: BaseException = error
+    while last.__cause__ is not None:
+        last = last.__cause__
+        if isinstance(last, PgcdcError):
+            return last, False
+    text, may_be_shown = str(last), False
+    first = (text.splitlines() or [""])[0]
+    if isinstance(last, ValidationError):
+        found = last.errors(include_input=False, include_url=False)[0]
+        reason = f"`{'.'.join(map(str, found['loc']))}`: {found['msg']}"
+    elif isinstance(last, ResolutionException):
+        undefined = re.search(r"\^ ('\w+' is undefined)", text)
+        reason = f"{first}: {undefined[1] if undefined else 'it cannot be resolved'}"
+    else:
+        reason, may_be_shown = f"{type(last).__name__}: {first}", True
+    sentence = f"The components below {folder} cannot be loaded: {reason}"
+    return ConfigurationError(reason=sentence), may_be_shown
+
+
+def _definitions_of(module: ModuleType) -> dg.Definitions:
+    from dagster.components.definitions import LazyDefinitions
+
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, dg.Definitions | LazyDefinitions)
+    ]
+    if len(found) != 1:
+        raise ConfigurationError(
+            reason=f"Module {module.__name__} holds {len(found)} Dagster definitions; it must hold "
+            "one"
+        )
+    if isinstance(found[0], dg.Definitions):
+        return found[0]
+    loaded: dg.Definitions = found[0]()
+    return loaded
+
+
+def _module_of(folder: Path) -> ModuleType:
+    """Make a package of a folder, as Dagster's component tree wants one, wherever it lies."""
+    name = f"pgcdc_assets.defs_{zlib.crc32(str(folder).encode()):08x}"
+    if name in sys.modules and list(sys.modules[name].__path__) == [str(folder)]:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(folder / "__init__.py")
+    module.__path__ = [str(folder)]
+    sys.modules[name] = module
+    return module

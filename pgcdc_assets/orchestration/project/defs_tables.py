@@ -1,0 +1,196 @@
+"""The tables that a defs.yaml lists: found in its text, and added to that text.
+
+A person edits the file: comments, order, quotes and settings stay as they are. What is added is
+inserted behind the last table, and the result is read again before it is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.project.defs_file import defs_files, shown_place
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
+
+
+@dataclass(frozen=True)
+class DefsTables:
+    """The text of a file, and where it lists the tables of one capture.
+
+    Attributes:
+        attributes: the capture's settings, with their values.
+    """
+
+    path: Path
+    text: str
+    tables: yaml.SequenceNode
+    attributes: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, capture: str) -> DefsTables:
+        """Read a file that `check_defs_folder` accepts.
+
+        Raises:
+            ConfigurationError: the file does not declare the capture, or lists no tables.
+        """
+        # Not by `read_text`: line ends stay as they are.
+        text = path.read_bytes().decode()
+        for node, document in zip(
+            yaml.compose_all(text, yaml.SafeLoader), yaml.safe_load_all(text), strict=True
+        ):
+            attributes = (document or {}).get("attributes") or {}
+            if attributes.get("name") == capture:
+                tables = _child(_child(node, "attributes"), "tables")
+                if isinstance(tables, yaml.SequenceNode):
+                    return cls(path, text, tables, attributes)
+        raise ConfigurationError(
+            reason=f"{path} lists no tables of a capture named {capture}: name the file's folder "
+            "with --defs, or write the file by `pgcdc init` without --update"
+        )
+
+    @property
+    def names(self) -> list[TableName]:
+        """The tables in their order."""
+        return [TableName.parse(entry["name"]) for entry in self.attributes["tables"]]
+
+    def place(self, name: TableName, setting: str) -> str | None:
+        """Say where the file has a setting of a table, else the table; None if it is not listed."""
+        if name not in self.names:
+            return None
+        entry = self.tables.value[self.names.index(name)]
+        values = {key.value: value for key, value in entry.value}
+        return shown_place(self.path, values.get(setting, entry).start_mark)
+
+    def key(self, name: TableName) -> list[str]:
+        """Return the declared key of a table."""
+        entry = self.attributes["tables"][self.names.index(name)]
+        return list(entry.get("key") or [])
+
+    def add(self, tables: Sequence[CdcTable]) -> None:
+        """Insert tables behind the last one, and replace the file.
+
+        Raises:
+            ConfigurationError: the text is of a form that nothing can be inserted into.
+        """
+        if not tables:
+            return
+        text = self._inserted(tables)
+        expected = [*self.attributes["tables"], *map(table_entry, tables)]
+        try:
+            documents = list(yaml.safe_load_all(text))
+        except yaml.YAMLError:
+            documents = []
+        wanted = {**self.attributes, "tables": expected}
+        if wanted not in [(document or {}).get("attributes") for document in documents]:
+            lines = ", ".join(_line(table) for table in tables)
+            raise ConfigurationError(
+                reason=f"{self.path} has a form that tables cannot be inserted into. Add to its "
+                f"list of tables: {lines}"
+            )
+        replace_text(self.path, text)
+
+    def _inserted(self, tables: Sequence[CdcTable]) -> str:
+        entries = self.tables.value
+        if self.tables.flow_style:
+            # `[` is one character; further entries follow the last one.
+            at = entries[-1].end_mark.index if entries else self.tables.start_mark.index + 1
+            comma = ", " if entries else ""
+            return self.text[:at] + comma + ", ".join(map(_line, tables)) + self.text[at:]
+        newline = "\r\n" if "\r\n" in self.text else "\n"
+        indent = " " * self.tables.start_mark.column
+        at = self.text.find("\n", _end(entries[-1]))
+        head = self.text if at < 0 else self.text[: at + 1]
+        if at < 0:
+            head += newline
+        added = "".join(
+            f"{indent}{'  ' if number else '- '}{line}{newline}"
+            for table in tables
+            for number, line in enumerate(_block(table))
+        )
+        return head + added + self.text[len(head) :]
+
+
+def find_defs_tables(folders: Sequence[Path], capture: str) -> DefsTables | None:
+    """Find the file that lists a capture's tables; None for a capture that Python declares.
+
+    Names that are put in when Dagster loads the file (`{{ env.NAME }}`) are not found.
+    """
+    for path in defs_files(folders):
+        with suppress(ConfigurationError, OSError, UnicodeError, yaml.YAMLError):
+            found = DefsTables.read(path, capture)
+            if found.names:
+                return found
+    return None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file in one step: a crash leaves the old one or the new one."""
+    target = path.resolve()
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(target, name)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _line(table: CdcTable) -> str:
+    text: str = yaml.safe_dump(
+        table_entry(table), sort_keys=False, default_flow_style=True, width=1e9, allow_unicode=True
+    )
+    return text.strip()
+
+
+def _block(table: CdcTable) -> list[str]:
+    text: str = yaml.safe_dump(
+        table_entry(table), sort_keys=False, default_flow_style=None, width=1e9, allow_unicode=True
+    )
+    return text.splitlines()
+
+
+def _child(node: yaml.Node, name: str) -> yaml.Node:
+    child: yaml.Node = next(value for key, value in node.value if key.value == name)
+    return child
+
+
+def _end(node: yaml.Node) -> int:
+    """Return where a node's own text ends: the end of a block is where the next token begins."""
+    if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
+        return int(node.end_mark.index)
+    last = node.value[-1]
+    return _end(last[1] if isinstance(last, tuple) else last)
+
+
+def component_yaml(
+    name: str, publication: str, tables: Sequence[CdcTable], *, slot: str | None = None
+) -> str:
+    """Write the component instance that `pgcdc init` leaves in the defs folder."""
+    attributes: dict[str, Any] = {"name": name, "publication": publication}
+    if slot is not None and slot != f"pgcdc_{name}":
+        attributes["slot"] = slot
+    attributes["tables"] = [table_entry(table) for table in tables]
+    document = {"type": "pgcdc_assets.PostgresCdcComponent", "attributes": attributes}
+    return yaml.safe_dump(
+        document, sort_keys=False, default_flow_style=None, width=96, allow_unicode=True
+    )
+
+
+def table_entry(table: CdcTable) -> dict[str, Any]:
+    """Return the entry of a table that `pgcdc init` writes."""
+    key = {"key": list(table.key)} if table.key is not None else {}
+    return {"name": table.qualified_name, **key, "scd": list(table.scd)}

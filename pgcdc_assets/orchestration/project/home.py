@@ -1,0 +1,138 @@
+"""The folders of a project and its Dagster instance: where things are when nothing is set."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+CONFIG = Path(__file__).with_name("dagster.yaml")
+
+DSN_VARIABLE = "PGCDC_DSN"
+SPARK_VARIABLE = "PGCDC_SPARK_REMOTE"
+# A value of the variable above: an embedded session, whatever server runs.
+EMBEDDED_SPARK = "local"
+EMBEDDED_DATABASE = "shop"
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def clone_root() -> Path | None:
+    """The folder of the clone that this package runs from; None for an installed package."""
+    root = _PACKAGE.parent
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def project_root() -> Path:
+    """The folder that `.pgcdc` lies in: the clone, else the current folder."""
+    return clone_root() or Path.cwd()
+
+
+def state_folder() -> Path:
+    """Where the embedded server, the default lake and the default Dagster home live."""
+    return project_root() / ".pgcdc"
+
+
+def embedded_data_folder() -> Path:
+    """Where the embedded server keeps its data."""
+    return state_folder() / "postgres"
+
+
+def default_lake() -> Path:
+    """The lake when PGCDC_LAKE is not set."""
+    return state_folder() / "lake"
+
+
+def default_defs_folder() -> Path:
+    """Where `pgcdc init` writes component instances."""
+    return Path.cwd() / "defs"
+
+
+def defs_folders() -> list[Path]:
+    """Where component instances are loaded from: the current folder's `defs`, in a clone its own,
+    and the package's with the sample shop, in a clone and where the sample shop was started.
+    """
+    folders = [default_defs_folder()]
+    root = clone_root()
+    if root is not None:
+        folders.append(root / "defs")
+    if root is not None or embedded_data_folder().is_dir():
+        folders.append(_PACKAGE / "defs")
+    return list(dict.fromkeys(folders))
+
+
+def conninfo(variable: str = DSN_VARIABLE) -> str:
+    """Return the connection string of an environment variable, or of the embedded server.
+
+    Raises:
+        ConfigurationError: another variable than PGCDC_DSN was named and is not set, or the
+            embedded server does not run.
+    """
+    given = os.environ.get(variable, "").strip()
+    if given:
+        return given
+    if variable != DSN_VARIABLE:
+        raise ConfigurationError(
+            reason=f"Environment variable {variable} is not set: it must hold the source's libpq "
+            "URI"
+        )
+    return embedded_conninfo(embedded_data_folder())
+
+
+def embedded_conninfo(data_dir: Path) -> str:
+    """Find the embedded server's address in its postmaster.pid (port on the fourth line).
+
+    Raises:
+        ConfigurationError: it does not run.
+    """
+    try:
+        lines = (data_dir / "postmaster.pid").read_text().splitlines()
+        port = int(lines[3])
+    except (FileNotFoundError, IndexError, ValueError):
+        raise ConfigurationError(
+            reason=f"{DSN_VARIABLE} is not set, and the embedded Postgres in {data_dir} does not "
+            f"run: set {DSN_VARIABLE} to your database's libpq URI, or start the sample shop with "
+            "`python -m pgcdc_assets.demo dev`"
+        ) from None
+    return f"host=127.0.0.1 port={port} dbname={EMBEDDED_DATABASE} user=postgres"
+
+
+def prepare_home() -> Path:
+    """Return DAGSTER_HOME, or make the default one with its dagster.yaml.
+
+    Raises:
+        ConfigurationError: DAGSTER_HOME is set and is no folder.
+    """
+    given = os.environ.get("DAGSTER_HOME", "").strip()
+    if given:
+        home = Path(given).expanduser()
+        if not home.is_absolute() or not home.is_dir():
+            raise ConfigurationError(
+                reason=f"DAGSTER_HOME is {given}, which is not an existing folder given by its "
+                "absolute path: make it, or unset the variable to use .pgcdc/dagster"
+            )
+        return home
+    home = state_folder() / "dagster"
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "dagster.yaml").exists():
+        shutil.copyfile(CONFIG, home / "dagster.yaml")
+    return home
+
+
+@contextmanager
+def open_instance() -> Iterator[dg.DagsterInstance]:
+    """Open the instance of `prepare_home`."""
+    # Importing Dagster takes seconds, and a command says what it does before it waits for that.
+    import dagster as dg
+
+    home = prepare_home()
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        yield instance

@@ -1,0 +1,1 @@
+"""Runs of Dagster: records, processes, claims, and how they end."""

@@ -1,0 +1,205 @@
+"""A run's process and its heartbeat, in the run's tags, and the end of a run that is interrupted.
+
+A run that was killed stays "started" in the instance's records. The process in its tags tells on
+the same machine that the run is dead, the heartbeat tells it anywhere. A thread writes the
+heartbeat, so that a long merge or landing does not hold it up.
+
+An interrupted run is canceled, and not failed: whoever sends SIGINT or SIGTERM wants it to end.
+Dagster takes a run for canceled only if that was asked for before, so it is asked for here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterRun, DagsterRunStatus
+from dagster._core.errors import DagsterExecutionInterruptedError, DagsterUserCodeProcessError
+from dagster._core.utils import make_new_run_id
+from dagster._utils.interrupts import capture_interrupts
+from dagster_shared.error import SerializableErrorInfo
+
+from pgcdc_assets.orchestration.runs.processes import ProcessIdentity
+
+PROCESS_TAG = "pgcdc/process"
+HEARTBEAT_TAG = "pgcdc/heartbeat"
+
+BEAT_SECONDS = 15.0
+
+_INTERRUPTED = "The run was interrupted. What it had committed stays; the rest is asked for again."
+
+# Set for good: the process ends with its run.
+_interrupted = threading.Event()
+
+_log = logging.getLogger(__name__)
+
+
+class RunInterrupted(DagsterExecutionInterruptedError, DagsterUserCodeProcessError):
+    """Ends an interrupted run. Dagster shows the error that it carries, which has no stack."""
+
+    def __init__(self) -> None:
+        shown = SerializableErrorInfo(_INTERRUPTED, [], DagsterExecutionInterruptedError.__name__)
+        DagsterUserCodeProcessError.__init__(  # type: ignore[no-untyped-call]
+            self, _INTERRUPTED, user_code_process_error_infos=[shown]
+        )
+
+
+def process_tag(pid: int | None = None) -> str:
+    """Name a process; without a number: this process."""
+    return str(ProcessIdentity.of(pid))
+
+
+def claim_tags(run_id: str) -> dict[str, str]:
+    """Tags of a run that this process executes from now on."""
+    return {PROCESS_TAG: process_tag(), HEARTBEAT_TAG: f"{time.time():.0f} {run_id}"}
+
+
+def new_claim() -> tuple[str, dict[str, str]]:
+    """Give an id and tags to a run that this process executes.
+
+    The tags are there from the start: a step may wait for its pool before it claims the run.
+    """
+    run_id = make_new_run_id()
+    return run_id, claim_tags(run_id)
+
+
+def last_heartbeat(run: DagsterRun) -> float | None:
+    """When a run's heart beat last; None if it has none of its own.
+
+    Dagster gives a run that repeats another one the tags of that one.
+    """
+    seconds, _, run_id = run.tags.get(HEARTBEAT_TAG, "").partition(" ")
+    return float(seconds) if run_id == run.run_id and seconds.isdigit() else None
+
+
+@contextmanager
+def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]:
+    """Let a run's heart beat inside the block, and cancel the run if the block is interrupted.
+
+    Blocks of one run nest.
+    """
+    with beating(instance, run.run_id):
+        try:
+            yield
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
+            # A terminal and Dagster may both send a signal: the second one must not end this.
+            with capture_interrupts():
+                _cancel(instance, run.run_id)
+            if isinstance(interrupt, RunInterrupted):
+                raise
+            raise RunInterrupted from None
+
+
+@contextmanager
+def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
+    """Claim the run of a step for this process, whatever executor started the step."""
+    with claimed_run(context.instance, context.run):
+        yield
+
+
+def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> Any:
+    """Claim the run for a step that yields events, and end the step when it was interrupted."""
+
+    @wraps(step)
+    def claimed(context: dg.AssetExecutionContext) -> Any:
+        with claim_run(context):
+            events = step(context)
+            for event in events:
+                yield event
+                if _interrupted.is_set():
+                    events.close()  # type: ignore[attr-defined]
+                    raise RunInterrupted
+
+    return claimed
+
+
+def interrupt_steps() -> None:
+    """Have the step of this process end after the event that it has yielded."""
+    _interrupted.set()
+
+
+@contextmanager
+def beating(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+    """Let a run's heart beat inside the block, from the moment on at which the run exists."""
+    with _hearts.beating(instance, run_id):
+        yield
+
+
+def _cancel(instance: dg.DagsterInstance, run_id: str) -> None:
+    run = instance.get_run_by_id(run_id)
+    if run is not None and run.status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
+        instance.report_run_canceling(run, "The run's process was interrupted.")
+
+
+@dataclass
+class _Heart:
+    """The heartbeat of one run.
+
+    Attributes:
+        holders: blocks that it beats for.
+    """
+
+    instance: dg.DagsterInstance
+    run_id: str
+    holders: int = 0
+    _ending: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._write()
+        name = f"heartbeat-{self.run_id[:8]}"
+        self._thread = threading.Thread(target=self._beat, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(BEAT_SECONDS)
+
+    def _beat(self) -> None:
+        while not self._ending.wait(BEAT_SECONDS):
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            self.instance.add_run_tags(self.run_id, claim_tags(self.run_id))
+        except Exception as error:
+            # The records may be out of reach for a while: what matters is a later beat.
+            _log.debug("No heartbeat of run %s: %s", self.run_id, type(error).__name__)
+
+
+class _Hearts:
+    """The heartbeats of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_run: dict[str, _Heart] = {}
+
+    @contextmanager
+    def beating(self, instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+        with self._lock:
+            heart = self._by_run.setdefault(run_id, _Heart(instance, run_id))
+            heart.holders += 1
+            is_first = heart.holders == 1
+        try:
+            if is_first:
+                heart.start()
+            yield
+        finally:
+            with self._lock:
+                heart.holders -= 1
+                is_last = heart.holders == 0
+                if is_last:
+                    del self._by_run[run_id]
+            if is_last:
+                heart.stop()
+
+
+_hearts = _Hearts()

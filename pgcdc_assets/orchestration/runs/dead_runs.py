@@ -1,0 +1,156 @@
+"""Runs whose process is gone are closed, together with the pool slots that they hold.
+
+The default launcher cannot ask whether a run's process lives, so the instance's records show such a
+run as started. A process that this process can see in /proc is judged by that. A run of another
+container or machine is judged by its heartbeat: the last beat has to be old by the clock, and this
+process has to have watched the run for a while without a beat. So neither clocks that differ nor
+records that were out of reach close a live run.
+
+A dead daemon leaves runs behind that have not begun. The daemon's own heartbeat judges those.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import dagster as dg
+from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
+
+from pgcdc_assets.orchestration.runs.claims import (
+    BEAT_SECONDS,
+    HEARTBEAT_TAG,
+    PROCESS_TAG,
+    last_heartbeat,
+)
+from pgcdc_assets.orchestration.runs.processes import ProcessIdentity, this_place
+from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, PURPOSE_TAG, is_left_over
+
+# A run without a heartbeat for so long is dead,
+SILENT_SECONDS = 180.0
+# if this process has seen it without one for so long.
+WATCHED_SECONDS = 3 * BEAT_SECONDS
+_BEGUN = (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+
+
+def close_dead_runs(
+    instance: dg.DagsterInstance, capture: str, keys: Collection[dg.AssetKey]
+) -> None:
+    """Close a capture's runs whose process is gone, and those that a dead daemon left behind.
+
+    Runs of all its jobs: a rebuild or an upkeep that was killed holds the merge's pool as well.
+
+    Args:
+        keys: assets of the capture, by which runs of Dagster's implicit job are known.
+    """
+    ours = frozenset(keys)
+    statuses = [*_BEGUN, DagsterRunStatus.STARTING, DagsterRunStatus.QUEUED]
+    for record in instance.get_run_records(RunsFilter(statuses=statuses)):
+        run = record.dagster_run
+        if run.tags.get(CAPTURE_TAG) != capture and ours.isdisjoint(_touched_assets(run)):
+            continue
+        if run.status in _BEGUN:
+            _close_if_dead(instance, run)
+        else:
+            _close_if_left_over(instance, record)
+
+
+def _close_if_left_over(instance: dg.DagsterInstance, record: RunRecord) -> None:
+    run = record.dagster_run
+    if not is_left_over(instance, record):
+        return
+    if run.status == DagsterRunStatus.STARTING:
+        _close(instance, run, "The run was launched, and its process did not begin.")
+    elif PURPOSE_TAG in run.tags:
+        # A sensor asked for it, and asks again. What a person asked for stays in the queue.
+        instance.report_run_canceled(
+            run, "No Dagster daemon runs that could start this run: it is asked for again."
+        )
+
+
+def _close_if_dead(instance: dg.DagsterInstance, run: DagsterRun) -> None:
+    reason = _why_dead(run)
+    if reason is None:
+        return
+    # Read again: a process writes how its run ended before it goes, and other sensors close too.
+    now = instance.get_run_by_id(run.run_id)
+    if now is None or now.is_finished or _signs(now) != _signs(run):
+        return
+    if _is_inherited(instance, run):
+        return
+    _close(instance, now, reason)
+
+
+def _why_dead(run: DagsterRun) -> str | None:
+    tag = run.tags.get(PROCESS_TAG, "")
+    process = ProcessIdentity.parse(tag)
+    if process is not None and process.is_visible:
+        return _gone(process.pid) if process.has_ended else None
+    if process is None and tag.count(":") == 2:
+        host, pid, started = tag.split(":")
+        # Written by a version that told the host alone.
+        place = this_place()
+        if host == place.host and ProcessIdentity(place, int(pid), started).has_ended:
+            return _gone(int(pid))
+    beat = last_heartbeat(run)
+    if beat is None:
+        return None
+    silent = _watch.seconds_without_change(run.run_id, run.tags[HEARTBEAT_TAG])
+    if silent < WATCHED_SECONDS or time.time() - beat < SILENT_SECONDS:
+        return None
+    return (
+        f"The run's process gave no sign of life for {SILENT_SECONDS:g} s: its container or "
+        "machine is gone. The next run continues from here."
+    )
+
+
+def _gone(pid: int) -> str:
+    return f"Process {pid} of this run is gone: it was killed. The next run continues from here."
+
+
+def _close(instance: dg.DagsterInstance, run: DagsterRun, reason: str) -> None:
+    if run.status == DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, reason)
+    else:
+        instance.report_run_failed(run, message=reason)
+    instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+
+
+def _is_inherited(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
+    """Whether a run has the process of the run that it repeats: its own has not begun yet."""
+    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+    return parent is not None and parent.tags.get(PROCESS_TAG) == run.tags.get(PROCESS_TAG)
+
+
+def _signs(run: DagsterRun) -> tuple[str | None, str | None]:
+    return run.tags.get(PROCESS_TAG), run.tags.get(HEARTBEAT_TAG)
+
+
+def _touched_assets(run: DagsterRun) -> set[dg.AssetKey]:
+    """The assets that a run was asked to materialise or to check."""
+    checked = {check.asset_key for check in run.asset_check_selection or ()}
+    return checked.union(run.asset_selection or ())
+
+
+@dataclass
+class _Watch:
+    """When this process saw each run's heartbeat change last, by a clock that does not jump."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def seconds_without_change(self, run_id: str, heartbeat: str) -> float:
+        now = time.monotonic()
+        with self._lock:
+            known = self._seen.get(run_id)
+            if known is None or known[0] != heartbeat:
+                # Runs that ended are not asked about again.
+                recent = {k: v for k, v in self._seen.items() if now - v[1] < 10 * SILENT_SECONDS}
+                self._seen = {**recent, run_id: (heartbeat, now)}
+                return 0.0
+            return now - known[1]
+
+
+_watch = _Watch()

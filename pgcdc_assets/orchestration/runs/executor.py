@@ -1,0 +1,58 @@
+"""The executor of a capture's runs: Dagster's in-process executor, under a claim of the run.
+
+A claim in the steps alone would come late: a step that waits for its pool has not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+from dagster._core.execution.context.system import PlanOrchestrationContext
+from dagster._core.execution.plan.plan import ExecutionPlan
+from dagster._core.execution.retries import RetryMode
+from dagster._core.execution.step_dependency_config import StepDependencyConfig
+from dagster._utils.interrupts import pop_captured_interrupt
+
+from pgcdc_assets.orchestration.runs.claims import claimed_run, interrupt_steps
+
+
+class _ClaimingExecutor(dg.Executor):
+    """Executes a plan as another executor does, and holds a claim meanwhile."""
+
+    def __init__(self, inner: dg.Executor) -> None:
+        self._inner = inner
+
+    @property
+    def retries(self) -> RetryMode:
+        return self._inner.retries
+
+    @property
+    def step_dependency_config(self) -> StepDependencyConfig:
+        return self._inner.step_dependency_config
+
+    def execute(
+        self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
+    ) -> Iterator[dg.DagsterEvent]:
+        with claimed_run(plan_context.instance, plan_context.dagster_run):
+            for event in self._inner.execute(plan_context, execution_plan):
+                yield event
+                # A signal that came while Dagster recorded the event: Dagster would raise an error
+                # with a stack before the step continues. The step raises its own instead.
+                if pop_captured_interrupt():
+                    interrupt_steps()
+
+
+def _create(init_context: Any) -> dg.Executor:
+    create = dg.in_process_executor.executor_creation_fn
+    assert create is not None
+    return _ClaimingExecutor(create(init_context))
+
+
+run_executor = dg.ExecutorDefinition(
+    name="pgcdc_in_process",
+    config_schema=dg.in_process_executor.config_schema,  # type: ignore[arg-type]
+    executor_creation_fn=_create,
+    description="Executes all steps in the process of the run, under a claim of the run.",
+)

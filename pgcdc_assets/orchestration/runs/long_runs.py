@@ -1,0 +1,97 @@
+"""Runs that go on: when one has done what it was asked for, it does what comes next.
+
+The start of a run costs seconds of processor time: a process, its imports, its rows in Dagster's
+books. While changes flow, a run for every window would spend more on that than on the changes. So
+a sensor tells the run that it asks for, by a tag, for how long it may go on. Other runs, a click in
+the UI and `pgcdc sync` for two, do what they were asked for and end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import dagster as dg
+from dagster import DagsterRunStatus, RunRecord, RunsFilter
+
+from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
+from pgcdc_assets.settings import WindowPolicy
+
+SECONDS_TAG = "pgcdc/run_seconds"
+
+POLL_SECONDS = 0.5
+# A run without anything to do ends this long after the next window could have come.
+IDLE_SECONDS = 10.0
+# A run that is queued for longer than it takes to start one waits for a place that this run may
+# hold: an instance may limit the number of its runs.
+QUEUED_SECONDS = 15.0
+
+Found = TypeVar("Found")
+
+
+def may_go_on(policy: WindowPolicy, progress: SyncProgress | None) -> dict[str, str]:
+    """Give the tag of a run that a sensor asks for; none from a one-shot run."""
+    return {} if progress is not None else {SECONDS_TAG: f"{policy.run_seconds:g}"}
+
+
+@dataclass
+class Following:
+    """Whether a run goes on.
+
+    Attributes:
+        pool: of the run's step: when another run waits for it, this one ends.
+        idle_seconds: when nothing came for so long, it ends.
+    """
+
+    instance: dg.DagsterInstance
+    run_id: str
+    pool: str
+    seconds: float
+    idle_seconds: float
+    _began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, context: dg.AssetExecutionContext, pool: str, policy: WindowPolicy) -> Following:
+        """Read from a run's tags what its sensor allowed."""
+        seconds = float(context.run.tags.get(SECONDS_TAG, "0"))
+        idle_seconds = policy.max_age_seconds + IDLE_SECONDS
+        return cls(context.instance, context.run.run_id, pool, seconds, idle_seconds)
+
+    def stop(self) -> None:
+        """Have the run end: what comes next is not for it."""
+        self.seconds = 0.0
+
+    def find(self, look: Callable[[], Found | None]) -> Found | None:
+        """Look again and again for something to do; None when the run is to end."""
+        idle_since = time.monotonic()
+        while time.monotonic() < min(self._began + self.seconds, idle_since + self.idle_seconds):
+            if not self._is_running() or self._is_awaited():
+                break
+            found = look()
+            if found is not None:
+                return found
+            time.sleep(POLL_SECONDS)
+        return None
+
+    def _is_running(self) -> bool:
+        """Whether Dagster takes the run for alive: another one may be started otherwise."""
+        run = self.instance.get_run_by_id(self.run_id)
+        return run is not None and run.status == DagsterRunStatus.STARTED
+
+    def _is_awaited(self) -> bool:
+        """Whether another run waits: for the pool, in the queue or with its step, or for long."""
+        storage = self.instance.event_log_storage
+        if storage.supports_global_concurrency_limits:
+            steps = storage.get_concurrency_info(self.pool).pending_steps
+            if any(step.run_id != self.run_id for step in steps):
+                return True
+        queued = self.instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.QUEUED]))
+        return any(self._is_waiting(record) for record in queued)
+
+    def _is_waiting(self, queued: RunRecord) -> bool:
+        wanted = queued.dagster_run.run_op_concurrency
+        if wanted is not None and self.pool in (wanted.all_pools or ()):
+            return True
+        return time.time() - queued.create_timestamp.timestamp() > QUEUED_SECONDS

@@ -1,0 +1,55 @@
+"""Tables that are being copied anew: they are not merged meanwhile.
+
+A copy is the table at an LSN that is taken after its run has begun. A merge that went past it would
+leave nothing to do for the copy, and what it was taken for (a column's default, the rows of an
+attached partition, a difference that was found) would stay as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dagster as dg
+from dagster import DagsterRunStatus, RunsFilter
+
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partitions import covered_keys
+from pgcdc_assets.orchestration.runs.records import has_ended
+from pgcdc_assets.orchestration.state import watermarks
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture
+
+_STARTED = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Finds the tables of a capture that are being copied.
+
+    Attributes:
+        snapshot: the key of the snapshot asset, whose partitions are the tables.
+    """
+
+    capture: CdcCapture
+    snapshot: dg.AssetKey
+
+    def find(self, instance: dg.DagsterInstance, zone: RawZone) -> frozenset[str]:
+        """List the partitions of the tables that have contents and are being copied anew.
+
+        Whoever chose through which LSN to merge before it asked here is safe: a copy that begins
+        later is above that LSN.
+        """
+        names = Names.of(self.capture)
+        order = [table.partition_key for table in self.capture.tables]
+        copied: set[str] = set()
+        for run in instance.get_runs(RunsFilter(statuses=_STARTED)):
+            selects = self.snapshot in (run.asset_selection or ())
+            if run.job_name == names.snapshot_job or (
+                selects and not has_ended(instance, run, names.copy_step)
+            ):
+                copied.update(covered_keys(run.tags, order))
+        return frozenset(
+            table.partition_key
+            for table in self.capture.tables
+            if table.partition_key in copied and watermarks(zone, table)
+        )

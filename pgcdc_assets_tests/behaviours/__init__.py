@@ -1,1 +1,0 @@
-"""CDC behaviours, one file per theme; the numbers are those of the project's list."""

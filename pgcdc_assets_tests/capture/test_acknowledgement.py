@@ -1,0 +1,331 @@
+"""Nothing un-landed is acknowledged, and the server hears from us on time (A1, A8 to A14)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.capture.window import CaptureLimits
+from pgcdc_assets.errors import (
+    DefiniteError,
+    RawZoneError,
+    SlotAdvanced,
+    SlotMissing,
+    TransientError,
+)
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.postgres.stream import socket_transport
+from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
+from pgcdc_assets.postgres.stream.transport import WireSettings
+from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.frames import Bytes, Frames, cut
+from pgcdc_assets_tests.protocol.test_decoder import FAR, numbering
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.database import create_database, drop_database
+from pgcdc_assets_tests.support.proxy import TcpProxy
+from pgcdc_assets_tests.support.waits import wait_until
+
+pytestmark = pytest.mark.postgres
+
+SMALL = StreamSettings(queued_batches=1, wire=WireSettings(batch_bytes=64 * 1024))
+
+
+@contextmanager
+def streaming(
+    capturing: Capturing, settings: StreamSettings | None = None
+) -> Iterator[ReplicationStream]:
+    with ReplicationStream(
+        capturing.settings,
+        capturing.slot,
+        capturing.publication,
+        capturing.captured_through(),
+        settings,
+    ) as stream:
+        yield stream
+
+
+def wait_for_replies(capturing: Capturing, stream: ReplicationStream, seconds: float) -> None:
+    """Return when the walsender has lived on our status packets for so long."""
+
+    def has_lived() -> bool:
+        return bool(
+            capturing.database.value(
+                "select max(reply_time) > max(backend_start) + %s * interval '1 s' "
+                "from pg_stat_replication where pid = %s",
+                (seconds, stream.backend_pid),
+            )
+        )
+
+    wait_until(has_lived, "status packets to arrive for long enough")
+
+
+def rows_until(stream: ReplicationStream, count: int) -> list[dict[str, Any]]:
+    """Decode until so many rows have come, and land none of them."""
+    decoder = Decoder(numbering(), FAR)
+    rows: list[dict[str, Any]] = []
+    for batch in stream.batches():
+        decoded = decoder.decode(batch)
+        rows += [] if decoded is None else decoded.to_pylist()
+        if len(rows) >= count:
+            return rows
+    raise AssertionError("the stream has no end")
+
+
+@pytest.mark.every_pg
+@pytest.mark.usefixtures("wire")
+def test_a_slow_client_acknowledges_no_transaction_that_it_has_not_landed(
+    capturing: Capturing,
+) -> None:
+    """A1: the transaction that commits last began first, and holds rows older than all others."""
+    slow = capturing.begin("create table t (id int, filler text)").with_sender_timeout(4)
+    with slow.database.connect(autocommit=False) as t2:
+        with t2.cursor() as cursor:
+            cursor.execute("insert into t values (20, repeat('x', 1000))")
+            slow.database.execute("insert into t values (0, 'landed')")
+            landed = slow.window()
+            slow.capture(landed)
+            slow.database.execute(
+                "insert into t select 1, repeat('x', 1000) from generate_series(1, 3000)"
+            )
+            cursor.execute("insert into t select 21, repeat('x', 1000) from generate_series(1, 99)")
+        t2.commit()
+    end = slow.flush_lsn()
+
+    with streaming(slow, SMALL) as stream:
+        rows = rows_until(stream, 3001)
+        assert rows[0]["new"][0] == "1"
+        assert rows[3000]["new"][0] == "20"
+        # Nobody takes batches any more: the queue is full, then the socket.
+        wait_for_replies(slow, stream, 6)
+        assert slow.confirmed() == landed.end
+    slow.capture(LsnWindow.of(1, landed.end, end))
+
+    assert [text[0] for text in slow.texts("t")] == ["0"] + ["1"] * 3000 + ["20"] + ["21"] * 99
+
+
+@pytest.mark.usefixtures("wire")
+def test_a_flush_position_never_goes_backwards(capturing: Capturing) -> None:
+    """A8."""
+    capturing.begin("create table t (id int)")
+    capturing.database.execute("insert into t values (1)")
+    old = capturing.flush_lsn()
+    capturing.database.execute("insert into t values (2)")
+    new = capturing.flush_lsn()
+
+    with streaming(capturing) as stream:
+        stream.confirm(new)
+        stream.confirm(old)
+        assert stream.finish()
+
+    assert capturing.confirmed() == new
+
+
+@pytest.mark.usefixtures("wire")
+def test_a_row_that_comes_for_longer_than_the_servers_patience_lands(
+    capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A14: status packets go out in the middle of a message that is larger than a batch."""
+    looked_over = []
+
+    def count(buffer: Bytes, start: int, end: int) -> Frames:
+        looked_over.append(end - start)
+        return cut(buffer, start, end)
+
+    monkeypatch.setattr(socket_transport, "cut", count)
+    capturing.begin("create table t (id int, filler text)")
+    capturing.database.execute(
+        "alter table t alter filler set storage external;"
+        "insert into t values (1, repeat('x', 20000000))"
+    )
+    window = capturing.window()
+    proxy.throttle(4_000_000)
+    slow = capturing.through(proxy.conninfo(capturing.conninfo)).with_sender_timeout(2)
+    # On a busy machine a pause may bring little, and a read would end for that.
+    never_quiet = StreamSettings(wire=WireSettings(busy_bytes=1024))
+    slow.capture(window, CaptureLimits(stream=never_quiet))
+
+    [(row_id, filler)] = capturing.texts("t")
+    assert (row_id, len(filler)) == ("1", 20_000_000)
+    # Not again at each read, which would cost more with each.
+    assert sum(looked_over) < 50_000_000
+    assert capturing.confirmed() == window.end
+
+
+def test_a_slot_that_somebody_else_moved_stops_the_capture(capturing: Capturing) -> None:
+    """A9: both LSNs and the gap are named."""
+    capturing.begin("create table t (id int)")
+    expected = capturing.captured_through()
+    capturing.database.execute("insert into t values (1)")
+    window = capturing.window()
+    capturing.database.value(
+        "select pg_replication_slot_advance(%s, %s)", (capturing.slot, str(window.end))
+    )
+
+    with pytest.raises(SlotAdvanced) as caught:
+        capturing.capture(window)
+
+    moved = capturing.confirmed()
+    assert (caught.value.expected, caught.value.confirmed_flush_lsn) == (expected, moved)
+    assert f"{moved - expected} bytes" in str(caught.value)
+    assert capturing.rows() == []
+
+
+def test_a_slot_that_moves_after_the_first_look_stops_the_capture_too(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A9: START_REPLICATION itself would skip the gap without a word."""
+    window = capturing.begin_with_one_insert()
+    enter = ReplicationStream.__enter__
+
+    def move_and_enter(stream: ReplicationStream) -> ReplicationStream:
+        capturing.database.value(
+            "select pg_replication_slot_advance(%s, %s)", (capturing.slot, str(window.end))
+        )
+        return enter(stream)
+
+    monkeypatch.setattr(ReplicationStream, "__enter__", move_and_enter)
+    with pytest.raises(SlotAdvanced):
+        capturing.capture(window)
+    assert capturing.rows() == []
+
+
+def test_a_slot_dropped_and_made_again_is_not_taken_for_the_old_one(capturing: Capturing) -> None:
+    """A10."""
+    capturing.begin("create table t (id int)")
+    capturing.database.execute("insert into t values (1)")
+    capturing.database.value("select pg_drop_replication_slot(%s)", (capturing.slot,))
+    with pytest.raises(SlotMissing, match=capturing.slot):
+        capturing.capture()
+    capturing.database.value(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput')", (capturing.slot,)
+    )
+
+    with pytest.raises(SlotAdvanced):
+        capturing.capture()
+    assert capturing.rows() == []
+
+
+def test_a_window_out_of_order_is_refused(capturing: Capturing) -> None:
+    capturing.begin("create table t (id int)")
+    window = capturing.window()
+
+    with pytest.raises(RawZoneError, match="Capture windows in order"):
+        capturing.capture(LsnWindow.of(1, window.start + 8, window.end + 8))
+    with pytest.raises(DefiniteError, match="no epoch 2"):
+        capturing.capture(LsnWindow.of(2, window.start, window.end))
+
+
+@pytest.mark.every_pg
+def test_an_idle_publication_moves_its_slot_by_keepalives(capturing: Capturing) -> None:
+    """A11: only a table outside the publication is written."""
+    capturing.database.execute("create table t (id int); create table other (id int)")
+    capturing.begin()
+    capturing.database.execute("drop publication pub; create publication pub for table t")
+    capturing.capture()
+    before = capturing.status()
+    for _ in range(2):
+        capturing.database.execute("insert into other select generate_series(1, 1000)")
+        # Writes the running transactions into the WAL, from which the server derives restart_lsn.
+        capturing.database.execute("checkpoint")
+        window = capturing.window()
+        report = capturing.capture(window)
+        assert report.row_count == 0
+        assert capturing.confirmed() == window.end
+    after = capturing.status()
+
+    assert before.restart_lsn is not None and after.restart_lsn is not None
+    assert after.restart_lsn > before.restart_lsn
+    assert capturing.rows() == []
+
+
+def test_a_busy_other_database_does_not_hold_the_slot_back(capturing: Capturing) -> None:
+    """A12."""
+    capturing.begin("create table t (id int)")
+    other = create_database(capturing.database.server)
+    try:
+        other.execute("create table busy as select generate_series(1, 10000)")
+        window = capturing.window()
+        report = capturing.capture(window)
+    finally:
+        drop_database(other)
+
+    assert report.row_count == 0
+    assert capturing.confirmed() == window.end
+
+
+@pytest.mark.usefixtures("wire")
+def test_a_landing_that_takes_long_keeps_the_connection_and_the_old_position(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A14: the walsender asks after one second and gives up after two; landing takes five."""
+    capturing.begin("create table t (id int)")
+    capturing.database.execute("insert into t values (1)")
+    slow = capturing.with_sender_timeout(2)
+    window = slow.window()
+    confirmed = []
+
+    def land_slowly(name: str) -> None:
+        if name == failpoints.BEFORE_DELTA_COMMIT:
+            pid = slow.status().active_pid
+            wait_until(
+                lambda: slow.database.value(
+                    "select max(reply_time) > max(backend_start) + interval '5 s' "
+                    "from pg_stat_replication where pid = %s",
+                    (pid,),
+                ),
+                "five seconds of status packets",
+            )
+            confirmed.append(slow.confirmed())
+
+    monkeypatch.setattr(failpoints, "reach", land_slowly)
+    slow.capture(window)
+
+    assert confirmed == [window.start]
+    assert slow.confirmed() == window.end
+    assert slow.texts("t") == [["1"]]
+
+
+def test_the_limit_of_time_does_not_spoil_a_window_that_is_landed(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = capturing.begin_with_one_insert()
+    settings = StreamSettings(watch_seconds=0.05)
+    _linger_at(failpoints.AFTER_DELTA_COMMIT, 2, monkeypatch)
+
+    capturing.capture(window, CaptureLimits(total_seconds=2, stream=settings))
+
+    assert capturing.confirmed() == window.end
+
+
+def test_a_limit_that_passes_before_the_commit_says_that_the_window_is_landed(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's end does not undo a landing; the next run has only to confirm it."""
+    window = capturing.begin_with_one_insert()
+    settings = StreamSettings(watch_seconds=0.05)
+    _linger_at(failpoints.BEFORE_DELTA_COMMIT, 2, monkeypatch)
+
+    with pytest.raises(TransientError, match=r"is landed and not confirmed yet.*limit of 2 s"):
+        capturing.capture(window, CaptureLimits(total_seconds=2, stream=settings))
+    assert capturing.confirmed() == window.start
+
+    monkeypatch.undo()
+    assert capturing.capture(window).already_captured
+    assert capturing.confirmed() == window.end
+    assert capturing.texts("t") == [["1"]]
+
+
+def _linger_at(failpoint: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stay at a failpoint until so many seconds have passed, and the stream has looked again."""
+
+    def linger(name: str) -> None:
+        if name == failpoint:
+            until = time.monotonic() + seconds + 0.5
+            wait_until(lambda: time.monotonic() > until, "the limit to pass")
+
+    monkeypatch.setattr(failpoints, "reach", linger)

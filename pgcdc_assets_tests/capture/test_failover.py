@@ -1,0 +1,254 @@
+"""A promoted standby that had not received all that was captured is noticed (B16)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from psycopg2 import OperationalError
+
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.landing import Landing
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
+from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.demo.programs import run_program
+from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.errors import RawZoneError
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, parse_history
+from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+SLOT = "pgcdc_test"
+
+
+@dataclass
+class Pair:
+    """A primary, and a standby that keeps a copy of its logical slot."""
+
+    primary: EmbeddedServer
+    standby: EmbeddedServer
+
+    @property
+    def old(self) -> Database:
+        return Database(self.primary, "postgres")
+
+    @property
+    def new(self) -> Database:
+        return Database(self.standby, "postgres")
+
+    def wait_for_standby(self, zone: RawZone) -> None:
+        """Until the standby has replayed all that is captured, and keeps a copy of the slot.
+
+        It takes a slot over once that needs neither WAL nor rows from before its own look. So
+        nothing may be written between that and the slot's last record of running transactions.
+        """
+
+        def is_ready() -> bool:
+            self.old.execute("select pg_log_standby_snapshot()")
+            with self.old.connect() as connection:
+                _capture(self.old, zone, read_barrier(connection))
+            self.new.execute("select pg_sync_replication_slots()")
+            return bool(
+                self.new.value(
+                    "select exists (select from pg_replication_slots "
+                    "where slot_name = %s and synced and not temporary)",
+                    (SLOT,),
+                )
+            )
+
+        wait_until(is_ready, "the standby to take the slot over")
+        end = _flush_lsn(self.old)
+        wait_until(
+            lambda: Lsn.parse(self.new.value("select pg_last_wal_replay_lsn()::text")) >= end,
+            "the standby to have all",
+        )
+
+    def promote(self) -> None:
+        def is_promoted() -> bool:
+            try:
+                return bool(self.new.value("select not pg_is_in_recovery()"))
+            except OperationalError:
+                return False
+
+        self.new.execute("select pg_promote()")
+        wait_until(is_promoted, "the standby to be promoted")
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-pair-"))
+    standby_settings = {**UNSAFE_BUT_FAST, "hot_standby_feedback": "on"}
+    primary = EmbeddedServer(folder / "primary", 18, UNSAFE_BUT_FAST)
+    standby = EmbeddedServer(folder / "standby", 18, standby_settings)
+    try:
+        primary.start()
+        old = Database(primary, "postgres")
+        old.execute("select pg_create_physical_replication_slot('standby', true)")
+        old.execute("create table t (id int primary key); create publication pub for table t")
+        old.execute(
+            "select pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", (SLOT,)
+        )
+        standby._make_folders()
+        status, said = run_program(
+            standby.bin_dir / "pg_basebackup",
+            *("-D", str(standby.data_dir), "-d", primary.conninfo(), "-R"),
+            *("-S", "standby", "-c", "fast", "--no-sync"),
+        )
+        assert status == 0, said
+        # The copied port is the primary's.
+        (standby.data_dir / "pgcdc.conf").unlink()
+        standby.start()
+        yield Pair(primary, standby)
+    finally:
+        primary.remove()
+        standby.remove()
+        folder.rmdir()
+
+
+def _flush_lsn(database: Database) -> Lsn:
+    database.transaction("set local synchronous_commit = on", "create temporary table flushed ()")
+    return Lsn.parse(database.value("select pg_current_wal_flush_lsn()::text"))
+
+
+def _capture(database: Database, zone: RawZone, end: Lsn | None = None) -> None:
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    start = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+    window = LsnWindow.of(epoch.epoch, start, end or _flush_lsn(database))
+    capture_window(database.settings(), zone, SLOT, "pub", window)
+
+
+def _ids(zone: RawZone) -> list[int]:
+    table = zone.changes.table.load()
+    assert table is not None
+    rows = table.to_pyarrow_table().to_pylist()
+    return sorted(int(row["new"][0]) for row in rows if row["table"] == "t")
+
+
+def _errors(database: Database, zone: RawZone) -> list[str]:
+    capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=SLOT)
+    findings = check_capture(database.settings(), capture, zone)
+    return [finding.code for finding in findings if finding.severity == "error"]
+
+
+def _confirmed(database: Database) -> str:
+    return str(
+        database.value(
+            "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s",
+            (SLOT,),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "is_old_lake", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["new", "old lake"]
+)
+def test_after_a_failover_that_lost_nothing_the_capture_goes_on(
+    pair: Pair, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_old_lake: bool
+) -> None:
+    """B16. An earlier release did not record the timeline of what it landed."""
+    with monkeypatch.context() as patch:
+        if is_old_lake:
+            patch.setattr(Landing, "_timeline", lambda self: None)
+        copy_tables(pair.old.settings(), zone, SLOT, "pub")
+        pair.old.execute("insert into t values (1), (2)")
+        _capture(pair.old, zone)
+        pair.wait_for_standby(zone)
+    assert zone.changes.captured_on(1)[1] == (None if is_old_lake else 1)
+    pair.primary.stop()
+    pair.promote()
+    pair.new.execute("insert into t values (3)")
+    assert _errors(pair.new, zone) == []
+    for number in (4, 5):
+        _capture(pair.new, zone)
+        pair.new.execute("insert into t values (%s)", (number,))
+    assert _ids(zone) == [1, 2, 3, 4]
+    assert zone.changes.captured_on(1)[1] == 2
+    copy_tables(pair.new.settings(), zone, SLOT, "pub", [("public", "t")])
+
+
+def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_renewed(
+    pair: Pair, zone: RawZone
+) -> None:
+    """B16: once the new primary has written more, its WAL alone tells nothing any more."""
+    copy_tables(pair.old.settings(), zone, SLOT, "pub")
+    pair.old.execute("insert into t values (1)")
+    _capture(pair.old, zone)
+    pair.wait_for_standby(zone)
+    pair.standby.stop()
+    pair.old.execute("insert into t values (2)")
+    _capture(pair.old, zone)
+    through = zone.changes.captured_through(1)
+    pair.primary.kill()
+    pair.standby.start()
+    pair.promote()
+    # More than was lost, and other rows.
+    pair.new.execute("insert into t select generate_series(100, 3000)")
+    assert through is not None
+    assert _flush_lsn(pair.new) > through
+    before = _confirmed(pair.new)
+
+    with pytest.raises(RawZoneError, match=r"timeline 1.*timeline 2 now.*pgcdc renew"):
+        _capture(pair.new, zone)
+    with pytest.raises(RawZoneError, match="pgcdc renew"):
+        copy_tables(pair.new.settings(), zone, SLOT, "pub", [("public", "t")])
+    assert _errors(pair.new, zone) == ["timeline"]
+    assert _confirmed(pair.new) == before
+    assert _ids(zone) == [1, 2]
+
+    renewed = renew_epoch(pair.new.settings(), zone, SLOT, "pub")
+    assert (renewed.epoch, renewed.timeline) == (2, 2)
+    [report] = copy_tables(pair.new.settings(), zone, SLOT, "pub")
+    assert report.row_count == 1 + 2901
+    pair.new.execute("insert into t values (5000)")
+    _capture(pair.new, zone)
+    assert _ids(zone) == [1, 2, 5000]
+    assert _errors(pair.new, zone) == []
+
+
+_HISTORY = """\
+1\t0/3000158\tno recovery target specified
+
+2\t0/50000A0\tbefore transaction 731
+"""
+
+
+@dataclass(frozen=True)
+class _Recorded(ServerTimeline):
+    """A server whose history file is given."""
+
+    def switches(self) -> dict[int, Lsn]:
+        return parse_history(_HISTORY)
+
+
+@pytest.mark.parametrize(
+    ("captured_on", "through", "is_fine"),
+    [
+        (3, "0/9000000", True),
+        (2, "0/50000A0", True),
+        (2, "0/50000A1", False),
+        (1, "0/3000158", True),
+        (1, "0/4000000", False),
+        (4, "0/1000000", False),
+        (None, "0/9000000", True),
+    ],
+)
+def test_a_history_tells_whether_what_was_captured_is_in_it(
+    captured_on: int | None, through: str, is_fine: bool
+) -> None:
+    server = _Recorded(3, None, 1.0)  # type: ignore[arg-type]
+    if is_fine:
+        check_timeline("raw", captured_on, Lsn.parse(through), server)
+        return
+    with pytest.raises(RawZoneError, match=f"through {through} on timeline {captured_on}"):
+        check_timeline("raw", captured_on, Lsn.parse(through), server)

@@ -1,0 +1,117 @@
+"""Transactions, and single rows, of a size that comes once a year (A15, D16, H6)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+
+pytestmark = pytest.mark.postgres
+
+# Each is a subtransaction, and every other one of them is undone.
+SUBTRANSACTIONS = """
+do $$ begin
+    insert into t select generate_series(1, {rows});
+    for i in 1..{subtransactions} loop
+        begin
+            insert into t values (-i);
+            if i % 2 = 0 then raise exception 'undone'; end if;
+        exception when raise_exception then null;
+        end;
+    end loop;
+end $$
+"""
+
+LARGE_ROW = "insert into t values (1, repeat(md5('x'), 6250000))"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("wire")
+@pytest.mark.parametrize(
+    ("rows", "timeout"),
+    [
+        pytest.param(100_000, 1, id="200 MB"),
+        pytest.param(1_050_000, 5, id="2 GB", marks=pytest.mark.soak),
+    ],
+)
+def test_a_large_transaction_completes_under_a_short_sender_timeout(
+    capturing: Capturing, rows: int, timeout: float
+) -> None:
+    """A15, A13: keepalives come in the middle of it."""
+    capturing.begin("create table t (id int, filler text)")
+    capturing.database.execute(
+        "insert into t select i, repeat(md5(i::text), 60) from generate_series(1, %s) i", (rows,)
+    )
+
+    report = capturing.with_sender_timeout(timeout).capture()
+
+    assert report.row_count == rows
+    assert report.bytes_received > 1900 * rows
+
+
+@pytest.mark.every_pg
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("rows", "subtransactions"),
+    [
+        pytest.param(100_000, 2_000, id="small"),
+        pytest.param(10_000_000, 50_000, id="large", marks=pytest.mark.soak),
+    ],
+)
+def test_a_transaction_of_many_rows_and_subtransactions_lands_whole_in_little_memory(
+    capturing: Capturing, rows: int, subtransactions: int
+) -> None:
+    """H6: what was undone never comes, and in the end the slot stands at the window's end."""
+    capturing.begin("create table t (id int)")
+    start = capturing.confirmed()
+    capturing.database.execute(SUBTRANSACTIONS.format(rows=rows, subtransactions=subtransactions))
+    window = capturing.window()
+
+    done = capturing.capture_process(window, timeout=800)
+
+    count, already_captured, peak_mb = done.stdout.split()
+    assert (int(count), already_captured) == (rows + subtransactions // 2, "False"), done.stderr
+    assert int(peak_mb) < 1000
+    table = capturing.zone.changes.table.load()
+    assert table is not None
+    landed = table.to_pyarrow_table(columns=["new", "commit_lsn", "ordinal"])
+    in_order = landed["ordinal"].to_numpy().argsort()
+    ids = pc.list_flatten(landed["new"]).cast("int64").to_numpy()[in_order]
+    expected = np.concatenate([np.arange(1, rows + 1), -np.arange(1, subtransactions, 2)])
+    assert np.array_equal(ids, expected)
+    assert len(pc.unique(landed["commit_lsn"])) == 1
+    assert start < capturing.confirmed() == window.end
+
+
+def test_a_row_of_200_mb_lands_and_the_stream_goes_on(capturing: Capturing) -> None:
+    """D16."""
+    capturing.begin("create table t (id int, v text)")
+    capturing.database.execute(LARGE_ROW)
+    capturing.database.execute("insert into t values (2, 'b')")
+
+    window = capturing.window()
+    done = capturing.capture_process(window)
+
+    assert done.stdout.split()[0] == "2", done.stderr
+    table = capturing.zone.changes.table.load()
+    assert table is not None
+    values = pc.list_element(table.to_pyarrow_table(columns=["new"])["new"].combine_chunks(), 1)
+    assert sorted(pc.binary_length(values).to_pylist()) == [1, 200_000_000]
+    assert capturing.confirmed() == window.end
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_a_row_of_200_mb_is_merged_in_the_heap_that_spark_has_by_default(
+    pipeline: Pipeline,
+) -> None:
+    """D16."""
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (0, 'a')")
+    pipeline.database.execute(LARGE_ROW)
+    pipeline.database.execute("insert into t values (2, 'b')")
+    pipeline.sync()
+    pipeline.assert_equal()

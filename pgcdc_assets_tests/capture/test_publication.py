@@ -1,0 +1,126 @@
+"""A publication that was not there when the WAL was written (B9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
+from pgcdc_assets.errors import ConfigurationError, DefiniteError
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.preflight.run import run_preflight
+from pgcdc_assets.postgres.slots import create_slot
+from pgcdc_assets.postgres.wal import read_current_lsn
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.database import Database
+
+pytestmark = pytest.mark.postgres
+
+
+def _window(database: Database, zone: RawZone) -> LsnWindow:
+    """Everything from the last captured change to now."""
+    database.execute("set synchronous_commit = on; select pg_logical_emit_message(true, '', '')")
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    start = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+    with query_connection(database.settings(), "test") as conn:
+        return LsnWindow.of(epoch.epoch, start, read_current_lsn(conn))
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_changes_written_without_the_publication_are_never_passed_over(
+    database: Database, zone: RawZone, is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B9: since Postgres 18 the server itself goes on without them, with a mere warning."""
+    if is_encrypted:
+        # Which of the two ways of reading is taken depends on nothing else.
+        from pgcdc_assets.postgres.stream import connection
+
+        monkeypatch.setattr(connection, "SocketWire", connection.LibpqWire)
+    slot, settings = f"s_{database.name}", database.settings()
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    copy_tables(settings, zone, slot, "pub")
+    database.execute("insert into t values (1)")
+    window = _window(database, zone)
+    assert capture_window(settings, zone, slot, "pub", window).counts["public.t"] == {"I": 1}
+
+    database.execute("drop publication pub")
+    database.execute("insert into t values (2)")
+    database.execute("create publication pub for table t")
+    database.execute("insert into t values (3)")
+    for _ in range(2):
+        with pytest.raises(DefiniteError, match=r'publication "?pub"? .*pgcdc renew') as caught:
+            capture_window(settings, zone, slot, "pub", _window(database, zone))
+        assert caught.value.exit_status == 4
+    assert zone.changes.captured_through(1) == window.end
+
+    # What the sentence asks for works, and nothing has to be dropped by hand.
+    assert renew_epoch(settings, zone, slot, "pub").epoch == 2
+    [report] = copy_tables(settings, zone, slot, "pub")
+    assert report.row_count == 3
+    database.execute("insert into t values (4)")
+    window = _window(database, zone)
+    assert capture_window(settings, zone, slot, "pub", window).counts["public.t"] == {"I": 1}
+
+
+@pytest.mark.every_pg
+def test_a_publication_that_was_gone_while_nothing_was_written_needs_no_new_epoch(
+    database: Database, zone: RawZone
+) -> None:
+    """B9: renewing would copy all tables for nothing."""
+    slot, settings = f"s_{database.name}", database.settings()
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    copy_tables(settings, zone, slot, "pub")
+    database.execute("drop publication pub; create publication pub for table t")
+    database.execute("insert into t values (1)")
+    with pytest.raises(ConfigurationError, match=r"can go on .* pgcdc sync"):
+        renew_epoch(settings, zone, slot, "pub")
+    report = capture_window(settings, zone, slot, "pub", _window(database, zone))
+    assert report.counts["public.t"] == {"I": 1}
+
+
+def test_a_publication_that_is_gone_is_named_with_the_statement_that_makes_it(
+    database: Database, zone: RawZone
+) -> None:
+    """All commands name the tables, however these are called."""
+    slot, settings = f"s_{database.name}", database.settings()
+    database.execute('create table t (id int primary key); create table "Order ""Lines" (id int)')
+    wanted = 'create publication "pub" for table "public"."Order ""Lines", "public"."t"'
+    tables = [("public", "t"), ("public", 'Order "Lines')]
+    with pytest.raises(ConfigurationError) as caught:
+        copy_tables(settings, zone, slot, "pub", tables)
+    assert wanted in str(caught.value)
+    [missing] = [f for f in run_preflight(settings, "pub", slot, tables) if f.severity == "error"]
+    assert wanted in missing.message
+    database.execute(wanted)
+    copy_tables(settings, zone, slot, "pub", tables)
+    database.execute("drop publication pub")
+    for call in (
+        lambda: capture_window(settings, zone, slot, "pub", _window(database, zone)),
+        lambda: renew_epoch(settings, zone, slot, "pub"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            call()
+        assert wanted in str(caught.value)
+    [unknown] = [f for f in run_preflight(settings, "pub", slot) if f.severity == "error"]
+    assert 'create publication "pub" for table SCHEMA.TABLE.' in unknown.message
+
+
+@pytest.mark.every_pg
+def test_a_slot_older_than_its_publication_is_refused_at_its_first_change(
+    database: Database, zone: RawZone
+) -> None:
+    """B9: made by an administrator in the wrong order."""
+    slot, settings = f"s_{database.name}", database.settings()
+    database.execute("create table t (id int primary key)")
+    with create_slot(settings, slot):
+        pass
+    database.execute("insert into t values (1)")
+    database.execute("create publication pub for table t")
+    copy_tables(settings, zone, slot, "pub")
+    with pytest.raises(DefiniteError, match=r"made after the slot.*pgcdc renew"):
+        capture_window(settings, zone, slot, "pub", _window(database, zone))
+    assert renew_epoch(settings, zone, slot, "pub").epoch == 2

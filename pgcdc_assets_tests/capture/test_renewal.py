@@ -1,0 +1,158 @@
+"""What happens after a slot is gone: a hard stop first, then a new epoch on demand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.window import capture_window
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    DefiniteError,
+    RawZoneError,
+    SlotAdvanced,
+    SlotMissing,
+)
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+_TABLE = "create table t (id int primary key, v text)"
+
+
+def _renew(pipeline: Pipeline, *, adopt_slot: bool = False) -> Epoch:
+    return renew_epoch(
+        pipeline.database.settings(),
+        pipeline.zone,
+        pipeline.slot,
+        PUBLICATION,
+        adopt_slot=adopt_slot,
+    )
+
+
+def _drop_slot(pipeline: Pipeline) -> None:
+    pipeline.database.execute(f"select pg_drop_replication_slot('{pipeline.slot}')")
+
+
+def test_after_a_dropped_slot_a_new_epoch_makes_the_tables_equal_again(
+    pipeline: Pipeline,
+) -> None:
+    """A10: the drop is a hard stop; what it lost comes back by new copies in epoch 2."""
+    pipeline.start(_TABLE, "insert into t select i, 'a' from generate_series(1, 50) i")
+    pipeline.database.execute("update t set v = 'b' where id <= 10")
+    pipeline.sync()
+    _drop_slot(pipeline)
+    pipeline.database.execute("delete from t where id > 40")
+    with pytest.raises(SlotMissing, match="pgcdc renew"):
+        pipeline.capture()
+
+    assert _renew(pipeline).epoch == 2
+    pipeline.copy()
+    pipeline.database.execute("update t set v = 'c' where id = 1")
+    window = pipeline.capture()
+    assert window.epoch == 2
+    pipeline.sync()
+    pipeline.assert_equal()
+    assert len(pipeline.rows()) == 40
+
+
+def test_a_slot_recreated_by_somebody_else_stops_the_capture_until_it_is_renewed(
+    pipeline: Pipeline,
+) -> None:
+    """A10: the new slot has the name, but not the changes between."""
+    pipeline.start(_TABLE, "insert into t values (1, 'a')")
+    pipeline.sync()
+    _drop_slot(pipeline)
+    pipeline.database.execute("insert into t values (2, 'lost to the stream')")
+    pipeline.database.execute(
+        f"select pg_create_logical_replication_slot('{pipeline.slot}', 'pgoutput')"
+    )
+    pipeline.database.execute("insert into t values (3, 'seen')")
+    with pytest.raises(SlotAdvanced):
+        pipeline.capture()
+
+    _renew(pipeline)
+    pipeline.copy()
+    pipeline.sync()
+    pipeline.assert_equal()
+    assert [row[0] for row in pipeline.rows()] == [1, 2, 3]
+
+
+def test_a_server_that_went_back_is_gone_on_from_in_a_new_epoch(pipeline: Pipeline) -> None:
+    """A restore or a failover: what we have ends above the server's WAL, which is written anew."""
+    pipeline.start(_TABLE, "insert into t values (1, 'a')")
+    pipeline.database.execute("insert into t values (2, 'b')")
+    lost = LsnWindow.of(1, pipeline.capture().end, Lsn(1 << 50))
+    pipeline.zone.changes.land(lost, [])
+    pipeline.merge(lost)
+    pipeline.database.execute("delete from t where id = 1")
+    with pytest.raises(RawZoneError, match=r"WAL ends at .* pgcdc renew"):
+        capture_window(
+            pipeline.database.settings(),
+            pipeline.zone,
+            pipeline.slot,
+            PUBLICATION,
+            LsnWindow.of(1, lost.end, lost.end + 8),
+        )
+
+    renewed = _renew(pipeline)
+    assert (renewed.epoch, renewed.start_lsn < lost.end) == (2, True)
+    pipeline.copy()
+    pipeline.database.execute("insert into t values (3, 'c')")
+    pipeline.sync()
+    pipeline.assert_equal()
+    assert [row[0] for row in pipeline.rows()] == [2, 3]
+
+
+def test_a_source_that_moved_to_another_cluster_is_gone_on_from_in_a_new_epoch(
+    pipeline: Pipeline,
+) -> None:
+    """A dump and restore: the slot's name may be the old one, its changes are not."""
+    pipeline.start(_TABLE, "insert into t values (1, 'a')")
+    before = pipeline.zone.epochs.latest()
+    assert before is not None
+    pipeline.zone.epochs.append(replace(before, epoch=2, system_identifier="1"))
+    with pytest.raises(RawZoneError, match=r"on cluster 1, not from .* pgcdc renew"):
+        pipeline.copy()
+
+    renewed = _renew(pipeline, adopt_slot=True)
+    assert (renewed.epoch, renewed.system_identifier) == (3, before.system_identifier)
+    pipeline.copy()
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+def test_a_slot_that_can_go_on_is_not_given_up(pipeline: Pipeline) -> None:
+    """Dropping a healthy slot would lose what it holds, so renewing refuses."""
+    pipeline.start(_TABLE)
+    pipeline.database.execute("insert into t values (1, 'a')")
+    with pytest.raises(ConfigurationError, match="can go on"):
+        _renew(pipeline)
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+def test_a_capture_without_an_epoch_has_nothing_to_renew(pipeline: Pipeline) -> None:
+    """The first snapshot makes the first epoch."""
+    pipeline.database.execute(_TABLE)
+    pipeline.database.execute(f"create publication {PUBLICATION} for all tables")
+    with pytest.raises(ConfigurationError, match="no epoch"):
+        _renew(pipeline)
+
+
+def test_tables_without_a_copy_in_the_new_epoch_are_not_merged(pipeline: Pipeline) -> None:
+    """H11: between two epochs changes were lost, so folding on would falsify the table."""
+    pipeline.start(_TABLE, "insert into t values (1, 'a')")
+    pipeline.sync()
+    _drop_slot(pipeline)
+    renewed = _renew(pipeline)
+    pipeline.database.execute("insert into t values (2, 'b')")
+    window = pipeline.capture()
+    assert window.start == renewed.start_lsn > Lsn(0)
+    failure = pipeline.merge()["t"]
+    assert isinstance(getattr(failure, "error", None), DefiniteError), failure
+    assert [row[0] for row in pipeline.rows()] == [1]

@@ -1,0 +1,278 @@
+"""A slot that something else has read is adopted with consent only (A9, B5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
+from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.errors import PgcdcError, SlotAdvanced, SlotBusy, SlotTaken
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.slots import SlotStatus, create_slot, read_slot_status
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets_tests.support.database import Database
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def slot(database: Database) -> str:
+    """A published table with two rows, and the name of a slot that is not there yet."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    database.execute("insert into t values (1), (2)")
+    return f"s_{database.name}"
+
+
+@pytest.fixture
+def other_zone(tmp_path: Path) -> RawZone:
+    """An empty lake beside production's, of the same capture."""
+    return RawZone(Lake(str(tmp_path / "other")), "test")
+
+
+def _status(database: Database, slot: str) -> SlotStatus:
+    with query_connection(database.settings(), "test") as conn:
+        status = read_slot_status(conn, slot)
+    assert status is not None
+    return status
+
+
+def _flush_lsn(database: Database) -> Lsn:
+    database.transaction("set local synchronous_commit = on", "create temporary table flushed ()")
+    return Lsn.parse(database.value("select pg_current_wal_flush_lsn()::text"))
+
+
+def _capture(database: Database, zone: RawZone, slot: str) -> None:
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    start = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+    window = LsnWindow.of(epoch.epoch, start, _flush_lsn(database))
+    capture_window(database.settings(), zone, slot, "pub", window)
+
+
+def _copy(database: Database, zone: RawZone, slot: str, *, adopt_slot: bool = False) -> None:
+    copy_tables(database.settings(), zone, slot, "pub", adopt_slot=adopt_slot)
+
+
+def _make_by_hand(database: Database, slot: str, *, two_phase: bool = False) -> None:
+    database.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", (slot, two_phase)
+    )
+
+
+def _claim(database: Database, zone: RawZone, slot: str) -> None:
+    """Production has just made its slot, and captured nothing yet."""
+    _copy(database, zone, slot)
+
+
+def _capture_once(database: Database, zone: RawZone, slot: str) -> None:
+    _copy(database, zone, slot)
+    database.execute("insert into t values (3)")
+    _capture(database, zone, slot)
+
+
+def _capture_and_reset(database: Database, zone: RawZone, slot: str) -> None:
+    _capture_once(database, zone, slot)
+    database.execute("select pg_stat_reset_replication_slot(%s)", (slot,))
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize(
+    "use",
+    [
+        _claim,
+        pytest.param(_capture_once, marks=pytest.mark.soak),
+        pytest.param(_capture_and_reset, marks=pytest.mark.soak),
+    ],
+)
+def test_a_slot_that_another_lake_was_filled_from_is_not_taken(
+    database: Database,
+    zone: RawZone,
+    other_zone: RawZone,
+    slot: str,
+    use: Callable[[Database, RawZone, str], None],
+) -> None:
+    """The same settings with an empty lake: a laptop, a mistyped PGCDC_LAKE, a lost lake."""
+    use(database, zone, slot)
+    before = _status(database, slot).confirmed_flush_lsn
+    with pytest.raises(SlotTaken) as caught:
+        _copy(database, other_zone, slot)
+    assert caught.value.exit_status == 4
+    for part in (slot, str(before), other_zone.lake.uri, "PGCDC_LAKE", "--adopt-slot"):
+        assert part in str(caught.value)
+    assert other_zone.epochs.latest() is None
+    assert _status(database, slot).confirmed_flush_lsn == before
+    # Production goes on.
+    database.execute("insert into t values (10)")
+    _capture(database, zone, slot)
+
+    capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=slot)
+    settings = database.settings()
+    [error] = [f for f in check_capture(settings, capture, other_zone) if f.severity == "error"]
+    assert error.code == "slot"
+    assert "--adopt-slot" in error.remedy
+    assert not any(f.severity == "error" for f in check_capture(settings, capture, zone))
+    consented = dataclasses.replace(capture, adopt_slot=True)
+    assert not any(f.severity == "error" for f in check_capture(settings, consented, other_zone))
+
+
+@pytest.mark.every_pg
+def test_a_slot_that_an_administrator_made_is_adopted_long_after(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    _make_by_hand(database, slot)
+    database.execute("insert into t select generate_series(10, 5000)")
+    made_at = _status(database, slot).confirmed_flush_lsn
+    assert not _status(database, slot).was_read
+    _copy(database, zone, slot)
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    assert epoch.start_lsn == made_at
+    assert _status(database, slot).confirmed_flush_lsn == made_at
+    assert _status(database, slot).was_read
+
+
+def test_with_consent_the_slot_is_taken_over_and_the_first_lake_notices(
+    database: Database, zone: RawZone, other_zone: RawZone, slot: str
+) -> None:
+    _capture_once(database, zone, slot)
+    _copy(database, other_zone, slot, adopt_slot=True)
+    database.execute("insert into t values (4)")
+    _capture(database, other_zone, slot)
+    with pytest.raises(SlotAdvanced, match="another lake"):
+        _capture(database, zone, slot)
+    # Renewing would drop the slot under the other lake.
+    with pytest.raises(SlotTaken, match="pgcdc renew --adopt-slot"):
+        renew_epoch(database.settings(), zone, slot, "pub")
+    renewed = renew_epoch(database.settings(), zone, slot, "pub", adopt_slot=True)
+    assert renewed.epoch == 2
+
+
+def test_two_captures_of_one_lake_do_not_share_a_slot(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    _copy(database, zone, slot)
+    with pytest.raises(SlotTaken, match="lake/second"):
+        _copy(database, RawZone(zone.lake, "second"), slot)
+
+
+def test_of_two_empty_lakes_at_one_moment_one_gets_the_slot(
+    database: Database, zone: RawZone, other_zone: RawZone, slot: str
+) -> None:
+    _make_by_hand(database, slot)
+    outcomes: dict[int, object] = {}
+    barrier = threading.Barrier(2)
+
+    def run(number: int, own: RawZone) -> None:
+        barrier.wait()
+        try:
+            _copy(database, own, slot)
+            outcomes[number] = None
+        except PgcdcError as error:
+            outcomes[number] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate((zone, other_zone))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    won = [own for number, own in enumerate((zone, other_zone)) if outcomes[number] is None]
+    assert len(won) == 1, outcomes
+    assert all(isinstance(o, SlotTaken | SlotBusy) for o in outcomes.values() if o is not None)
+    _capture(database, won[0], slot)
+
+
+def test_a_crash_of_the_server_does_not_make_a_slot_look_new(
+    database: Database, zone: RawZone, other_zone: RawZone, slot: str
+) -> None:
+    """The count of decoded transactions is gone; what the slot holds and has confirmed is not."""
+    _capture_once(database, zone, slot)
+    database.execute("insert into t select generate_series(10, 5000)")
+    _capture(database, zone, slot)
+    database.execute("checkpoint")
+    status = _status(database, slot)
+    crashed = dataclasses.replace(status, decoded_transactions=0, may_have_crashed=True)
+    assert crashed.was_read
+    with create_slot(database.settings(), f"{slot}_new"):
+        new = _status(database, f"{slot}_new")
+    assert not dataclasses.replace(new, may_have_crashed=True).was_read
+
+
+@pytest.mark.every_pg
+def test_a_slot_with_two_phase_is_refused_with_what_to_make_instead(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    """Its stream would stop at the first PREPARE TRANSACTION."""
+    database.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,)
+    )
+    with pytest.raises(PgcdcError, match="two_phase") as caught:
+        _copy(database, zone, slot)
+    assert caught.value.exit_status == 2
+    assert f"select pg_create_logical_replication_slot('{slot}', 'pgoutput')" in str(caught.value)
+    assert zone.epochs.latest() is None
+    capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=slot)
+    [error] = [
+        f for f in check_capture(database.settings(), capture, zone) if f.severity == "error"
+    ]
+    assert "two_phase" in error.message
+
+    # What the sentence asks for works.
+    database.execute("select pg_drop_replication_slot(%s)", (slot,))
+    _make_by_hand(database, slot)
+    _copy(database, zone, slot)
+
+
+def test_a_known_slot_that_was_made_again_with_two_phase_stops_before_its_stream(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    _capture_once(database, zone, slot)
+    database.execute("select pg_drop_replication_slot(%s)", (slot,))
+    database.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,)
+    )
+    with pytest.raises(PgcdcError, match="two_phase"):
+        _capture(database, zone, slot)
+    database.execute("select pg_drop_replication_slot(%s)", (slot,))
+    assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        (None, "raise max_slot_wal_keep_size"),
+        ("wal_removed", "raise max_slot_wal_keep_size"),
+        ("rows_removed", "hot_standby_feedback"),
+        ("wal_level_insufficient", "keep it at logical"),
+        ("idle_timeout", "idle_replication_slot_timeout"),
+        ("of a later release", "raise max_slot_wal_keep_size"),
+    ],
+)
+def test_why_a_slot_was_lost_decides_on_what_prevents_it(
+    database: Database, slot: str, reason: str | None, sentence: str
+) -> None:
+    from pgcdc_assets.postgres.slots import lost_slot
+
+    _make_by_hand(database, slot)
+    status = dataclasses.replace(_status(database, slot), invalidation_reason=reason)
+    assert sentence in str(lost_slot(status))
+
+
+def test_a_standbys_copy_of_a_slot_is_refused_there(database: Database, slot: str) -> None:
+    from pgcdc_assets.postgres.slots import check_slot_usable
+
+    _make_by_hand(database, slot)
+    copied = dataclasses.replace(_status(database, slot), is_synced=True, in_recovery=True)
+    with pytest.raises(PgcdcError, match="Connect to the primary"):
+        check_slot_usable(copied, database.name)
+    promoted = dataclasses.replace(copied, in_recovery=False)
+    check_slot_usable(promoted, database.name)

@@ -1,0 +1,347 @@
+"""Copy and stream meet exactly, whatever happens meanwhile (C1, C2, C4, C6, C12 to C14, B14)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg2
+import pytest
+
+from pgcdc_assets.capture.snapshot import CopyFailure, CopyReport, copy_each_table, copy_tables
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.raw.scan import data_files
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.postgres.wire import peek
+from pgcdc_assets_tests.support.waits import wait_until
+
+pytestmark = pytest.mark.postgres
+
+
+def _slot(database: Database) -> str:
+    return f"s_{database.name}"
+
+
+def _copy_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str | None]]:
+    """Read a copy's rows back from the lake."""
+    rows = zone.snapshots.table.load().to_pyarrow_table(
+        filters=[("table", "=", table), ("snapshot_lsn", "=", int(snapshot_lsn))],
+        columns=["new"],
+    )
+    return rows.column("new").to_pylist()
+
+
+@contextmanager
+def _writers(database: Database, count: int) -> Iterator[None]:
+    """Connections that insert, update, delete and roll back rows of table t until the block
+    ends."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def write(seed: int) -> None:
+        choose = random.Random(seed)
+        try:
+            with database.connect(autocommit=False) as conn, conn.cursor() as cursor:
+                while not stop.is_set():
+                    for _ in range(choose.randint(1, 8)):
+                        row_id = choose.randint(1, 20_000)
+                        cursor.execute(
+                            choose.choice(
+                                [
+                                    "insert into t values (%s, 1) on conflict do nothing",
+                                    "update t set n = n + 1 where id = %s",
+                                    "update t set id = -id where id = %s and "
+                                    "not exists (select from t x where x.id = -t.id)",
+                                    "delete from t where id = %s",
+                                ]
+                            ),
+                            (row_id,),
+                        )
+                    try:
+                        conn.rollback() if choose.random() < 0.1 else conn.commit()
+                    except psycopg2.errors.UniqueViolation:
+                        conn.rollback()
+        except (psycopg2.errors.UniqueViolation, psycopg2.errors.DeadlockDetected):
+            return write(seed + 1000)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def _replay(
+    database: Database, slot: str, rows: list[list[str | None]], snapshot_lsn: Lsn
+) -> dict[str | None, list[str | None]]:
+    """Fold the stream on top of a copy; each change has to find exactly what it changes."""
+    state = {row[0]: row for row in rows}
+    assert len(state) == len(rows)
+    with query_connection(database.settings(), "test", statement_timeout_ms=0) as conn:
+        changes = peek(conn, slot, "pub").changes
+    applied = 0
+    for change in changes:
+        if change.commit_lsn < snapshot_lsn or change.table != "public.t":
+            continue
+        applied += 1
+        if change.op == "I":
+            assert change.new is not None
+            assert change.new[0] not in state
+        if change.op in "UD":
+            key = change.key[0] if change.key else change.new[0]  # type: ignore[index]
+            del state[key]
+        if change.new is not None:
+            state[change.new[0]] = change.new
+    assert applied
+    return state
+
+
+@pytest.mark.every_pg
+@pytest.mark.slow
+def test_copies_meet_the_stream_exactly_while_writers_go_on(
+    database: Database, zone: RawZone
+) -> None:
+    """C1, C2: for the first copy in the slot's own snapshot, and for a later one."""
+    database.execute(
+        "create table t (id int primary key, n int); create publication pub for table t"
+    )
+    database.execute("insert into t select i, 0 from generate_series(1, 10000) i")
+    slot, settings = _slot(database), database.settings()
+    reports: list[CopyReport] = []
+    with _writers(database, 4):
+        for _ in range(4):
+            reports += copy_tables(settings, zone, slot, "pub", [("public", "t")])
+        last = [c.commit_lsn for c in _captured(database, slot)][-1]
+    assert len({report.snapshot_lsn for report in reports}) == 4
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    assert epoch.start_lsn == reports[0].snapshot_lsn
+    # Writers were at work before, during and after each copy.
+    assert reports[0].snapshot_lsn < reports[-1].snapshot_lsn < last
+    source = {str(row_id): [str(row_id), str(n)] for row_id, n in database.query("table t")}
+    for report in reports:
+        rows = _copy_rows(zone, "t", report.snapshot_lsn)
+        assert len(rows) == report.row_count
+        assert _replay(database, slot, rows, report.snapshot_lsn) == source
+
+
+def _captured(database: Database, slot: str) -> list[object]:
+    with query_connection(database.settings(), "test", statement_timeout_ms=0) as conn:
+        return list(peek(conn, slot, "pub").changes)
+
+
+@pytest.mark.every_pg
+def test_a_transaction_open_at_the_snapshot_comes_once(database: Database, zone: RawZone) -> None:
+    """C1: it began before the copy and commits after it, so the stream has it."""
+    database.execute(
+        "create table t (id int primary key, n int); create publication pub for table t"
+    )
+    slot, settings = _slot(database), database.settings()
+    copy_tables(settings, zone, slot, "pub")
+    with database.connect(autocommit=False) as late, late.cursor() as cursor:
+        cursor.execute("insert into t values (2, 0)")
+        database.execute("insert into t values (1, 0)")
+        timer = threading.Timer(0.5, late.commit)
+        timer.start()
+        # The temporary slot waits for the open transaction: it is in the copy, not lost between.
+        [report] = copy_tables(settings, zone, slot, "pub", [("public", "t")])
+        timer.join()
+    rows = _copy_rows(zone, "t", report.snapshot_lsn)
+    assert sorted(rows) == [["1", "0"], ["2", "0"]]
+    database.execute("delete from t where id = 1")
+    assert _replay(database, slot, rows, report.snapshot_lsn) == {"2": ["2", "0"]}
+
+
+_SCRIPT = """
+import sys
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.capture.snapshot import copy_tables
+conninfo, lake, slot = sys.argv[1:]
+copy_tables(ConnectionSettings(conninfo, "test"), RawZone(Lake(lake), "test"), slot, "pub")
+"""
+
+
+def _run(database: Database, zone: RawZone, failpoint: str) -> None:
+    """Copy all tables in a process of its own, which dies at the failpoint."""
+    arguments = [database.conninfo, zone.lake.uri, _slot(database)]
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, *arguments],
+        env={**os.environ, "PGCDC_FAILPOINT": failpoint},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "complete"),
+    [
+        ("after_slot_creation", 0),
+        ("after_epoch_commit", 0),
+        ("mid_copy", 0),
+        ("before_copy_commit:1", 0),
+        ("after_copy_commit:2", 2),
+        ("before_copy_commit:3", 2),
+        ("after_copy_commit:3", 3),
+    ],
+)
+def test_a_run_killed_anywhere_is_taken_up_by_the_next(
+    database: Database, zone: RawZone, failpoint: str, complete: int
+) -> None:
+    """C4: complete copies are kept, nothing of the others is left, and no change is lost
+    between."""
+    for n in range(3):
+        database.execute(f"create table t{n} (id int primary key)")
+        database.execute(f"insert into t{n} select generate_series(1, 1000)")
+    database.execute("create publication pub for all tables")
+    slot, settings = _slot(database), database.settings()
+    _run(database, zone, failpoint)
+    assert len(zone.snapshots.complete_copies()) == complete
+    database.execute("insert into t0 values (0); insert into t2 values (0)")
+
+    reports = copy_tables(settings, zone, slot, "pub")
+    assert len(reports) == 3 - complete
+    assert len(zone.epochs.all()) == 1
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    copies = zone.snapshots.complete_copies()
+    assert sorted(copy.table for copy in copies) == ["t0", "t1", "t2"]
+    with query_connection(settings, "test") as conn:
+        changes = peek(conn, slot, "pub").changes
+    for copy in copies:
+        assert copy.snapshot_lsn >= epoch.start_lsn
+        rows = {row[0] for row in _copy_rows(zone, copy.table, copy.snapshot_lsn)}
+        later = {
+            change.new[0]
+            for change in changes
+            if change.new
+            and change.table == f"public.{copy.table}"
+            and change.commit_lsn >= copy.snapshot_lsn
+        }
+        assert not rows & later
+        expected = {str(n) for n in range(0 if copy.table in ("t0", "t2") else 1, 1001)}
+        assert rows | later == expected
+    assert database.query("select slot_name from pg_replication_slots where database = "
+                          "current_database()") == [(slot,)]  # fmt: skip
+    # A copy is exactly the files its commit names.
+    assert sum(file.row_count for file in data_files(zone.snapshots.table.load())) == sum(
+        copy.row_count for copy in copies
+    )
+
+
+def test_an_empty_table_has_a_complete_copy(database: Database, zone: RawZone) -> None:
+    """C6."""
+    database.execute(
+        "create table t (id int primary key, n numeric(5,2)); create publication pub for table t"
+    )
+    [report] = copy_tables(database.settings(), zone, _slot(database), "pub")
+    assert report.row_count == 0
+    [copy] = zone.snapshots.complete_copies(report.epoch)
+    assert (copy.table, copy.row_count, copy.relation_version) == ("t", 0, 1)
+    [version] = zone.relations.versions(report.epoch)
+    assert [column.name for column in version.relation.columns] == ["id", "n"]
+    assert copy_tables(database.settings(), zone, _slot(database), "pub") == []
+
+
+def test_a_table_that_cannot_be_read_leaves_the_others_alone(
+    database: Database, zone: RawZone
+) -> None:
+    """B14, C12: a privilege is missing, a table does not exist, one is a view, one is named
+    twice."""
+    role = f"role_{database.name}"
+    database.execute(f"create role {role} login replication")
+    try:
+        for n in range(3):
+            database.execute(
+                f"create table t{n} (id int primary key); grant select on t{n} to {role}"
+            )
+        database.execute(f"create publication pub for all tables; revoke select on t1 from {role}")
+        database.execute("create view v as select 1")
+        conninfo = database.conninfo.replace("user=postgres", f"user={role}")
+        settings, slot = ConnectionSettings(conninfo, "test"), _slot(database)
+        wanted = [("public", name) for name in ("t0", "t1", "v", "nowhere", "t2", "t0")]
+        outcomes = list(copy_each_table(settings, zone, slot, "pub", wanted))
+        assert [outcome.table for outcome in outcomes] == ["t0", "t1", "v", "nowhere", "t2"]
+        assert [o.table for o in outcomes if isinstance(o, CopyReport)] == ["t0", "t2"]
+        reasons = [str(o.error) for o in outcomes if isinstance(o, CopyFailure)]
+        assert f'grant select on "public"."t1" to "{role}"' in reasons[0]
+        assert "public.v is a view" in reasons[1]
+        assert "public.nowhere does not exist" in reasons[2]
+        with pytest.raises(ConfigurationError, match=r"public\.t1 .*public\.v is a view"):
+            copy_tables(settings, zone, slot, "pub", wanted)
+    finally:
+        database.execute(f"drop owned by {role}; drop role {role}")
+
+
+def test_a_table_altered_under_the_copy_is_copied_with_its_new_shape(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13: the first attempt notices, the second takes a new snapshot."""
+    from pgcdc_assets.capture import snapshot
+
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    database.execute("insert into t values (1)")
+    original, attempts = snapshot.copy_published, []
+
+    def altered(*arguments: object) -> object:
+        attempts.append(arguments)
+        if len(attempts) == 1:
+            database.execute("alter table t add column n int not null default 7")
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(snapshot, "copy_published", altered)
+    [report] = copy_tables(database.settings(), zone, _slot(database), "pub")
+    assert len(attempts) == 2
+    assert _copy_rows(zone, "t", report.snapshot_lsn) == [["1", "7"]]
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    assert report.snapshot_lsn > epoch.start_lsn
+
+
+def test_a_column_added_while_the_copys_slot_is_made_is_in_the_copy(
+    database: Database, zone: RawZone
+) -> None:
+    """C13: making the slot waits for an open transaction, and its snapshot sees the column."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    database.execute("insert into t values (1)")
+    slot, settings = _slot(database), database.settings()
+    copy_tables(settings, zone, slot, "pub")
+    reports: list[CopyReport] = []
+
+    def copy() -> None:
+        reports.extend(copy_tables(settings, zone, slot, "pub", [("public", "t")]))
+
+    with database.connect(autocommit=False) as late, late.cursor() as cursor:
+        cursor.execute("select pg_current_xact_id()")
+        copying = threading.Thread(target=copy)
+        copying.start()
+        wait_until(
+            lambda: database.value(
+                "select count(*) from pg_locks where locktype = 'transactionid' and not granted"
+            ),
+            "the slot to wait for the open transaction",
+        )
+        database.transaction("alter table t add column n int", "update t set n = 7")
+        late.commit()
+        copying.join()
+
+    assert _copy_rows(zone, "t", reports[0].snapshot_lsn) == [["1", "7"]]

@@ -1,0 +1,105 @@
+"""What the publication sends of a table is read as of the snapshot that the table is copied in."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.capture import snapshot
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.database import Database
+
+pytestmark = pytest.mark.postgres
+
+_JOINING = {
+    "a table is added": (
+        "create publication pub for table t",
+        "alter publication pub add table u",
+    ),
+    "its schema is added": (
+        "create publication pub for table t",
+        "alter publication pub add tables in schema public",
+    ),
+    "a row filter is dropped": (
+        "create publication pub for table t, u where (id < 2)",
+        "alter publication pub set table t, u",
+    ),
+    "a column list is widened": (
+        "create publication pub for table t, u (id)",
+        "alter publication pub set table t, u",
+    ),
+    "inserts are published": (
+        "create publication pub for table t, u with (publish = 'delete')",
+        "alter publication pub set (publish = 'insert, update, delete, truncate')",
+    ),
+    "the publication is made again": (
+        "create publication pub for table t, u",
+        "drop publication pub; create publication pub for table t, u",
+    ),
+    "the table is attached": (
+        "create table root (id int, n int) partition by range (id);"
+        "create publication pub for table t, root",
+        "alter table root attach partition u for values from (0) to (100)",
+    ),
+}
+
+# The others are found by the same look at the same rows of the catalog.
+_SHORT = ("a table is added", "a row filter is dropped", "the table is attached")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        how if how in _SHORT else pytest.param(how, marks=pytest.mark.soak, id=how)
+        for how in _JOINING
+    ],
+)
+def test_a_table_that_joins_while_the_snapshot_starts_loses_no_row(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """C9: its rows are in another snapshot of its own; those of the others in the slot's."""
+    published, joining = _JOINING[how]
+    database.execute("create table t (id int primary key); insert into t values (1)")
+    database.execute("create table u (id int primary key, n int); insert into u values (1, 1)")
+    database.execute(published)
+    slot = f"s_{database.name}"
+
+    def join(name: str) -> None:
+        if name == "after_slot_creation":
+            # Too late for the slot's snapshot, too early for what the stream publishes.
+            database.execute("insert into u values (2, 2)")
+            database.execute(joining)
+            database.execute("insert into u values (3, 3)")
+
+    monkeypatch.setattr(snapshot, "reach", join)
+    copies = {
+        report.table: report for report in copy_tables(database.settings(), zone, slot, "pub")
+    }
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    assert copies["u"].snapshot_lsn > epoch.start_lsn
+    if "table is" in how:
+        assert copies["t"].snapshot_lsn == epoch.start_lsn
+    stored = zone.snapshots.table.load()
+    assert stored is not None
+    rows = stored.to_pyarrow_table(filters=[("table", "=", "u")], columns=["new"])
+    assert sorted(rows.column("new").to_pylist()) == [["1", "1"], ["2", "2"], ["3", "3"]]
+
+
+def test_a_publication_that_is_altered_for_another_table_costs_no_second_snapshot(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute("create table t (id int primary key); create table u (id int primary key)")
+    database.execute("create publication pub for table t")
+
+    def join(name: str) -> None:
+        if name == "after_slot_creation":
+            database.execute("alter publication pub add table u; analyze t")
+
+    monkeypatch.setattr(snapshot, "reach", join)
+    [report] = copy_tables(
+        database.settings(), zone, f"s_{database.name}", "pub", [("public", "t")]
+    )
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    assert report.snapshot_lsn == epoch.start_lsn

@@ -1,0 +1,75 @@
+"""The log of what libraries write: bounded in size and number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.cli.library_log import (
+    FILES_KEPT,
+    library_log,
+    open_library_log,
+    terminal,
+    trim,
+)
+
+
+def test_only_our_own_lines_reach_the_terminal(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from pgcdc_assets.cli.library_log import open_library_log, terminal\n"
+        "open_library_log(Path(sys.argv[1]), 'test')\n"
+        "os.write(1, b'noise')\n"
+        "os.write(2, b'noise')\n"
+        "os.system('echo noise')\n"
+        "print('noise', file=sys.stderr)\n"
+        "print('result')\n"
+        "print('progress', file=terminal())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("result\n", "progress\n")
+    (log,) = tmp_path.glob("*-test-*.log")
+    assert log.read_text().count("noise") == 4
+
+
+def test_the_descriptors_are_given_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with library_log(tmp_path / "logs", "test") as log:
+        os.write(2, b"noise")
+        print("ours", file=terminal())
+        assert log.has_content()
+    os.write(2, b"after")
+    assert log.path.read_text() == "noise"
+    assert "after" in capfd.readouterr().err
+
+
+def test_a_log_in_which_nothing_was_written_leaves_no_file(tmp_path: Path) -> None:
+    with library_log(tmp_path / ".pgcdc" / "logs", "test"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_newest_files_are_kept(tmp_path: Path) -> None:
+    for number in range(FILES_KEPT + 5):
+        (tmp_path / f"20200101T0000{number:02}-sync-1.log").touch()
+    open_library_log(tmp_path, "test").close()
+    assert len(list(tmp_path.iterdir())) == FILES_KEPT - 1
+    assert not (tmp_path / "20200101T000000-sync-1.log").exists()
+
+
+def test_a_long_file_keeps_its_beginning_and_its_end_and_writers_continue(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"begin" + b"x" * 100_000 + b"end")
+        trim(path, 1_000)
+        writer.write(b"later")
+    text = path.read_text()
+    assert len(text) < 1_000
+    assert text.startswith("begin")
+    assert text.endswith("endlater")

@@ -1,0 +1,126 @@
+"""ADD COLUMN ... DEFAULT: the rows from before have the default, as at the source (F2)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+_TARGETS = (
+    CdcTable("public", "t", scd=(1, 2)),
+    CdcTable("public", "kept", soft_deletes=True),
+    CdcTable("public", "bag"),
+    CdcTable("public", "log", without_key="log"),
+)
+_ADDED = (
+    "add n int not null default 5, add x numeric(6,2) default 'NaN', "
+    "add at timestamptz default '2024-01-02 03:04:05.5+00', "
+    "add tags text[] default '{a,\"b,c\",NULL}', add s text default 'it''s \\ \"so\"'"
+)
+_DEFAULTS = (
+    5,
+    None,
+    dt.datetime(2024, 1, 2, 3, 4, 5, 500_000),
+    ["a", "b,c", None],
+    'it\'s \\ "so"',
+    {"x": "NaN"},
+)
+_COLUMNS = ("n", "x", "at", "tags", "s", "_rescued")
+
+
+def _merge(pipeline: Pipeline, *targets: CdcTable) -> list[MergeReport]:
+    pipeline.capture()
+    reports = pipeline.merge(None, *targets).values()
+    for report in reports:
+        assert isinstance(report, MergeReport), str(report.error.__cause__ or report.error)
+    return [report for report in reports if isinstance(report, MergeReport)]
+
+
+def _rows(pipeline: Pipeline, target: CdcTable, scd: int, *more: str) -> list[tuple[Any, ...]]:
+    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
+    frame = pipeline.spark.read.format("delta").load(path).select("id", *more, *_COLUMNS)
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def test_every_kind_of_table_fills_the_rows_from_before(pipeline: Pipeline) -> None:
+    """Rows of merges before, and tuples of the same merge that were written before the column."""
+    tables = [target.table for target in _TARGETS]
+    pipeline.start(
+        *(
+            f"create table {t} (id int {'primary key' if t in ('t', 'kept') else ''}, v text);"
+            f"alter table {t} replica identity full; insert into {t} values (1, 'a'), (2, 'a')"
+            for t in tables
+        )
+    )
+    database = pipeline.database
+    for t in tables:
+        database.execute(f"insert into {t} values (3, 'a'), (4, 'a'); delete from {t} where id = 4")
+    _merge(pipeline, *_TARGETS)
+    for t in tables:
+        database.execute(f"insert into {t} values (5, 'b')")
+        database.execute(f"alter table {t} {_ADDED}")
+        database.execute(f"alter table {t} alter n set default 6")
+        database.execute(f"insert into {t} (id, v) values (6, 'c')")
+        database.execute(f"update {t} set n = 7 where id = 1")
+        database.execute(f"delete from {t} where id = 2")
+        database.execute(f"update {t} set v = v where id = 5")
+    reports = _merge(pipeline, *_TARGETS)
+    assert {report.columns_filled for report in reports} == {("n", "x", "at", "tags", "s")}
+    pipeline.assert_equal("t")
+
+    merged = {}
+    for target in _TARGETS:
+        for scd in target.scd:
+            more = {2: ("_is_current",)}.get(scd, ())
+            found = _rows(pipeline, target, scd, *more)
+            old = [row for row in found if row[0] in (2, 3, 4, 5)]
+            assert old, target
+            for row in old:
+                assert row[-len(_DEFAULTS) :] == _DEFAULTS, (target, row)
+            merged[target.table, scd] = found
+    assert [row[:2] for row in merged["t", 2]] == [
+        *[(1, False), (1, True), (2, False), (3, True), (4, False), (5, True), (6, True)]
+    ]
+    assert merged["bag", 1] == merged["t", 1]
+    rebuild_table(pipeline.spark, pipeline.zone, _TARGETS[0], 2)
+    assert _rows(pipeline, _TARGETS[0], 2, "_is_current") == merged["t", 2]
+
+
+def test_a_merge_that_dies_before_it_filled_a_column_is_taken_up_by_the_next(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        pass
+
+    def die(name: str) -> None:
+        if name == failpoints.AFTER_COLUMNS_ADDED:
+            raise Killed
+
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    pipeline.database.execute("alter table t add n int default 5, add s text default 'x'")
+    pipeline.database.execute("insert into t values (2, 'b', 6, null)")
+    pipeline.capture()
+    monkeypatch.setattr(failpoints, "reach", die)
+    (failure,) = pipeline.merge().values()
+    assert isinstance(failure, MergeFailure)
+    monkeypatch.undo()
+    assert pipeline.rows(columns="id, n, s") == [(1, None, None)]
+
+    (report,) = pipeline.merge().values()
+    assert isinstance(report, MergeReport)
+    assert report.columns_filled == ("n", "s")
+    assert pipeline.rows(columns="id, n, s") == [(1, 5, "x"), (2, 6, None)]
+    pipeline.database.execute("update t set n = null where id = 1")
+    pipeline.sync()
+    assert pipeline.rows(columns="id, n, s") == [(1, None, "x"), (2, 6, None)]

@@ -1,0 +1,106 @@
+"""SCD1 and unchanged TOAST: a value that the stream leaves out is the one the row had."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+_TABLE = "create table t (id int primary key, v text, n int not null default 0)"
+# Stored out of line, and as it is: what is not compressed is always TOASTed at this size.
+_EXTERNAL = "alter table t alter v set storage external"
+
+
+def _big(seed: str) -> str:
+    return f"(select string_agg(md5({seed} || i), '') from generate_series(1, 300) i)"
+
+
+_A, _B, _C, _NEW, _CHANGED = (_big(f"'{seed}'") for seed in ("a", "b", "c", "new", "changed"))
+_BY_ID = _big("id::text")
+
+
+def test_an_unchanged_value_of_a_copied_row_stays(pipeline: Pipeline) -> None:
+    """D5: DEFAULT identity, the row came by the copy; raw says unchanged, not NULL."""
+    pipeline.start(_TABLE, _EXTERNAL, f"insert into t values (1, {_A}), (2, {_B})")
+    pipeline.database.execute("update t set n = 1 where id = 1")
+    pipeline.database.execute("update t set n = 1, v = null where id = 2")
+    pipeline.sync()
+    pipeline.assert_equal()
+    assert pipeline.frame().where("length(v) = 9600 AND n = 1").count() == 1
+    assert pipeline.frame().where("v IS NULL AND n = 1").count() == 1
+
+
+def test_an_unchanged_value_is_the_last_known_one_of_the_batch(pipeline: Pipeline) -> None:
+    """D6: inserted then unchanged; changed then unchanged; changed, unchanged, changed to NULL."""
+    pipeline.start(_TABLE, _EXTERNAL, f"insert into t values (1, {_A}), (2, {_B})")
+    pipeline.database.transaction(
+        f"insert into t values (3, {_C})", "update t set n = 1 where id = 3"
+    )
+    pipeline.database.execute(f"update t set v = {_NEW} where id = 1")
+    pipeline.database.execute("update t set n = n + 1 where id = 1")
+    pipeline.database.execute(f"update t set v = {_NEW} where id = 2")
+    pipeline.database.execute("update t set n = n + 1 where id = 2")
+    pipeline.database.execute("update t set v = null where id = 2")
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+def test_an_unchanged_value_follows_its_row_to_another_key(pipeline: Pipeline) -> None:
+    """D4, D5, D6: chains and swaps, from the table and within the batch; a key reused meanwhile."""
+    pipeline.start(
+        _TABLE,
+        _EXTERNAL,
+        f"insert into t select id, {_BY_ID} from generate_series(1, 6) id",
+    )
+    pipeline.sync()
+    pipeline.database.transaction(
+        "update t set id = -1 where id = 1",
+        "update t set id = 1 where id = 2",
+        "update t set id = 2 where id = -1",
+    )
+    pipeline.database.execute("update t set id = 30 where id = 3")
+    pipeline.database.execute("update t set id = 31, n = 5 where id = 30")
+    pipeline.database.execute("insert into t values (3, 'small')")
+    pipeline.database.execute(f"update t set v = {_CHANGED} where id = 4")
+    pipeline.database.execute("update t set id = 40 where id = 4")
+    pipeline.database.execute("update t set n = 7 where id = 40")
+    pipeline.database.transaction("delete from t where id = 5", "update t set id = 5 where id = 6")
+    pipeline.sync()
+    pipeline.assert_equal()
+    assert [row[0] for row in pipeline.rows()] == [1, 2, 3, 5, 31, 40]
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_toasted_values_of_every_kind_stay(pipeline: Pipeline, identity: str) -> None:
+    """D7: arrays of several types, bytea, json, jsonb, numeric; also what had to be rescued."""
+    columns = {
+        "texts": ("text[]", "array_agg(md5(i::text))"),
+        "chars": ("bpchar[]", "array_agg(md5(i::text)::bpchar)"),
+        "dates": ("date[]", "array_agg(date '2024-01-01' + i)"),
+        "ints": ("int[]", "array_agg(i)"),
+        "bigints": ("bigint[]", "array_agg(i::bigint)"),
+        "uuids": ("uuid[]", "array_agg(md5(i::text)::uuid)"),
+        "bytes": ("bytea", "decode(string_agg(md5(i::text), ''), 'hex')"),
+        "doc": ("json", "json_agg(md5(i::text))"),
+        "docb": ("jsonb", "jsonb_agg(md5(i::text))"),
+        "wide": ("numeric", "(string_agg((i * 7919)::text, '') || '.5')::numeric"),
+        "grid": ("int[]", "array[array_agg(i), array_agg(i)]"),
+    }
+    declared = ", ".join(f"{name} {kind}" for name, (kind, _) in columns.items())
+    values = ", ".join(value for _, value in columns.values())
+    external = ", ".join(f"alter {name} set storage external" for name in columns if name != "wide")
+    pipeline.start(
+        f"create table t (id int primary key, v int, {declared})",
+        f"alter table t {external}, alter wide set storage external",
+        f"alter table t replica identity {identity}",
+        f"insert into t select 1, 0, {values} from generate_series(1, 1500) i",
+    )
+    pipeline.database.execute("update t set v = 1")
+    pipeline.sync()
+    pipeline.database.execute("update t set id = 2, v = 2")
+    pipeline.sync()
+    pipeline.assert_equal()
+    assert pipeline.rows() == [(2, 2)]
+    assert [set(row[0]) for row in pipeline.rows(columns="_rescued")] == [{"grid"}]

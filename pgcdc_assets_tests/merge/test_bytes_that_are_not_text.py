@@ -1,0 +1,95 @@
+"""A database of encoding SQL_ASCII: any byte lands, by copy and by stream, and nothing stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from psycopg2 import sql
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.protocol.utf8 import bytes_as_text
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.database import Database, drop_database
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.verify.comparison import verify
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def ascii_capturing(capturing: Capturing) -> Iterator[Capturing]:
+    """A capture of a database of encoding SQL_ASCII."""
+    database = Database(capturing.database.server, f"{capturing.database.name}_a")
+    capturing.database.execute(
+        sql.SQL(
+            "create database {} encoding 'SQL_ASCII' template template0 lc_collate 'C' lc_ctype 'C'"
+        ).format(sql.Identifier(database.name))
+    )
+    try:
+        yield replace(
+            capturing, database=database, slot=f"s_{database.name}", conninfo=database.conninfo
+        )
+    finally:
+        drop_database(database)
+
+
+def test_a_bad_byte_lands_as_hex_and_the_stream_goes_on(ascii_capturing: Capturing) -> None:
+    capturing = ascii_capturing.begin(
+        "create table t (id text primary key, v text)", "alter table t replica identity full"
+    )
+    database = capturing.database
+    latin = "convert_from('\\xe9'::bytea, 'SQL_ASCII')"
+    database.execute(f"insert into t values ('1', {latin}), ({latin}, '\\xe9')")
+    database.execute("update t set v = 'ok' where id = '1'")
+    report = capturing.capture()
+    bad = bytes_as_text(b"\xe9")
+    assert capturing.texts("t") == [["1", bad], [bad, "\\xe9"], ["1", "ok"]]
+    assert capturing.rows()[2]["old"] == ["1", bad]
+    assert report.warnings == {"public.t: values that are not UTF-8, landed as hex": 3}
+
+    (copied,) = copy_tables(
+        capturing.settings, capturing.zone, capturing.slot, capturing.publication
+    )
+    assert copied.rescued_count == 1
+
+
+@pytest.mark.spark
+def test_source_and_table_are_compared_byte_by_byte(
+    ascii_capturing: Capturing, spark: SparkSession
+) -> None:
+    """Item 9: in keys, in plain columns and in arrays; what looks like the form is not it."""
+    pipeline = Pipeline(ascii_capturing.database, ascii_capturing.zone, spark)
+    bad = "convert_from('\\xe9'::bytea, 'SQL_ASCII')"
+    good = "convert_from('\\xc3a9'::bytea, 'SQL_ASCII')"
+    cut = "convert_from('\\xe282'::bytea, 'SQL_ASCII')"
+    pipeline.start(
+        "create table t (id text primary key, v text, a text[])",
+        f"insert into t values ('1', {bad}, array['a', {bad}]), ({bad}, '\\xe9', '{{}}')",
+        f"insert into t values ({good}, '2xe9', array[{good}]), ({cut}, null, null)",
+    )
+    pipeline.sync()
+    pipeline.database.execute(f"insert into t values ('new', 'a' || {cut} || 'b', null)")
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    pipeline.assert_equal("t")
+    mend = f"UPDATE {delta_table(pipeline.path())} SET v = %s WHERE v = %s"
+    pipeline.spark.sql(mend % (r"'\u0000\\xe8'", r"'\u0000\\xe9'"))
+    found = verify(pipeline)
+    (difference,) = found.differences
+    assert difference.columns == ("v",)
+    pipeline.spark.sql(
+        f"UPDATE {delta_table(pipeline.path())} SET v = concat(left(v, 3), 'e8') WHERE id = '1'"
+    )
+    found = verify(pipeline)
+    (difference,) = found.differences
+    assert (difference.key, difference.columns) == (("1",), ("v",))
+    pipeline.spark.sql(
+        f"DELETE FROM {delta_table(pipeline.path())} WHERE id = concat('\\u0000', '\\\\xe9')"
+    )
+    found = verify(pipeline)
+    assert (found.missing, found.differing) == (1, 1)
+    assert ("\\xe9",) in {difference.key for difference in found.differences}

@@ -1,0 +1,257 @@
+"""After retention has removed windows, whoever needs them is refused with the kept floor."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.window import capture_window
+from pgcdc_assets.errors import DefiniteError, RawExpired
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.merge.task import prepare
+from pgcdc_assets.raw.retention import remove_copies, remove_windows
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.maintenance import tidy_table
+from pgcdc_assets.tables.properties import BEGINS_WITH
+from pgcdc_assets.tables.state import read_watermark, table_path
+from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
+from pgcdc_assets_tests.support.verify.comparison import verify
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+_TOMORROW = dt.timedelta(days=1)
+
+
+def expire(pipeline: Pipeline, merged_through: Lsn | None) -> Lsn:
+    """Remove every window of the first epoch below a watermark, or all, however young."""
+    older_than = dt.datetime.now(dt.UTC) + _TOMORROW
+    floor = remove_windows(pipeline.zone, 1, merged_through, older_than).floor
+    assert floor is not None
+    return floor
+
+
+def three_windows(pipeline: Pipeline) -> list[LsnWindow]:
+    pipeline.start(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, 'v' from generate_series(1, 50) i",
+    )
+    for turn in range(3):
+        pipeline.database.execute("update t set v = v || %s where id <= 10", (str(turn),))
+        pipeline.sync()
+    return pipeline.windows
+
+
+def test_a_removed_window_is_not_captured_again(pipeline: Pipeline) -> None:
+    """H5: the raw partition is run once more."""
+    windows = three_windows(pipeline)
+    floor = expire(pipeline, windows[1].end)
+    assert floor == windows[1].end
+    with pytest.raises(RawExpired, match=f"from {floor} on"):
+        capture_window(
+            pipeline.database.settings(), pipeline.zone, pipeline.slot, PUBLICATION, windows[0]
+        )
+    # What is merged is not touched, and everyday work goes on.
+    assert verify(pipeline).is_equal
+    pipeline.database.execute("delete from t where id > 40")
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+def test_a_table_whose_watermark_lies_below_the_floor_is_not_merged(pipeline: Pipeline) -> None:
+    """H5: a table that was left out is asked for too late."""
+    windows = three_windows(pipeline)
+    rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1, windows[0].end)
+    floor = expire(pipeline, windows[1].end)
+    failure = pipeline.merge()["t"]
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, DefiniteError)
+    assert str(floor) in str(failure.error)
+    pipeline.copy("t")
+    report = pipeline.merge()["t"]
+    assert isinstance(report, MergeReport), report.error
+    assert report.snapshot_lsn is not None
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+def test_a_rebuild_from_below_the_floor_is_refused_until_there_is_a_newer_copy(
+    pipeline: Pipeline,
+) -> None:
+    """H5, for rebuilds."""
+    windows = three_windows(pipeline)
+    target = CdcTable("public", "t")
+    floor = expire(pipeline, windows[1].end)
+    with pytest.raises(RawExpired, match=f"from {floor} on"):
+        rebuild_table(pipeline.spark, pipeline.zone, target, 1, windows[0].end)
+    with pytest.raises(RawExpired, match=f"from {floor} on"):
+        rebuild_table(pipeline.spark, pipeline.zone, target, 1, None)
+    pipeline.copy("t")
+    pipeline.sync()
+    rebuild_table(pipeline.spark, pipeline.zone, target, 1, None)
+    assert verify(pipeline).is_equal
+
+
+HISTORY = CdcTable("public", "t", (2,))
+
+
+def merge_history(pipeline: Pipeline) -> MergeReport:
+    report = pipeline.merge(None, HISTORY)["t"]
+    assert isinstance(report, MergeReport), report.error
+    return report
+
+
+def test_a_history_is_not_rebuilt_from_a_later_epoch_alone(pipeline: Pipeline) -> None:
+    """H5: all windows of the epoch that it began in are gone, and its versions stay."""
+    pipeline.start(
+        "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'a')"
+    )
+    pipeline.database.execute("update t set v = 'b' where id = 1")
+    pipeline.capture()
+    merge_history(pipeline)
+    pipeline.database.execute("select pg_drop_replication_slot(%s)", (pipeline.slot,))
+    renew_epoch(pipeline.database.settings(), pipeline.zone, pipeline.slot, PUBLICATION)
+    pipeline.copy()
+    pipeline.database.execute("update t set v = 'c' where id = 1")
+    pipeline.capture()
+    report = merge_history(pipeline)
+    assert report.row_count == 4
+    rebuild_table(pipeline.spark, pipeline.zone, HISTORY, 2)
+    floor = expire(pipeline, None)
+
+    with pytest.raises(RawExpired, match=f"from {floor} on.*move .*scd2/public/t away"):
+        rebuild_table(pipeline.spark, pipeline.zone, HISTORY, 2)
+
+    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
+    assert pipeline.spark.read.format("delta").load(path).count() == 4
+
+
+def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
+    pipeline: Pipeline,
+) -> None:
+    """H5: the remedy that the refusal names; from there on it can be rebuilt again."""
+    windows = three_windows(pipeline)
+    merge_history(pipeline)
+    expire(pipeline, windows[1].end)
+    path = Path(table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2))
+    shutil.rmtree(path)
+    failure = pipeline.merge(None, HISTORY)["t"]
+    assert isinstance(failure, MergeFailure)
+    assert "pgcdc resnapshot NAME public.t" in str(failure.error)
+
+    pipeline.copy("t")
+    pipeline.database.execute("update t set v = 'new' where id = 1")
+    pipeline.capture()
+    merge_history(pipeline)
+
+    def versions() -> list[str]:
+        return sorted(map(str, pipeline.spark.read.format("delta").load(str(path)).collect()))
+
+    live = versions()
+    assert len(live) == 51
+    rebuild_table(pipeline.spark, pipeline.zone, HISTORY, 2)
+    assert versions() == live
+
+
+def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H5: windows go while they are read, and with them the copy that the rebuild began with."""
+    windows = three_windows(pipeline)
+    pipeline.copy("t")
+    pipeline.sync()
+    before = pipeline.rows()
+    real, expiring = prepare, [True]
+
+    def expired(*args: Any, **more: Any) -> Any:
+        works = list(real(*args, **more))
+        if expiring:
+            expiring.pop()
+            mark = pipeline.windows[-1].end
+            expire(pipeline, mark)
+            assert remove_copies(pipeline.zone, {("public", "t"): (1, mark)}) == 1
+        return works
+
+    monkeypatch.setattr("pgcdc_assets.merge.run.prepare", expired)
+    with pytest.raises(DefiniteError, match=r"gone|removed"):
+        rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1, windows[1].end)
+    assert pipeline.rows() == before
+
+
+def test_a_table_made_anew_as_another_kind_begins_where_that_kind_does(
+    pipeline: Pipeline,
+) -> None:
+    """H5: an image that soft deletes are asked of has nothing of the past to lose."""
+    windows = three_windows(pipeline)
+    soft = CdcTable("public", "t", soft_deletes=True)
+    rebuild_table(pipeline.spark, pipeline.zone, soft, 1)
+    began = DeltaTable(pipeline.path()).metadata().configuration[BEGINS_WITH]
+    rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1)
+    assert BEGINS_WITH not in DeltaTable(pipeline.path()).metadata().configuration
+    pipeline.copy("t")
+    pipeline.sync()
+    expire(pipeline, windows[1].end)
+    rebuild_table(pipeline.spark, pipeline.zone, soft, 1)
+    assert DeltaTable(pipeline.path()).metadata().configuration[BEGINS_WITH] > began
+    with pytest.raises(DefiniteError, match="no complete copy with all changes after it"):
+        rebuild_table(pipeline.spark, pipeline.zone, soft, 1, windows[2].end)
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_upkeep_and_merges_at_once_lose_and_double_no_row(pipeline: Pipeline) -> None:
+    """H1 and H5 under load: OPTIMIZE, VACUUM and retention beside captures and merges."""
+    pipeline.start(
+        "create table t (id int primary key, v text)",
+        "insert into t select i, 'v' from generate_series(1, 500) i",
+    )
+    pipeline.sync()
+    stop = threading.Event()
+    tidied: list[bool] = []
+    errors: list[Exception] = []
+
+    def upkeep() -> None:
+        while not stop.is_set():
+            try:
+                report = tidy_table(pipeline.spark, pipeline.zone.lake, pipeline.path(), 1.0)
+                tidied.append(report.is_put_off)
+                mark = read_watermark(pipeline.zone.lake, pipeline.zone.name, "public", "t", 1)
+                assert mark is not None
+                remove_windows(pipeline.zone, 1, mark[1], dt.datetime.now(dt.UTC) + _TOMORROW)
+            except Exception as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=upkeep)
+    thread.start()
+    try:
+        for turn in range(6):
+            pipeline.database.execute(
+                "update t set v = %s where id %% 7 = %s", (f"turn {turn}", turn)
+            )
+            pipeline.database.execute("delete from t where id = %s", (turn + 1,))
+            pipeline.database.execute("insert into t values (%s, 'new')", (1000 + turn,))
+            pipeline.capture()
+            for _ in range(20):
+                # A merge that loses against OPTIMIZE is asked for again, as the sensor does.
+                if isinstance(pipeline.merge()["t"], MergeReport):
+                    break
+            else:
+                raise AssertionError("no merge succeeded")
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+    assert tidied
+    pipeline.sync()
+    found = verify(pipeline)
+    assert found.is_equal, found
+    assert found.target_rows == 500

@@ -1,0 +1,150 @@
+"""Columns that change at the source: what the stream tells, and what a new copy mends (F2, F5)."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+
+def _merge(pipeline: Pipeline, target: CdcTable) -> None:
+    pipeline.capture()
+    for report in pipeline.merge(None, target).values():
+        assert isinstance(report, MergeReport), str(report.error.__cause__ or report.error)
+
+
+def _frame(pipeline: Pipeline, scd: int) -> DataFrame:
+    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
+    return pipeline.spark.read.format("delta").load(path)
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+def test_a_row_from_before_a_default_is_gone_when_it_is_deleted(
+    pipeline: Pipeline, scd: int
+) -> None:
+    """F2: with REPLICA IDENTITY FULL, its old tuple has the default that its insert had not."""
+    pipeline.start(
+        "create table t (id int primary key, v text)", "alter table t replica identity full"
+    )
+    database = pipeline.database
+    database.execute("insert into t select i, 'a' from generate_series(1, 4) i")
+    database.execute("alter table t add column n int not null default 5")
+    database.execute("delete from t where id = 1")
+    database.execute("update t set id = 20 where id = 2")
+    database.execute("update t set n = 6 where id = 3")
+    _merge(pipeline, CdcTable("public", "t", scd=(scd,)))
+    found = _frame(pipeline, scd).where("true" if scd == 1 else "_is_current").orderBy("id")
+    assert [(r.id, r.n) for r in found.collect()] == [(3, 6), (4, 5), (20, 5)]
+
+
+def test_a_column_of_a_type_that_the_table_has_not_had_is_added(pipeline: Pipeline) -> None:
+    """F1: Delta has a table feature for timestamps without a time zone."""
+    pipeline.start("create table t (id int primary key)", "insert into t values (1)")
+    pipeline.sync()
+    pipeline.database.execute("alter table t add column at timestamp")
+    pipeline.database.execute("insert into t values (2, '2024-01-02 03:04:05')")
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+_TYPES = "i int, n numeric(5,2), f real, t varchar(5), b bytea, ts timestamptz, a int[]"
+_VALUES = "7, 1.25, 0.5, 'x', '\\x00ff', '2024-01-02 03:04:05.5+00', '{1,NULL}'"
+_RETYPED = (
+    "alter table t alter i type bigint, alter n type numeric(12,1), alter f type float8,"
+    " alter t type text, alter b type text using 'b', alter ts type timestamp,"
+    " alter a type bigint[]"
+)
+_LATER = "i = 5000000000, n = 12345678901.5, f = 1e300, a = '{5000000000}'"
+_COLUMNS = ("i", "n", "f", "t", "b", "ts", "a", "_rescued")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(CdcTable("public", "t", scd=(2,)), id="history"),
+        pytest.param(
+            CdcTable("public", "t", soft_deletes=True),
+            id="soft deletes",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(CdcTable("public", "t", without_key="log"), id="log", marks=pytest.mark.soak),
+    ],
+)
+def test_what_is_kept_from_before_a_new_type_gets_it_too(
+    pipeline: Pipeline, target: CdcTable
+) -> None:
+    """F5: exactly, or as text in `_rescued`; what comes later is neither rounded nor refused."""
+    is_log = target.without_key == "log"
+    pipeline.start(
+        f"create table t (id int {'' if is_log else 'primary key'}, {_TYPES})",
+        "alter table t replica identity full",
+        f"insert into t values (1, {_VALUES}), (2, {_VALUES})",
+    )
+    database = pipeline.database
+    database.execute("update t set n = 'NaN' where id = 1")
+    database.execute("delete from t where id = 1")
+    _merge(pipeline, target)
+    database.execute(_RETYPED)
+    database.execute(f"update t set {_LATER}")
+    pipeline.capture()
+    (failure,) = pipeline.merge(None, target).values()
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, SchemaChangeError)
+    pipeline.copy("t")
+    _merge(pipeline, target)
+    database.execute("update t set f = 2 where id = 2")
+    _merge(pipeline, target)
+    rows: list[tuple[Any, ...]] = [
+        tuple(row) for row in _frame(pipeline, target.scd[0]).select(*_COLUMNS).collect()
+    ]
+    before = [row for row in rows if row[0] == 7]
+    assert before
+    for i, n, f, t, b, ts, a, rescued in before:
+        assert (i, n, f, t, b, a) == (7, None, 0.5, "x", "\\x00ff", [1, None])
+        assert str(ts) == "2024-01-02 03:04:05.500000"
+        assert rescued in ({"n": "1.25"}, {"n": "NaN"})
+    newest = max(rows, key=lambda row: (row[0] == 5_000_000_000, row[2] == 2.0))
+    assert newest[:3] == (5_000_000_000, Decimal("12345678901.5"), 2.0)
+    assert newest[6:] == ([5_000_000_000], None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("varchar(9)", "varchar(3) using left(v, 3)"),
+        pytest.param("timestamp", "timestamp(0)", marks=pytest.mark.soak),
+        pytest.param("char(3)", "char(9)", marks=pytest.mark.soak),
+        pytest.param("numeric(50,20)", "numeric(50,3)", marks=pytest.mark.soak),
+    ],
+)
+def test_fewer_digits_or_characters_need_a_new_copy(
+    pipeline: Pipeline, before: str, after: str
+) -> None:
+    """F5: Postgres writes the rows anew, and the stream says nothing of it."""
+    value = "'2024-01-02 03:04:05.678'" if "timestamp" in before else "'1.23456'"
+    if before == "char(3)":
+        value = "'1.2'"
+    pipeline.start(f"create table t (id int primary key, v {before})")
+    database = pipeline.database
+    database.execute(f"insert into t values (1, {value}), (2, {value})")
+    pipeline.sync()
+    database.execute(f"alter table t alter v type {after}")
+    database.execute("update t set id = 3 where id = 2")
+    pipeline.capture()
+    (failure,) = pipeline.merge().values()
+    assert isinstance(failure, MergeFailure)
+    assert "length or precision" in str(failure.error)
+    pipeline.copy()
+    pipeline.copy("t")
+    pipeline.sync()
+    pipeline.assert_equal()

@@ -1,0 +1,116 @@
+"""The check of each SCD table that its source table is where its changes came from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
+from pgcdc_assets.orchestration.sensors import lag_observation
+from pgcdc_assets.settings import CdcTable, WindowPolicy
+from pgcdc_assets.table_name import quoted
+from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+
+pytestmark = pytest.mark.postgres
+
+ODD = 'a "b" / c...%'
+FOREVER = WindowPolicy(max_age_seconds=10_000, min_bytes=1 << 40)
+
+
+def check_of(table: str, scd: int) -> dg.AssetCheckKey:
+    return dg.AssetCheckKey(dg.AssetKey(["t", f"scd{scd}", "public", table]), SOURCE_TABLE)
+
+
+def evaluations(orchestrated: Orchestrated, table: str, scd: int) -> list[dg.AssetCheckEvaluation]:
+    """All that was recorded of a table's check, newest first."""
+    found = orchestrated.instance.event_log_storage.get_asset_check_execution_history(
+        check_of(table, scd), limit=20
+    )
+    return [evaluation for record in found if (evaluation := record.evaluation) is not None]
+
+
+@pytest.fixture
+def both_kinds(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> Orchestrated:
+    """The capture with a history of `a`, copied, and looked at in each tick."""
+    monkeypatch.setattr(lag_observation, "EVERY_SECONDS", 0.0)
+    tables = (CdcTable("public", "a", scd=(1, 2)), CdcTable("public", "b"))
+    capture = replace(orchestrated.capture, tables=tables, windows=FOREVER)
+    made = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, capture)
+    made.copy()
+    return made
+
+
+def test_a_renamed_table_without_later_changes_fails_the_checks_of_its_tables(
+    both_kinds: Orchestrated,
+) -> None:
+    both_kinds.tick("lag")
+    assert [e.passed for e in evaluations(both_kinds, "a", 1)] == [True]
+    both_kinds.database.execute("alter table a rename to z")
+    both_kinds.tick("lag")
+    for scd in (1, 2):
+        newest, *_ = evaluations(both_kinds, "a", scd)
+        assert (newest.passed, newest.severity) == (False, dg.AssetCheckSeverity.ERROR)
+        assert "Table public.a is called public.z now" in (newest.description or "")
+        assert "pgcdc resnapshot t public.a" in str(newest.metadata["reason"].value)
+    assert [e.passed for e in evaluations(both_kinds, "b", 1)] == [True]
+    both_kinds.database.execute("alter table z rename to a")
+    both_kinds.tick("lag")
+    assert [e.passed for e in evaluations(both_kinds, "a", 2)] == [True, False, True]
+
+
+def test_ticks_record_a_check_only_when_its_result_changes(both_kinds: Orchestrated) -> None:
+    both_kinds.database.execute("alter publication pub drop table a")
+    for _ in range(3):
+        both_kinds.tick("lag")
+    assert [e.passed for e in evaluations(both_kinds, "a", 1)] == [False]
+    assert [e.passed for e in evaluations(both_kinds, "b", 1)] == [True]
+    both_kinds.database.execute("drop table a")
+    both_kinds.tick("lag")
+    newest, *_ = evaluations(both_kinds, "a", 1)
+    assert len(evaluations(both_kinds, "a", 1)) == 2, "it is another reason"
+    assert "was dropped" in (newest.description or "")
+
+
+def test_the_check_runs_on_demand_for_tables_of_any_name(orchestrated: Orchestrated) -> None:
+    database = orchestrated.database
+    name = quoted("public", ODD)
+    database.execute(f"create table {name} (id int primary key)")
+    database.execute(f"alter publication pub add table {name}")
+    table = CdcTable("public", ODD)
+    capture = replace(orchestrated.capture, tables=(*orchestrated.capture.tables, table))
+    made = Orchestrated(database, orchestrated.lake, orchestrated.instance, capture)
+    made.copy()
+    layer = made.location.repository.asset_graph
+    keys = sorted(key for key in layer.asset_check_keys if key.name == SOURCE_TABLE)
+    assert len(keys) == 3
+    job = dg.define_asset_job("asked", selection=dg.AssetSelection.checks(*keys))
+    definitions = dg.Definitions.merge(made.location.definitions, dg.Definitions(jobs=[job]))
+
+    def ask() -> dict[str, bool]:
+        asked = definitions.resolve_job_def("asked").execute_in_process(instance=made.instance)
+        found = asked.get_asset_check_evaluations()
+        return {e.asset_key.path[-1]: e.passed for e in found}
+
+    assert list(ask().values()) == [True, True, True]
+    database.execute("create schema other")
+    database.execute(f"alter table {name} set schema other")
+    assert sorted(ask().values()) == [False, True, True]
+    assert ask()["a"]
+
+
+def test_a_lookup_that_fails_leaves_the_checks_as_they_were(
+    both_kinds: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_kinds.database.execute("alter table a rename to z")
+    both_kinds.tick("lag")
+    both_kinds.database.execute("alter table z rename to a")
+
+    def fail(*_: object) -> None:
+        raise TransientError(reason="the server restarts")
+
+    monkeypatch.setattr(lag_observation, "read_table_places", fail)
+    both_kinds.tick("lag")
+    assert [e.passed for e in evaluations(both_kinds, "a", 1)] == [False]

@@ -1,0 +1,257 @@
+"""Whatever is wrong in a defs.yaml: one sentence with file, line, column, setting and remedy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.cli import main
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.project.code_location import find_captures, load_defs_folders
+
+HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n"
+GOOD = HEAD + "  name: shop\n  publication: shop\n"
+TABLE = "  tables:\n    - {name: shop.orders}\n"
+MODULE = """
+from pathlib import Path
+from pgcdc_assets.orchestration.project.code_location import load_defs_folders
+
+defs = load_defs_folders([Path({folder!r})])
+"""
+
+WRONG = {
+    "an unknown setting": (
+        HEAD + "  name: shop\n  publicaton: shop\n" + TABLE,
+        "4:3: unknown setting `publicaton` in `attributes`; did you mean `publication`?",
+    ),
+    "an unknown setting of a table": (
+        GOOD + "  tables:\n    - {name: t, keys: [id]}\n",
+        "6:17: unknown setting `keys` in `tables[0]`; did you mean `key`?",
+    ),
+    "an unknown setting like no other": (
+        GOOD + TABLE + "  zzz: 1\n",
+        "7:3: unknown setting `zzz` in `attributes`; known are name, publication, ",
+    ),
+    "an unknown kind of table": (
+        GOOD + "  tables:\n    - {name: shop.orders, scd: [3]}\n",
+        "6:32: Table shop.orders: scd is [3], but must be [1], the current image, [2], ",
+    ),
+    "a kind of table that is a text": (
+        GOOD + "  tables:\n    - {name: shop.orders, scd: [one]}\n",
+        "6:33: `tables[0].scd` must be a whole number",
+    ),
+    "a bad name": (
+        HEAD + "  name: Sales-Prod\n  publication: shop\n" + TABLE,
+        "3:9: 'Sales-Prod' cannot name a capture: use 1 to 40 lower-case letters, ",
+    ),
+    "half a table's name": (
+        GOOD + "  tables:\n    - name: shop.\n",
+        "6:13: 'shop.' does not name a table: write schema.table, ",
+    ),
+    "a table listed twice": (
+        GOOD + TABLE + '    - {name: \'"shop"."orders"\'}\n',
+        "7:7: table shop.orders is listed a second time",
+    ),
+    "a text for a number": (
+        GOOD + TABLE + "  windows: {max_bytes: sesame}\n",
+        "7:24: `windows.max_bytes` must be a whole number",
+    ),
+    "a truth value for a number": (
+        GOOD + TABLE + "  merge_parallelism: yes\n",
+        "7:22: `merge_parallelism` must be a whole number",
+    ),
+    "a number out of range": (
+        GOOD + TABLE + "  windows:\n    keep: 0\n",
+        "8:11: windows.keep must be 1 or more",
+    ),
+    "no parallelism": (
+        GOOD + TABLE + "  merge_parallelism: 0\n",
+        "7:22: merge_parallelism must be 1 or more",
+    ),
+    "a text for a truth value": (
+        GOOD + "  tables:\n    - {name: t, soft_deletes: perhaps}\n",
+        "6:31: `tables[0].soft_deletes` must be true or false",
+    ),
+    "a bad slot": (
+        GOOD + TABLE + "  slot: My Slot\n",
+        "7:9: 'My Slot' cannot name a slot: use 1 to 63 lower-case letters, ",
+    ),
+    "a bad schedule": (
+        GOOD + TABLE + "  retention: {schedule: never}\n",
+        "7:25: `retention.schedule` must be a cron expression of five fields, such as 17 3 * * *",
+    ),
+    "a bad schedule of the checks": (
+        GOOD + TABLE + "  checks: {schedule: 1 2 3}\n",
+        "7:22: `checks.schedule` must be a cron expression of five fields, such as 17 3 * * *",
+    ),
+    "a list for a mapping": (
+        HEAD + "  - name: shop\n",
+        "3:3: `attributes` must be a mapping, with lines such as `name: ...`",
+    ),
+    "a mapping for a list": (
+        GOOD + "  tables:\n    shop.orders: {}\n",
+        "6:5: `tables` must be a list, with `- name: ...` for each entry",
+    ),
+    "a name for a table's settings": (
+        GOOD + "  tables: [shop.orders]\n",
+        "5:12: `tables[0]` must be a mapping, with lines such as `name: ...`",
+    ),
+    "no tables": (
+        GOOD + "  tables: []\n",
+        "5:11: Capture shop lists no tables: `pgcdc init` writes them from the publication",
+    ),
+    "tables without a value": (GOOD + "  tables:\n", "5:10: `tables` must be a list, "),
+    "a missing setting": (
+        HEAD + "  name: shop\n" + TABLE,
+        "3:3: `publication` is missing: the publication to capture; it has to exist",
+    ),
+    "a setting twice": (
+        GOOD + TABLE + "  name: shop2\n",
+        "7:3: `name` stands in `attributes` a second time",
+    ),
+    "a variable that is not set": (
+        GOOD + TABLE + "  storage_options: {key: '{{ env.PGCDC_NOT_SET }}'}\n",
+        "7:26: `storage_options.key` is taken from the environment variable PGCDC_NOT_SET, which "
+        "is not set",
+    ),
+    "a tab": (
+        HEAD + "\tname: shop\n",
+        "3:1: not valid YAML: found character '\\t' that cannot start any token; indent with ",
+    ),
+    "an open bracket": (HEAD + "  {name: shop\n", "4:1: not valid YAML: expected ',' or '}'"),
+    "no type": ("attributes:\n  name: shop\n", "1:1: `type` is missing; for a capture it is "),
+    "a misspelt type": (
+        "type: pgcdc_assets.PostgresCdcComponet\nattributes: {}\n",
+        "1:7: there is no component pgcdc_assets.PostgresCdcComponet; did you mean ",
+    ),
+    "no attributes": (
+        "type: pgcdc_assets.PostgresCdcComponent\natributes: {}\n",
+        "2:1: unknown setting `atributes` in the file; did you mean `attributes`?",
+    ),
+    "a list for the file": ("- a\n", "1:1: the file must be a mapping, "),
+}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "defs" / "shop" / "defs.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_the_error_names_the_place_and_what_is_allowed(case: str, tmp_path: Path) -> None:
+    text, sentence = WRONG[case]
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_defs_folders([tmp_path / "defs"])
+    assert str(caught.value).startswith(f"{path}:{sentence}")
+    assert "\n" not in str(caught.value)
+    assert "sesame" not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"# nothing\n", b"---\n"])
+def test_an_empty_file_is_named(content: bytes, tmp_path: Path) -> None:
+    path = written(tmp_path, "")
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"defs\.yaml: the file is empty; it must have"):
+        load_defs_folders([tmp_path / "defs"])
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "")
+    path.write_bytes(b"type: \xff\xfe\n")
+    with pytest.raises(ConfigurationError, match=r"defs\.yaml cannot be read as YAML in UTF-8"):
+        load_defs_folders([tmp_path / "defs"])
+
+
+def test_two_files_that_declare_one_capture_are_both_named(tmp_path: Path) -> None:
+    written(tmp_path, GOOD + TABLE)
+    written(tmp_path / "defs" / "more", GOOD + TABLE)
+    with pytest.raises(ConfigurationError, match=r"capture shop is declared in .*defs\.yaml alrea"):
+        load_defs_folders([tmp_path / "defs"])
+
+
+def test_what_the_environment_gives_is_checked_when_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, GOOD.replace("name: shop", "name: '{{ env.CAPTURE_NAME }}'") + TABLE)
+    monkeypatch.setenv("CAPTURE_NAME", "fine")
+    assert set(find_captures(load_defs_folders([tmp_path / "defs"]))) == {"fine"}
+    monkeypatch.setenv("CAPTURE_NAME", "Not-Fine")
+    with pytest.raises(ConfigurationError, match="'Not-Fine' cannot name a capture") as caught:
+        load_defs_folders([tmp_path / "defs"])
+    assert "shop" in str(caught.value).split(":")[0]
+
+
+def test_a_template_that_is_not_defined_is_named(tmp_path: Path) -> None:
+    written(tmp_path, GOOD.replace("name: shop", "name: '{{ nope }}'") + TABLE)
+    with pytest.raises(ConfigurationError, match=r"defs\.yaml:3 .*'nope' is undefined"):
+        load_defs_folders([tmp_path / "defs"])
+
+
+def test_every_setting_that_is_documented_is_taken(tmp_path: Path) -> None:
+    settings = """  slot: other
+  dsn_env: SHOP_DSN
+  lake: /data/lake
+  storage_options: {region: eu}
+  spark_remote: null
+  spark_config: {spark.driver.memory: 8g}
+  windows: {max_bytes: 1000000, min_bytes: 1000, max_age_seconds: 0.5, retry_seconds: 1, keep: 50}
+  stream: {batch_bytes: 1000, total_seconds: null, slot_wait_seconds: 1}
+  retention: {raw_days: 30, old_version_days: 7, schedule: "0 4 * * *"}
+  checks: {schedule: null}
+  merge_step: {changes: 1000, bytes: 1000000}
+  merge_parallelism: 4
+  verify_wait_seconds: 10
+  is_sample: false
+  tables:
+    - {name: shop.orders, key: [id], scd: [1, 2], tracked: [status], soft_deletes: true}
+    - name: '"a.b"."Order Lines"'
+      without_key: log
+"""
+    written(tmp_path, GOOD + settings)
+    capture = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"].capture
+    assert [str(table.name) for table in capture.tables] == ["shop.orders", '"a.b"."Order Lines"']
+    assert capture.windows.max_age_seconds == 0.5
+
+
+@pytest.mark.parametrize("command", ["check", "sync", "status", "verify"])
+def test_every_command_ends_with_status_2_and_the_sentence(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = written(tmp_path, GOOD + TABLE + "  windows: {max_bytes: sesame}\n")
+    name = f"location_{command}"
+    (tmp_path / f"{name}.py").write_text(MODULE.format(folder=str(tmp_path / "defs")))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main([command, "-m", name, "--debug"]) == 2
+    printed = capsys.readouterr()
+    last = printed.err.strip().splitlines()[-1]
+    assert last == f"pgcdc: {path}:7:24: `windows.max_bytes` must be a whole number"
+    assert "sesame" not in printed.out + printed.err
+
+
+@pytest.mark.slow
+def test_dagster_s_own_validation_says_the_same_sentence(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD + TABLE + "  windows: {max_bytes: sesame}\n")
+    (tmp_path / "location.py").write_text(MODULE.format(folder=str(tmp_path / "defs")))
+    command = ("-m", "dagster", "definitions", "validate", "-f", str(tmp_path / "location.py"))
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "DAGSTER_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"{path}:7:24: `windows.max_bytes` must be a whole number" in done.stdout + done.stderr
+    assert "sesame" not in done.stdout + done.stderr

@@ -1,0 +1,81 @@
+"""The dagster.yaml files that we ship, each really opened, and what pools need to be limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from pgcdc_assets.orchestration.project.home import CONFIG, open_instance
+from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+from pgcdc_assets_tests.support.database import Database
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = {
+    "packaged": CONFIG,
+    "clone": ROOT / "dagster.yaml",
+    "postgres": ROOT / "docs" / "dagster-postgres.yaml",
+}
+
+
+def settings(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(FILES[name].read_text())
+    return read
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pools_admit_one_run_and_are_freed_after_a_killed_one(name: str) -> None:
+    found = settings(name)
+    assert found["concurrency"]["pools"]["default_limit"] == 1
+    assert found["run_monitoring"]["enabled"] is True
+    assert found["run_monitoring"]["free_slots_after_run_end_seconds"] > 0
+    assert found["run_coordinator"]["class"] == "QueuedRunCoordinator"
+
+
+def test_the_clone_s_file_differs_from_the_packaged_one_in_its_places_only() -> None:
+    clone = settings("clone")
+    for section in ("storage", "local_artifact_storage", "compute_logs"):
+        assert ".pgcdc/dagster" in str(clone.pop(section))
+    assert clone == settings("packaged")
+
+
+def test_without_dagster_home_the_instance_lies_below_pgcdc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.setattr("pgcdc_assets.orchestration.project.home.project_root", lambda: tmp_path)
+    with open_instance() as instance:
+        instance.add_dynamic_partitions("shop_windows", ["k"])
+        assert instance.global_op_concurrency_default_limit == 1
+    with open_instance() as again:
+        assert again.get_dynamic_partitions("shop_windows") == ["k"]
+    assert (tmp_path / ".pgcdc" / "dagster" / "dagster.yaml").read_text() == CONFIG.read_text()
+
+
+@pytest.mark.postgres
+def test_records_in_postgres_work_as_those_in_sqlite_do(
+    orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The production example, opened on a real server, carries a copy and two windows."""
+    records = Database(orchestrated.database.server, f"{orchestrated.database.name}_dagster")
+    orchestrated.database.execute(f"create database {records.name}")
+    uri = f"postgresql+psycopg2://postgres@127.0.0.1:{records.server.port}/{records.name}"
+    monkeypatch.setenv("PGCDC_DAGSTER_DSN", uri)
+    home = tmp_path / "production"
+    home.mkdir()
+    (home / "dagster.yaml").write_text(FILES["postgres"].read_text())
+    try:
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            orchestrated.instance = instance
+            orchestrated.copy()
+            orchestrated.land()
+            orchestrated.database.execute("insert into b values (1, 1)")
+            orchestrated.land()
+            assert len(orchestrated.windows()) == 2
+            assert all(run.is_success for run in instance.get_runs())
+        assert records.value("select count(*) from dynamic_partitions") == 2
+    finally:
+        orchestrated.database.execute(f"drop database {records.name} with (force)")

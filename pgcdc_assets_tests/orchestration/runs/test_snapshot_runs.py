@@ -1,0 +1,155 @@
+"""A table that is copied anew while changes flow: its copy counts, and the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.capture.snapshot import CopyFailure, copy_each_table
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.orchestration.assets.snapshot import build_snapshot_asset
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+A = dg.AssetKey([NAME, "scd1", "public", "a"])
+B = dg.AssetKey([NAME, "scd1", "public", "b"])
+
+
+def merge_both(orchestrated: Orchestrated) -> dg.ExecuteInProcessResult:
+    """Land changes of both tables and merge what the sensor asks for."""
+    orchestrated.database.execute("insert into a select max(id) + 1, 'new' from a")
+    orchestrated.database.execute("insert into b select coalesce(max(id), 0) + 1, 1 from b")
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    return orchestrated.execute(request, "merge")
+
+
+def merged(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
+    events = result.get_asset_materialization_events()
+    return {event.asset_key for event in events if event.asset_key is not None}
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        pytest.param({"dagster/partition": "public.a"}, id="one"),
+        pytest.param(
+            {
+                "dagster/asset_partition_range_start": "public.a",
+                "dagster/asset_partition_range_end": "public.a",
+            },
+            id="range",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_it_is_not_merged_until_the_copy_has_ended(
+    orchestrated: Orchestrated, spark: SparkSession, tags: dict[str, str]
+) -> None:
+    """C12: past the copy's LSN there would be nothing left for the copy to do."""
+    orchestrated.copy()
+    assert merged(merge_both(orchestrated)) == {A, B}
+    run = orchestrated.start_run("snapshot", tags)
+    assert merged(merge_both(orchestrated)) == {B}
+    waiting = orchestrated.tick("merges").skip_message
+    assert waiting == "being copied anew: public.a"
+    orchestrated.instance.report_run_canceled(run)
+    (request,) = orchestrated.tick("merges").run_requests
+    assert A in merged(orchestrated.execute(request, "merge"))
+
+
+def test_a_run_that_was_asked_for_before_leaves_the_table_out_and_says_so(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    orchestrated.copy()
+    merge_both(orchestrated)
+    orchestrated.database.execute("insert into a values (50, 'x')")
+    orchestrated.database.execute("insert into b values (50, 1)")
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    orchestrated.start_run("snapshot", {})
+    result = orchestrated.execute(request, "merge")
+    assert not result.success
+    assert merged(result) == set()
+    (failure,) = result.get_step_failure_events()
+    assert "public.a is being copied anew" in str(failure.event_specific_data)
+
+
+def test_a_table_that_cannot_be_read_is_copied_and_stops_no_sensor(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """H8: to copy it anew is what its own error advises."""
+    orchestrated.copy()
+    merge_both(orchestrated)
+    log = Path(orchestrated.lake.path(NAME, "scd1", "public", "a", "_delta_log"))
+    min(log.glob("*.json")).write_bytes(b"not a commit")
+    orchestrated.start_run("snapshot", {"dagster/partition": "public.a"})
+    assert merged(merge_both(orchestrated)) == {B}
+    job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
+    assert job.execute_in_process(
+        instance=orchestrated.instance, partition_key="public.a", raise_on_error=False
+    ).success
+
+
+def test_a_copy_that_is_tried_again_copies_only_what_failed(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4, C5."""
+    orchestrated.copy()
+    asked: list[list[tuple[str, str]]] = []
+
+    def flaky(*args: Any, **options: bool) -> Iterator[object]:
+        *others, wanted = args
+        asked.append(wanted)
+        for outcome in copy_each_table(*others, wanted, **options):
+            if outcome.table == "b" and len(asked) == 1:
+                error = TransientError(reason="The connection was lost.")
+                yield CopyFailure(outcome.schema, outcome.table, error)
+            else:
+                yield outcome
+
+    monkeypatch.setattr(f"{build_snapshot_asset.__module__}.copy_each_table", flaky)
+    job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
+    both = {
+        "dagster/asset_partition_range_start": "public.a",
+        "dagster/asset_partition_range_end": "public.b",
+    }
+    assert job.execute_in_process(instance=orchestrated.instance, tags=both).success
+    assert asked == [[("public", "a"), ("public", "b")], [("public", "b")]]
+    materialized = orchestrated.instance.get_materialized_partitions(
+        dg.AssetKey([NAME, "snapshot"])
+    )
+    assert materialized == {"public.a", "public.b"}
+
+
+def test_a_copy_that_somebody_else_merged_past_is_not_passed_over_in_silence(
+    orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another instance does not see this one's runs."""
+    orchestrated.copy()
+    merge_both(orchestrated)
+    request = orchestrated.tick("merges", one_shot=True)
+    assert request.skip_message
+
+    def slow(*args: Any, **options: bool) -> object:
+        outcomes = list(copy_each_table(*args, **options))
+        merge_both(orchestrated)
+        return outcomes
+
+    monkeypatch.setattr(f"{build_snapshot_asset.__module__}.copy_each_table", slow)
+    monkeypatch.setattr(
+        "pgcdc_assets.orchestration.runs.snapshot_runs.Copying.find", lambda *args: frozenset()
+    )
+    job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
+    result = job.execute_in_process(
+        instance=orchestrated.instance, partition_key="public.a", raise_on_error=False
+    )
+    assert not result.success
+    (failure,) = result.get_step_failure_events()
+    assert "merged past the copy's LSN" in str(failure.event_specific_data)

@@ -1,0 +1,220 @@
+"""The pre-flight of server and slot: what a capture lacks is named, with what mends it (B7, B8)."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import psycopg2
+import pytest
+from psycopg2.extras import LogicalReplicationConnection
+
+from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.errors import ConfigurationError, ConnectionLost
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.preflight.run import raise_errors
+from pgcdc_assets.postgres.slots import create_slot
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.preflight import findings_of, problems_in, settings_as
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.mark.every_pg
+def test_a_well_set_up_server_has_no_problems(database: Database) -> None:
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    findings = findings_of(database.settings())
+    assert problems_in(findings) == {}
+    raise_errors(findings)
+
+
+@pytest.mark.every_pg
+def test_a_least_privileged_role_of_the_documentation_is_enough(
+    database: Database, role: str
+) -> None:
+    database.execute(
+        f"""
+        create schema shop; create table shop.t (id int primary key);
+        create publication pub for table shop.t;
+        alter role {role} replication;
+        grant usage on schema shop to {role};
+        grant select on all tables in schema shop to {role}
+        """
+    )
+    assert problems_in(findings_of(settings_as(database, role))) == {}
+
+
+@pytest.mark.every_pg
+def test_a_role_without_replication_is_told_to_get_it(database: Database, role: str) -> None:
+    """B8."""
+    database.execute(f"create table t (id int primary key); grant select on t to {role}")
+    database.execute("create publication pub for table t")
+    problems = problems_in(findings_of(settings_as(database, role)))
+    assert problems == {
+        ("replication", None): f'error: Role {role} lacks REPLICATION. alter role "{role}" '
+        "replication"
+    }
+    with (
+        pytest.raises(ConfigurationError, match="alter role"),
+        create_slot(settings_as(database, role), "s"),
+    ):
+        pass
+
+
+def test_a_role_without_login_is_told_to_get_it(database: Database, role: str) -> None:
+    """B8."""
+    database.execute(f"alter role {role} nologin")
+    with pytest.raises(ConfigurationError, match=f'alter role "{role}" login'):
+        findings_of(settings_as(database, role))
+
+
+def test_a_server_that_is_down_is_no_matter_of_settings(own_server: EmbeddedServer) -> None:
+    """Issue 3, bad input: server down."""
+    own_server.start()
+    conninfo = own_server.conninfo()
+    own_server.stop()
+    with pytest.raises(ConnectionLost, match=r"refused .is the server running there"):
+        findings_of(ConnectionSettings(conninfo, "test"))
+
+
+def test_a_wrong_password_or_database_is_named(own_server: EmbeddedServer) -> None:
+    """Issue 3, bad input: the password itself is not repeated."""
+    own_server.start()
+    server = Database(own_server, "postgres")
+    server.execute("create role bob login password 'right'")
+    hba = own_server.data_dir / "pg_hba.conf"
+    hba.write_text("host all bob 127.0.0.1/32 scram-sha-256\n" + hba.read_text())
+    server.execute("select pg_reload_conf()")
+    conninfo = server.conninfo.replace("user=postgres", "user=bob")
+    with pytest.raises(ConfigurationError, match=r"authentication failed.*Check user") as caught:
+        findings_of(ConnectionSettings(f"{conninfo} password=wr0ng-secret", "test"))
+    assert "wr0ng-secret" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="no password supplied"):
+        findings_of(ConnectionSettings(conninfo, "test"))
+    missing = f"{conninfo} password=right".replace("dbname='postgres'", "dbname='nowhere'")
+    with pytest.raises(ConfigurationError, match=r'"nowhere" does not exist\. Check the database'):
+        findings_of(ConnectionSettings(missing, "test"))
+
+
+def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
+    """B8, on a server of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
+    few = {**UNSAFE_BUT_FAST, "max_replication_slots": "1", "max_wal_senders": "1"}
+    server = EmbeddedServer(folder / "data", 18, {**few, "wal_level": "replica"})
+    try:
+        database = Database(server.start(), "postgres")
+        database.execute("create table t (id int primary key); create publication pub for table t")
+        problems = problems_in(findings_of(database.settings()))
+        assert problems.pop(("wal_level", None)) == (
+            "error: wal_level is replica, and logical is needed. alter system set wal_level = "
+            "logical; then restart the server."
+        )
+        assert set(problems) == {("free_slots", None), ("walsenders", None)}
+        with (
+            pytest.raises(ConfigurationError, match=r"wal_level .* is not logical"),
+            create_slot(database.settings(), "s"),
+        ):
+            pass
+
+        server.stop()
+        server = EmbeddedServer(folder / "data", 18, few)
+        server.start()
+        database = Database(server, "postgres")
+        with create_slot(database.settings(), "taken"):
+            assert (
+                "max_wal_senders"
+                in problems_in(findings_of(database.settings()))["replication", None]
+            )
+        problem = problems_in(findings_of(database.settings()))["slot", None]
+        assert "No free replication slot: all 1 of max_replication_slots" in problem
+        assert "Nobody reads these now: taken" in problem
+        with (
+            pytest.raises(ConfigurationError, match="No free replication slot"),
+            create_slot(database.settings(), "s"),
+        ):
+            pass
+        # The capture's own slot: a new snapshot and verify need another one for a moment.
+        problem = problems_in(findings_of(database.settings(), slot="taken"))["slot", None]
+        assert problem.startswith("error: No free replication slot: all 1 of")
+    finally:
+        server.remove()
+        folder.rmdir()
+
+
+def test_slots_and_walsenders_are_counted_for_what_the_commands_need() -> None:
+    """B8: enough for a capture, too few for `pgcdc verify` beside it; then just enough."""
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
+    few = {**UNSAFE_BUT_FAST, "max_replication_slots": "2", "max_wal_senders": "2"}
+    server = EmbeddedServer(folder / "data", 18, few)
+    try:
+        database = Database(server.start(), "postgres")
+        settings = database.settings("shop")
+        database.execute("create table t (id int primary key); create publication pub for table t")
+        assert problems_in(findings_of(settings, slot="ours")) == {}
+        with create_slot(settings, "ours"):
+            pass
+        assert problems_in(findings_of(settings, slot="ours")) == {}
+        assert set(problems_in(findings_of(settings, slot="other"))) == {("free_slots", None)}
+
+        stream = psycopg2.connect(
+            settings.conninfo_for("capture", replication=True),
+            connection_factory=LogicalReplicationConnection,
+        )
+        with closing(stream), stream.cursor() as cursor:
+            options = {"proto_version": "1", "publication_names": "pub"}
+            cursor.start_replication("ours", options=options)
+            # Our capture has its walsender already; another capture would have none beside it.
+            problems = problems_in(findings_of(settings, slot="ours"))
+            assert ("walsenders", None) not in problems
+            problem = problems_in(findings_of(settings, slot="other"))["walsenders", None]
+            assert problem.startswith("warning: One walsender is free, of 2 (max_wal_senders)")
+        with create_slot(settings, "other"):
+            pass
+        problem = problems_in(findings_of(settings, slot="ours"))["slot", None]
+        assert problem.startswith("error: No free replication slot: all 2 of")
+    finally:
+        server.remove()
+        folder.rmdir()
+
+
+def test_a_slot_of_somebody_else_is_refused(database: Database) -> None:
+    """Issue 3, bad input."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    slot = f"p_{database.name}"
+    database.execute("select pg_create_physical_replication_slot(%s)", (slot,))
+    try:
+        problem = problems_in(findings_of(database.settings(), slot=slot))["slot", None]
+        assert f"Replication slot {slot} is a physical slot" in problem
+    finally:
+        database.execute("select pg_drop_replication_slot(%s)", (slot,))
+
+
+@pytest.mark.parametrize(("purpose", "severity"), [("receiver", "error"), ("capture", "warning")])
+def test_a_slot_in_use_is_named_with_its_process(
+    database: Database, purpose: str, severity: str
+) -> None:
+    """Issue 3, bad input: a capture of ours ends by itself, a stranger does not."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    slot, settings = f"s_{database.name}", database.settings("shop")
+    with create_slot(settings, slot):
+        pass
+    conninfo = settings.conninfo_for(purpose, replication=True)
+    if severity == "error":
+        conninfo = conninfo.replace("pgcdc receiver shop", "somebody")
+    stream = psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
+    with closing(stream), stream.cursor() as cursor:
+        cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})
+        problem = problems_in(findings_of(settings, slot=slot))["slot", None]
+        pid = stream.info.backend_pid
+    assert problem.startswith(f"{severity}: Replication slot {slot} is in use by process {pid} ")
+    assert f"pg_terminate_backend({pid})" in problem
+
+
+def test_a_transaction_that_slot_creation_will_wait_for_is_warned_about(database: Database) -> None:
+    """B7."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    with database.connect(autocommit=False) as conn, conn.cursor() as cursor:
+        cursor.execute("insert into t values (1)")
+        problem = problems_in(findings_of(database.settings()))["open_transaction", None]
+        assert f"process {conn.info.backend_pid}" in problem

@@ -1,0 +1,167 @@
+"""The pre-flight of publication and tables: what is missing is named, with what mends it (B9, B10,
+B13, B14, C14)."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.preflight import findings_of, problems_in, settings_as
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.mark.every_pg
+def test_a_missing_publication_is_named_before_the_slot_is_made(database: Database) -> None:
+    """B9."""
+    problem = problems_in(findings_of(database.settings()))["publication", None]
+    assert f"Publication pub does not exist in database {database.name}" in problem
+    assert 'create publication "pub" for table' in problem
+
+
+def test_an_empty_publication_is_an_error(database: Database) -> None:
+    database.execute("create publication pub")
+    assert "has no tables" in problems_in(findings_of(database.settings()))["publication", None]
+
+
+def test_a_publication_of_inserts_only_is_warned_about(database: Database) -> None:
+    """B10."""
+    database.execute(
+        "create table t (id int primary key);"
+        "create publication pub for table t with (publish = 'insert')"
+    )
+    assert problems_in(findings_of(database.settings())) == {
+        ("publish", None): "warning: Publication pub does not send update and delete and truncate: "
+        'such changes never arrive. alter publication "pub" set (publish = \'insert, update, '
+        "delete, "
+        "truncate')"
+    }
+
+
+def test_row_level_security_is_refused_up_front(database: Database, role: str) -> None:
+    """B13."""
+    database.execute(
+        f"""
+        create table t (id int primary key); create publication pub for table t;
+        alter table t enable row level security;
+        alter role {role} replication; grant select on t to {role}
+        """
+    )
+    problems = problems_in(findings_of(settings_as(database, role)))
+    assert list(problems) == [("row_security", "public.t")]
+    assert f'alter role "{role}" bypassrls' in problems["row_security", "public.t"]
+    database.execute(f"alter role {role} bypassrls")
+    assert problems_in(findings_of(settings_as(database, role))) == {}
+
+
+def test_a_table_that_may_not_be_read_is_named_alone(database: Database, role: str) -> None:
+    """B14."""
+    for n in range(3):
+        database.execute(f"create table t{n} (id int primary key); grant select on t{n} to {role}")
+    database.execute(f"alter role {role} replication; create publication pub for all tables")
+    database.execute(f"revoke select on t1 from {role}; grant select (id) on t2 to {role}")
+    assert problems_in(findings_of(settings_as(database, role))) == {
+        ("privilege", "public.t1"): "error: This role may not read table public.t1, so it cannot "
+        "be "
+        f'copied. grant select on "public"."t1" to "{role}"'
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ("create view x as select 1", "is a view"),
+        ("create materialized view x as select 1", "is a materialized view"),
+        ("create unlogged table x (id int primary key)", "is unlogged"),
+        ("create sequence x", "is a sequence"),
+        ("create table x (id int primary key)", 'add it with: alter publication "pub" add table'),
+        ("select 1", "does not exist"),
+        (
+            "create table x (id int primary key) partition by range (id);"
+            "create table x1 partition of x default; alter publication pub add table x",
+            "publish_via_partition_root = true",
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_with_the_reason(
+    database: Database, made: str, reason: str
+) -> None:
+    """C14."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    database.execute(made)
+    findings = findings_of(database.settings(), [("public", "t"), ("public", "x")])
+    problems = problems_in(findings)
+    problems.pop(("undeclared", None), None)
+    assert list(problems) == [("table", "public.x")]
+    assert reason in problems["table", "public.x"]
+
+
+def test_tables_that_are_published_and_not_declared_are_named(database: Database) -> None:
+    for name in ("a", "b", "c"):
+        database.execute(f"create table {name} (id int primary key)")
+    database.execute("create publication pub for all tables")
+    problems = problems_in(findings_of(database.settings(), [("public", "a")]))
+    assert list(problems) == [("undeclared", None)]
+    assert "2 tables that are not declared: public.b, public.c." in problems["undeclared", None]
+    assert problems_in(findings_of(database.settings())) == {}
+
+
+def test_a_schema_that_may_not_be_used_is_named_once_with_one_grant(
+    database: Database, role: str
+) -> None:
+    database.execute(f"create schema s; alter role {role} replication")
+    for n in range(3):
+        database.execute(f"create table s.t{n} (id int primary key)")
+        database.execute(f"grant select on s.t{n} to {role}")
+    database.execute("create publication pub for all tables")
+    findings = findings_of(settings_as(database, role))
+    assert problems_in(findings) == {
+        ("privilege", None): "error: This role may not use schema s, so its 3 tables cannot be "
+        f'copied. grant usage on schema "s" to "{role}"'
+    }
+    assert not any("is ready" in finding.message for finding in findings)
+
+
+def test_a_declared_key_of_a_column_that_is_not_there_is_an_error(database: Database) -> None:
+    database.execute("create table t (id int primary key, v text)")
+    database.execute("create publication pub for table t")
+    findings = findings_of(database.settings(), keys={("public", "t"): ("nope", "v")})
+    assert problems_in(findings)["key", "public.t"] == (
+        "error: The declared key of table public.t names nope, and the table's published columns "
+        "are id, v. Correct `key` of this table in the capture's settings."
+    )
+
+
+def test_a_declared_key_that_may_be_null_is_an_error(database: Database) -> None:
+    """A domain's NOT NULL holds too; under an index as identity the key has no NULL."""
+    database.execute("create domain code as text not null")
+    database.execute("create table t (id int, c code, v text)")
+    database.execute("create table u (id int primary key)")
+    database.execute("alter table t replica identity full; create publication pub for all tables")
+    keys = {("public", "t"): ("id", "c"), ("public", "u"): ("id",)}
+    problems = problems_in(findings_of(database.settings(), keys=keys))
+    assert problems["key", "public.t"] == (
+        "error: The declared key of table public.t has columns that may be NULL: id. A merge "
+        'refuses rows with a NULL in the key. alter table "public"."t" alter column "id" set not '
+        "null"
+    )
+    assert ("key", "public.u") not in problems
+    database.execute("alter table t alter column id set not null")
+    assert ("key", "public.t") not in problems_in(findings_of(database.settings(), keys=keys))
+
+
+@pytest.mark.every_pg
+def test_a_generated_column_that_is_not_published_is_named(database: Database) -> None:
+    database.execute(
+        "create table t (id int primary key, twice int generated always as (id * 2) stored)"
+    )
+    database.execute("create publication pub for table t")
+    problem = problems_in(findings_of(database.settings()))["generated", "public.t"]
+    assert "generated column twice is not published, so the lake does not have it" in problem
+    if database.value("select current_setting('server_version_num')::int") < 180000:
+        assert "Postgres 18" in problem
+        return
+    database.execute(problem.rpartition("does not have it. ")[2])
+    assert problems_in(findings_of(database.settings())) == {}
+    database.execute("drop publication pub; create publication pub for table t (id)")
+    assert problems_in(findings_of(database.settings())) == {}

@@ -1,0 +1,126 @@
+"""A stream that libpq encrypts: the same rows arrive as over a plain connection."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.demo.programs import binaries
+from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.stream import connection as stream_module
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.database import create_database
+
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.skipif(binaries(15) is None, reason="the embedded servers are built without SSL"),
+]
+
+
+def _make_certificate(folder: Path) -> None:
+    subprocess.run(
+        [
+            *("openssl", "req", "-new", "-x509", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
+            *("-out", str(folder / "server.crt"), "-keyout", str(folder / "server.key")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    (folder / "server.key").chmod(0o600)
+    owner = folder.stat()
+    for name in ("server.crt", "server.key"):
+        shutil.chown(folder / name, owner.st_uid, owner.st_gid)
+
+
+@pytest.fixture
+def encrypted() -> Iterator[EmbeddedServer]:
+    """A server that speaks TLS."""
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-tls-")) / "data"
+    server = EmbeddedServer(folder, 15, UNSAFE_BUT_FAST).start()
+    try:
+        server.stop()
+        _make_certificate(folder)
+        server.settings["ssl"] = "on"
+        yield server.start()
+    finally:
+        server.remove()
+        server.data_dir.parent.rmdir()
+
+
+def test_an_encrypted_stream_lands_the_rows_of_the_source(
+    encrypted: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B18: a connection that demands TLS is read through libpq, never from the bare socket."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the bare socket of an encrypted connection was read")
+
+    monkeypatch.setattr(stream_module, "SocketWire", refuse)
+    database = create_database(encrypted, "source")
+    zone = RawZone(Lake(str(tmp_path / "lake")), "test")
+    capturing = Capturing(database, zone, "s", f"{database.conninfo} sslmode=require")
+    capturing.begin("create table t (id int primary key, v text)")
+    for low in range(0, 5000, 1000):
+        database.execute(
+            "insert into t select i, repeat(md5(i::text), 1 + i % 40) "
+            f"from generate_series({low}, {low + 999}) i"
+        )
+    database.execute("update t set v = 'new' where id < 10")
+    database.execute("delete from t where id >= 4990")
+    report = capturing.capture()
+    assert report.counts["public.t"] == {"D": 10, "I": 5000, "U": 10}
+    inserted = [row["new"] for row in capturing.rows() if row["op"] == "I"]
+    expected = database.query(
+        "select array[i::text, repeat(md5(i::text), 1 + i % 40)] "
+        "from generate_series(0, 4999) i order by i"
+    )
+    assert inserted == [list(row[0]) for row in expected]
+    assert capturing.confirmed() == report.window.end
+
+
+def test_a_server_that_demands_tls_says_so_in_each_refusal(
+    encrypted: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The reasons are those of real refusals: libpq's first line, and what to change."""
+    encrypted.stop()
+    hba = encrypted.data_dir / "pg_hba.conf"
+    rules = hba.read_text()
+    hba.write_text(
+        f"hostssl all reader 127.0.0.1/32 scram-sha-256\n"
+        f"host all reader 127.0.0.1/32 reject\n{rules}"
+    )
+    encrypted.start()
+    database = create_database(encrypted, "source")
+    database.execute("create role reader login password 'sesame'")
+    base = f"host=127.0.0.1 port={encrypted.port} dbname={database.name} user=reader"
+
+    def refusal(options: str) -> str:
+        with (
+            pytest.raises(ConfigurationError) as caught,
+            query_connection(ConnectionSettings(f"{base} {options}"), "test"),
+        ):
+            pass
+        return str(caught.value)
+
+    plain = refusal("password=sesame sslmode=disable")
+    assert "no encryption. This connection is not encrypted: set sslmode=require" in plain
+    wrong = refusal("password=wrong")
+    assert "password authentication failed" in wrong
+    assert "PGPASSWORD" in wrong
+    missing = refusal(f"password=sesame sslmode=verify-full sslrootcert={tmp_path}/no.crt")
+    assert f'root certificate file "{tmp_path}/no.crt" does not exist. Name the file' in missing
+    certificate = tmp_path / "server.crt"
+    shutil.copy(encrypted.data_dir / "server.crt", certificate)
+    named = base.replace("127.0.0.1", "localhost")
+    base = f"{named} hostaddr=127.0.0.1"
+    other = refusal(f"password=sesame sslmode=verify-full sslrootcert={certificate}")
+    assert 'server certificate for "127.0.0.1" does not match host name "localhost"' in other

@@ -1,0 +1,181 @@
+"""Who may use a slot, and what happens to those who come second or died holding it (B4, B5, B7)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import psycopg2
+import pytest
+from psycopg2.extras import LogicalReplicationConnection
+
+from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.lease import capture_lease, wait_or_terminate_stale_walsender
+from pgcdc_assets.postgres.slots import create_slot, read_slot_status
+from pgcdc_assets_tests.support.database import Database
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def slot(database: Database) -> str:
+    """A slot with a publication, dropped with the database."""
+    database.execute("create publication pub")
+    name = f"s_{database.name}"
+    with create_slot(database.settings("shop"), name):
+        pass
+    return name
+
+
+@contextmanager
+def _walsender(database: Database, slot: str, purpose: str = "capture") -> Iterator[int]:
+    """A stream that holds the slot and is never heard of again; yields its pid."""
+    stream = psycopg2.connect(
+        database.settings("shop").conninfo_for(purpose, replication=True),
+        connection_factory=LogicalReplicationConnection,
+    )
+    with closing(stream), stream.cursor() as cursor:
+        cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})
+        yield stream.info.backend_pid
+
+
+def test_the_second_of_two_runners_is_told_who_holds_the_lease(
+    database: Database, slot: str
+) -> None:
+    """B5."""
+    settings = database.settings("shop")
+    with (
+        query_connection(settings, "capture") as first,
+        query_connection(settings, "capture") as second,
+    ):
+        with capture_lease(first, "shop", slot) as lease:
+            lease.verify()
+            with pytest.raises(SlotBusy) as caught, capture_lease(second, "shop", slot):
+                pass
+            assert caught.value.active_pid == first.info.backend_pid
+            assert "(pgcdc capture shop)" in str(caught.value)
+            with capture_lease(second, "other", "another_slot"):
+                pass
+        with capture_lease(second, "shop", slot):
+            pass
+
+
+def test_the_lease_of_a_dead_runner_is_free(database: Database, slot: str) -> None:
+    """B5: the server frees it with the session."""
+    settings = database.settings("shop")
+    with query_connection(settings, "capture") as second:
+        with query_connection(settings, "capture") as first, capture_lease(first, "shop", slot):
+            database.execute("select pg_terminate_backend(%s)", (first.info.backend_pid,))
+
+        with capture_lease(second, "shop", slot):
+            pass
+
+
+def test_a_lease_that_is_about_to_be_freed_is_waited_for(database: Database, slot: str) -> None:
+    """B5: a run that follows a killed one is faster than the server's look at its connections."""
+    settings = database.settings("shop")
+    with (
+        query_connection(settings, "capture") as first,
+        query_connection(settings, "capture") as second,
+        capture_lease(first, "shop", slot),
+    ):
+        freed = threading.Timer(0.3, first.close)
+        freed.start()
+        with capture_lease(second, "shop", slot):
+            assert first.closed
+        freed.join()
+
+
+def test_a_lease_that_was_lost_is_noticed(database: Database, slot: str) -> None:
+    """B6."""
+    settings = database.settings("shop")
+    with (
+        query_connection(settings, "capture") as conn,
+        capture_lease(conn, "shop", slot) as lease,
+    ):
+        database.execute("select pg_terminate_backend(%s, 5000)", (conn.info.backend_pid,))
+        with pytest.raises(ConnectionLost, match="this landing is discarded"):
+            lease.verify()
+
+
+def test_a_lease_that_somebody_else_holds_by_now_is_noticed(database: Database, slot: str) -> None:
+    """B6: the session lives on, and has lost its locks, as behind a pooler that resets it."""
+    settings = database.settings("shop")
+    with (
+        query_connection(settings, "capture") as conn,
+        capture_lease(conn, "shop", slot) as lease,
+        conn.cursor() as cursor,
+    ):
+        lease.verify()
+        cursor.execute("select pg_advisory_unlock_all()")
+        with pytest.raises(ConnectionLost, match="this landing is discarded"):
+            lease.verify()
+        with query_connection(settings, "other") as other, capture_lease(other, "shop", slot):
+            with pytest.raises(ConnectionLost, match="this landing is discarded"):
+                lease.verify()
+
+
+@pytest.mark.every_pg
+def test_a_stale_walsender_of_ours_is_ended(database: Database, slot: str) -> None:
+    """B4."""
+    with (
+        _walsender(database, slot) as pid,
+        query_connection(database.settings("shop"), "capture") as conn,
+    ):
+        ended = wait_or_terminate_stale_walsender(conn, slot, 0.1, "pgcdc capture shop")
+        assert ended == pid
+        status = read_slot_status(conn, slot)
+        assert status is not None
+        assert not status.is_active
+
+
+def test_a_walsender_that_goes_by_itself_is_waited_for(database: Database, slot: str) -> None:
+    """B4."""
+    with query_connection(database.settings("shop"), "capture") as conn:
+        with _walsender(database, slot) as pid:
+            timer = threading.Timer(
+                0.5, database.execute, ("select pg_terminate_backend(%s)", (pid,))
+            )
+            timer.start()
+            assert wait_or_terminate_stale_walsender(conn, slot, 30) is None
+            timer.join()
+        assert wait_or_terminate_stale_walsender(conn, slot, 30) is None
+
+
+def test_a_stranger_on_the_slot_is_named_and_left_alone(database: Database, slot: str) -> None:
+    """Issue 3, bad input: a slot held by another process."""
+    with (
+        _walsender(database, slot, purpose="receiver") as pid,
+        query_connection(database.settings("shop"), "capture") as conn,
+    ):
+        with pytest.raises(SlotBusy, match=rf"process {pid} \(pgcdc receiver shop\)"):
+            wait_or_terminate_stale_walsender(conn, slot, 0.1, "pgcdc capture shop")
+        status = read_slot_status(conn, slot)
+        assert status is not None
+        assert status.active_pid == pid
+
+
+@pytest.mark.every_pg
+def test_an_open_transaction_that_blocks_the_slot_is_named(database: Database) -> None:
+    """B7: by our own limit, and without half a slot."""
+    slot, settings = f"s_{database.name}", database.settings(lock_timeout_ms=300)
+    database.execute("create table t (id int)")
+    with database.connect(autocommit=False) as blocker, blocker.cursor() as cursor:
+        cursor.execute("insert into t values (1); select pg_current_xact_id()::text")
+        [(xid,)] = cursor.fetchall()
+        with (
+            pytest.raises(TransientError) as caught,
+            create_slot(settings, slot),
+        ):
+            pass
+        message = str(caught.value)
+        assert f"transaction {xid} of process {blocker.info.backend_pid}" in message
+        assert "300 ms" in message
+    assert (
+        database.query("select slot_name from pg_replication_slots where slot_name = %s", (slot,))
+        == []
+    )
+    with create_slot(settings, slot):
+        pass

@@ -1,0 +1,69 @@
+"""The order in which several processes take the tests: `-n 2 --dist loadscope`.
+
+A process takes one group after the other. A group is a module, so that what a module sets up is set
+up once. The tests on a Spark Connect session are a group of their own, so that one process alone
+starts the server. Groups that are likely to be long come first: a long group at the end would keep
+one process busy and the other idle. How long is estimated by what the tests ask for, because a
+measured figure would have to be kept up to date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pgcdc_assets_tests.support.spark import CONNECT
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
+# Seconds of a test by the fixture that says most about it.
+_SECONDS = {
+    "spark_kind": 6.0,
+    "own_server": 5.0,
+    "orchestrated": 3.0,
+    "capturing": 1.5,
+    "database": 0.7,
+}
+_SECONDS_OF_A_SLOW_TEST = 15.0
+_SECONDS_OF_ANOTHER = 0.02
+
+_ON_CONNECT = re.compile(rf"\[{CONNECT}[\]-]")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put long groups first, in a process of several."""
+    if not hasattr(config, "workerinput"):
+        return
+    seconds: Counter[str] = Counter()
+    for item in items:
+        seconds[group_of(item.nodeid)] += _estimate(item)
+    items.sort(key=lambda item: (-seconds[group_of(item.nodeid)], group_of(item.nodeid)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """Hand out the groups."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+def group_of(nodeid: str) -> str:
+    """Name the group of a test."""
+    return CONNECT if _ON_CONNECT.search(nodeid) else nodeid.partition("::")[0]
+
+
+def _estimate(item: pytest.Item) -> float:
+    if item.get_closest_marker("slow") is not None:
+        return _SECONDS_OF_A_SLOW_TEST
+    asked = set(getattr(item, "fixturenames", ()))
+    return next((s for name, s in _SECONDS.items() if name in asked), _SECONDS_OF_ANOTHER)

@@ -1,0 +1,216 @@
+"""A slot, a publication and a raw zone, ready to capture windows from a test's database."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pgcdc_assets_tests.support.database import Database
+
+if TYPE_CHECKING:
+    from pgcdc_assets.capture.window import CaptureLimits, CaptureReport
+    from pgcdc_assets.lsn import Lsn, LsnWindow
+    from pgcdc_assets.postgres.connection import ConnectionSettings
+    from pgcdc_assets.postgres.slots import SlotStatus
+    from pgcdc_assets.raw.lake import Lake
+    from pgcdc_assets.raw.zone import RawZone
+
+NAME = "test"
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """One capture: `begin` makes its slot, `window` opens the next window, `capture` lands it."""
+
+    database: Database
+    zone: RawZone
+    slot: str
+    conninfo: str
+    publication: str = "pub"
+
+    @property
+    def settings(self) -> ConnectionSettings:
+        from pgcdc_assets.postgres.connection import ConnectionSettings
+
+        return ConnectionSettings(conninfo=self.conninfo, name=NAME)
+
+    def through(self, conninfo: str) -> Capturing:
+        """The same capture over another connection string."""
+        return replace(self, conninfo=conninfo)
+
+    def with_sender_timeout(self, seconds: float) -> Capturing:
+        """The same capture, whose walsender gives up a silent client after so many seconds."""
+        option = f"-c wal_sender_timeout={int(seconds * 1000)}"
+        return self.through(f"{self.conninfo} options='{option}'")
+
+    def begin(self, *statements: str) -> Capturing:
+        """Run the statements, publish all tables, and make slot and epoch."""
+        from pgcdc_assets.postgres.connection import query_connection
+        from pgcdc_assets.postgres.slots import create_slot, read_server_identity
+        from pgcdc_assets.raw.epochs import Epoch
+
+        for statement in statements:
+            self.database.execute(statement)
+        self.database.execute(f"create publication {self.publication} for all tables")
+        with query_connection(self.settings, "test") as conn:
+            identity = read_server_identity(conn)
+        with create_slot(self.settings, self.slot) as snapshot:
+            start = snapshot.consistent_point
+        self.zone.epochs.append(
+            Epoch(
+                epoch=1,
+                start_lsn=start,
+                slot=self.slot,
+                publication=self.publication,
+                database=identity.database,
+                system_identifier=identity.system_identifier,
+                timeline=identity.timeline,
+                server_version=identity.server_version,
+                created_at=dt.datetime.now(dt.UTC),
+            )
+        )
+        return self
+
+    def flush_lsn(self) -> Lsn:
+        """Where the WAL ends, all that was committed before being on the disk."""
+        from pgcdc_assets.lsn import Lsn
+
+        # The test servers commit asynchronously: this commit takes the earlier ones with it.
+        self.database.transaction(
+            "set local synchronous_commit = on", "create temporary table flushed ()"
+        )
+        return Lsn.parse(self.database.value("select pg_current_wal_flush_lsn()::text"))
+
+    def captured_through(self) -> Lsn:
+        epoch = self.zone.epochs.latest()
+        assert epoch is not None
+        return self.zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+
+    def begin_with_one_insert(self) -> LsnWindow:
+        """Begin with a table `t (id int)`, insert a row, and give the window that holds it."""
+        self.begin("create table t (id int)")
+        self.database.execute("insert into t values (1)")
+        return self.window()
+
+    def window(self, extra_bytes: int = 0) -> LsnWindow:
+        """The next window: all that is committed by now, and so many bytes of the future."""
+        from pgcdc_assets.lsn import LsnWindow
+
+        return LsnWindow.of(1, self.captured_through(), self.flush_lsn() + extra_bytes)
+
+    def capture(
+        self, window: LsnWindow | None = None, limits: CaptureLimits | None = None
+    ) -> CaptureReport:
+        from pgcdc_assets.capture.window import capture_window
+
+        return capture_window(
+            self.settings,
+            self.zone,
+            self.slot,
+            self.publication,
+            self.window() if window is None else window,
+            limits,
+        )
+
+    def capture_process(
+        self,
+        window: LsnWindow,
+        failpoint: str = "",
+        batch_bytes: int = 8 * 1024 * 1024,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Capture in a process of its own, which dies at the failpoint."""
+        arguments = [self.conninfo, self.zone.lake.uri, self.slot, window.key, str(batch_bytes)]
+        return subprocess.run(
+            [sys.executable, "-m", "pgcdc_assets_tests.support.capture_process", *arguments],
+            env={**os.environ, "PGCDC_FAILPOINT": failpoint},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    @contextmanager
+    def capture_aside(
+        self, window: LsnWindow, limits: CaptureLimits | None = None
+    ) -> Iterator[Outcome]:
+        """Capture in a thread; the outcome is there when the block has ended."""
+        outcome = Outcome()
+
+        def run() -> None:
+            try:
+                outcome.report = self.capture(window, limits)
+            except Exception as error:
+                outcome.error = error
+
+        thread = Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield outcome
+        except BaseException as error:
+            thread.join(timeout=1)
+            error.add_note(f"the capture beside it: {outcome}")
+            raise
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "the capture does not end"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the raw zone holds, in the order of the changes."""
+        table = self.zone.changes.table.load()
+        if table is None:
+            return []
+        rows: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+        return sorted(rows, key=lambda row: (row["epoch"], row["commit_lsn"], row["ordinal"]))
+
+    def texts(self, table: str) -> list[Any]:
+        """New tuples of a table's rows, in order."""
+        return [row["new"] for row in self.rows() if row["table"] == table]
+
+    def status(self) -> SlotStatus:
+        from pgcdc_assets.postgres.connection import query_connection
+        from pgcdc_assets.postgres.slots import read_slot_status
+
+        with query_connection(
+            Capturing(self.database, self.zone, self.slot, self.database.conninfo).settings, "test"
+        ) as conn:
+            status = read_slot_status(conn, self.slot)
+        assert status is not None
+        return status
+
+    def confirmed(self) -> Lsn:
+        lsn = self.status().confirmed_flush_lsn
+        assert lsn is not None
+        return lsn
+
+
+@dataclass
+class Outcome:
+    """How a capture in a thread ended."""
+
+    report: CaptureReport | None = None
+    error: Exception | None = None
+
+
+@pytest.fixture(params=["SocketWire", "LibpqWire"])
+def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to read: the second is that of encrypted connections."""
+    from pgcdc_assets.postgres.stream import connection
+
+    monkeypatch.setattr(connection, "SocketWire", getattr(connection, request.param))
+
+
+@pytest.fixture
+def capturing(database: Database, lake: Lake) -> Capturing:
+    """A capture of a fresh database; nothing is made before `begin`."""
+    from pgcdc_assets.raw.zone import RawZone
+
+    return Capturing(database, RawZone(lake, NAME), f"s_{database.name}", database.conninfo)

@@ -1,0 +1,108 @@
+"""The process that is killed: copies what was not copied, then captures window after window.
+
+Says `ready` when everything is loaded, so that whoever kills it at a random moment kills its work.
+With `--merge` the tables are merged, too, in a Spark session of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+
+from pgcdc_assets.capture.snapshot import CopyFailure, copy_tables
+from pgcdc_assets.capture.window import CaptureLimits, capture_window
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.transport import WireSettings
+from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.maintenance import keep_up
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.convergence.workload import KEYED
+
+# Small batches, so that a transaction spans several and can be cut anywhere.
+LIMITS = CaptureLimits(
+    slot_wait_seconds=2, stream=StreamSettings(wire=WireSettings(batch_bytes=16_384))
+)
+RETRY_SECONDS = 30
+WINDOWS = 4
+
+
+def copy(settings: ConnectionSettings, zone: RawZone, slot: str, publication: str) -> None:
+    copied = {copy.table for copy in zone.snapshots.complete_copies()}
+    missing = [("public", table) for table in KEYED if table not in copied]
+    if missing:
+        for report in copy_tables(settings, zone, slot, publication, missing):
+            if isinstance(report, CopyFailure):
+                raise report.error
+
+
+def capture(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    slot: str,
+    publication: str,
+    decide: random.Random,
+) -> None:
+    """Capture all that is committed by now, in a few windows of random size and a last one."""
+    with query_connection(settings, "test") as conn:
+        barrier = read_barrier(conn)
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    for number in range(WINDOWS):
+        start = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+        if start >= barrier:
+            return
+        end = min(barrier, Lsn(start + int(10 ** decide.uniform(3, 6.5))))
+        end = barrier if number == WINDOWS - 1 else end
+        window = LsnWindow.of(epoch.epoch, start, end)
+        capture_window(settings, zone, slot, publication, window, LIMITS)
+        keep_up(zone, minimum_files=4, minimum_log_entries=8)
+
+
+def merge(zone: RawZone) -> None:
+    from pgcdc_assets.merge import MergeFailure, merge_tables
+    from pgcdc_assets.settings import CdcTable
+    from pgcdc_assets.spark.session import spark_session
+
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
+    spark = spark_session("convergence", conf={**conf, "spark.ui.enabled": "false"})
+    targets = [CdcTable("public", table) for table in KEYED]
+    for report in merge_tables(spark, zone, targets, zone.changes.windows(epoch.epoch)[-1].window):
+        if isinstance(report, MergeFailure):
+            raise report.error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--merge", action="store_true")
+    parser.add_argument("facts", type=json.loads)
+    options = parser.parse_args()
+    facts = options.facts
+    settings = ConnectionSettings(conninfo=facts["conninfo"], name="test")
+    zone = RawZone(Lake(facts["lake"]), "test")
+    decide = random.Random(facts["seed"])
+    print("ready", flush=True)
+    # A killed predecessor's sessions may take the server a moment to notice.
+    deadline = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            copy(settings, zone, facts["slot"], facts["publication"])
+            capture(settings, zone, facts["slot"], facts["publication"], decide)
+            break
+        except TransientError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    if options.merge:
+        merge(zone)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A fresh database for each test, dropped with its slots afterwards."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+import pytest
+from psycopg2 import sql
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets_tests.support.waits import wait_until
+
+if TYPE_CHECKING:
+    from pgcdc_assets.postgres.connection import ConnectionSettings
+
+
+class Database:
+    """One database of a test server, with the few calls tests need."""
+
+    def __init__(self, server: EmbeddedServer, name: str) -> None:
+        self.server = server
+        self.name = name
+
+    @property
+    def conninfo(self) -> str:
+        return self.server.conninfo(self.name)
+
+    def settings(self, name: str = "test", **options: Any) -> ConnectionSettings:
+        """The package's own connection settings for this database."""
+        from pgcdc_assets.postgres.connection import ConnectionSettings
+
+        return ConnectionSettings(conninfo=self.conninfo, name=name, **options)
+
+    @contextmanager
+    def connect(self, *, autocommit: bool = True) -> Iterator[psycopg2.extensions.connection]:
+        """A plain connection, closed at the end; not committed for you without autocommit."""
+        with closing(psycopg2.connect(self.conninfo, application_name="test")) as connection:
+            connection.autocommit = autocommit
+            yield connection
+
+    def execute(
+        self, statement: str | sql.Composable, parameters: Sequence[Any] | None = None
+    ) -> None:
+        """Run one or several statements, each in a transaction of its own when it stands alone."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+
+    def transaction(self, *statements: str) -> None:
+        """Run the statements in one transaction."""
+        with self.connect(autocommit=False) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            connection.commit()
+
+    def query(
+        self, statement: str | sql.Composable, parameters: Sequence[Any] | None = None
+    ) -> list[tuple[Any, ...]]:
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall()
+
+    def value(self, statement: str, parameters: Sequence[Any] | None = None) -> Any:
+        """The first column of the first row."""
+        return self.query(statement, parameters)[0][0]
+
+    def drop_slots(self) -> None:
+        """Drop the database's replication slots, ending the processes that read them."""
+        for slot, _ in self._slots():
+            wait_until(lambda slot=slot: self._drop_slot(slot), f"slot {slot} to be dropped")
+
+    def _slots(self) -> list[tuple[Any, ...]]:
+        return self.query(
+            "select slot_name, active_pid from pg_replication_slots "
+            "where database = current_database() and not temporary"
+        )
+
+    def _drop_slot(self, slot: str) -> bool:
+        active = dict(self._slots())
+        if slot not in active:
+            return True
+        try:
+            if active[slot] is not None:
+                self.execute("select pg_terminate_backend(%s)", (active[slot],))
+            self.execute("select pg_drop_replication_slot(%s)", (slot,))
+        except psycopg2.errors.ObjectInUse:
+            return False
+        return True
+
+
+def create_database(server: EmbeddedServer, name: str | None = None) -> Database:
+    """Create an empty database on a running server."""
+    database = Database(server, name or f"t_{uuid.uuid4().hex[:12]}")
+    Database(server, "postgres").execute(
+        sql.SQL("create database {}").format(sql.Identifier(database.name))
+    )
+    return database
+
+
+def drop_database(database: Database) -> None:
+    """Drop a database with its slots, whoever is connected."""
+    database.server.start()
+    database.drop_slots()
+    Database(database.server, "postgres").execute(
+        sql.SQL("drop database {} with (force)").format(sql.Identifier(database.name))
+    )
+
+
+@pytest.fixture
+def database(server: EmbeddedServer) -> Iterator[Database]:
+    """A fresh, empty database."""
+    server.start()
+    database = create_database(server)
+    try:
+        yield database
+    finally:
+        drop_database(database)

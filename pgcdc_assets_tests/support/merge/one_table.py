@@ -1,0 +1,82 @@
+"""Merging one table, alone and overtaken by another merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.columns import EPOCH_COLUMNS
+from pgcdc_assets_tests.support.merge.history import Landing
+
+
+def merge(
+    spark: SparkSession, landing: Landing, target: CdcTable, through: LsnWindow | None = None
+) -> MergeReport:
+    """Merge a table, through the newest window by default; it must succeed."""
+    (report,) = merge_tables(spark, landing.zone, [target], through or landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    return report
+
+
+def overtake(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, merge: Callable[[], MergeReport]
+) -> None:
+    """Have another merge run once, right after a function of the next one has returned."""
+    real, overtaking = getattr(module, name), [merge]
+
+    def overtaken(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        if overtaking:
+            overtaking.pop()()
+        return found
+
+    monkeypatch.setattr(module, name, overtaken)
+
+
+def assert_overtaken(spark: SparkSession, landing: Landing, target: CdcTable) -> None:
+    """The next merge must say that another one was faster."""
+    (failure,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, TransientError), failure.error
+    assert "Another process merged the Delta table" in str(failure.error)
+
+
+def log_of(path: str) -> list[dict[str, Any]]:
+    """The commits of Spark, newest first: those that record a watermark alone are left out."""
+    return [e for e in DeltaTable(path).history() if e["engineInfo"].startswith("Apache-Spark")]
+
+
+def add_column_of_another(spark: SparkSession, path: str) -> None:
+    """Add a column that is not of the source, `extra`, with the value `mine` in each row."""
+    spark.sql(f"ALTER TABLE {delta_table(path)} ADD COLUMNS (extra STRING)")
+    spark.sql(f"UPDATE {delta_table(path)} SET extra = 'mine'")
+
+
+def record_change_data(spark: SparkSession, path: str) -> None:
+    """Have the table keep what each commit changes."""
+    spark.sql(
+        f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+    )
+
+
+def count_change_data(spark: SparkSession, path: str) -> int:
+    """Count the rows that the newest commit changed, before and after."""
+    version = log_of(path)[0]["version"]
+    changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
+    return changed.format("delta").load(path).count()
+
+
+def drop_epochs(spark: SparkSession, path: str) -> None:
+    """Make a history what earlier releases wrote: without the epochs of its LSNs."""
+    rows = spark.read.format("delta").load(path).drop(*EPOCH_COLUMNS)
+    writer = rows.write.format("delta").mode("overwrite").partitionBy("_is_current")
+    writer.option("overwriteSchema", "true").save(path)

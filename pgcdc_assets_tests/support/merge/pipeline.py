@@ -1,0 +1,103 @@
+"""The whole way from a real Postgres to SCD1 tables, without Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.window import capture_window
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.verify import Comparison, compare_table
+from pgcdc_assets_tests.support.database import Database
+
+PUBLICATION = "pub"
+
+
+@dataclass
+class Pipeline:
+    """Copies, captures and merges the tables of schema public."""
+
+    database: Database
+    zone: RawZone
+    spark: SparkSession
+    tables: Sequence[str] = ("t",)
+    windows: list[LsnWindow] = field(default_factory=list)
+
+    @property
+    def slot(self) -> str:
+        """A name of its own per database: slots belong to the whole server."""
+        return f"s_{self.database.name}"
+
+    def start(self, *statements: str) -> None:
+        """Make the tables, publish and copy them."""
+        for statement in statements:
+            self.database.execute(statement)
+        self.database.execute(f"create publication {PUBLICATION} for all tables")
+        self.copy()
+
+    def copy(self, *tables: str) -> None:
+        """Copy the tables anew; without names, those that have no copy yet."""
+        wanted = [("public", table) for table in tables] or None
+        copy_tables(self.database.settings(), self.zone, self.slot, PUBLICATION, wanted)
+
+    def capture(self) -> LsnWindow:
+        """Capture everything that is committed by now as the next window."""
+        epoch = self.zone.epochs.latest()
+        assert epoch is not None
+        start = self.zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+        # The test servers commit without waiting for the disk; this commit flushes all before it.
+        self.database.transaction(
+            "set local synchronous_commit = on", "select pg_logical_emit_message(true, 'test', '')"
+        )
+        end = Lsn.parse(self.database.value("select pg_current_wal_flush_lsn()::text"))
+        window = LsnWindow.of(epoch.epoch, start, end)
+        capture_window(self.database.settings(), self.zone, self.slot, PUBLICATION, window)
+        self.windows.append(window)
+        return window
+
+    def merge(
+        self, through: LsnWindow | None = None, *targets: CdcTable
+    ) -> dict[str, MergeReport | MergeFailure]:
+        """Merge through a window, the newest by default."""
+        wanted = targets or [CdcTable("public", table) for table in self.tables]
+        reports = merge_tables(self.spark, self.zone, wanted, through or self.windows[-1])
+        return {report.table: report for report in reports}
+
+    def sync(self) -> dict[str, MergeReport]:
+        """Capture and merge all; every table must succeed."""
+        self.capture()
+        reports = self.merge()
+        for report in reports.values():
+            assert isinstance(report, MergeReport), report.error
+        return {table: r for table, r in reports.items() if isinstance(r, MergeReport)}
+
+    def path(self, table: str = "t") -> str:
+        """Where the SCD1 table lies."""
+        return table_path(self.zone.lake, self.zone.name, "public", table, 1)
+
+    def frame(self, table: str = "t") -> DataFrame:
+        """The SCD1 table as Spark reads it."""
+        return self.spark.read.format("delta").load(self.path(table))
+
+    def rows(self, table: str = "t", columns: str = "id, v") -> list[tuple[Any, ...]]:
+        """Rows of the SCD1 table in order."""
+        names = [name.strip() for name in columns.split(",")]
+        return sorted(tuple(row) for row in self.frame(table).select(*names).collect())
+
+    def compare(self, table: str = "t") -> Comparison:
+        """Compare the SCD1 table with the source, value by value."""
+        return compare_table(self.database.settings(), self.zone, PUBLICATION, "public", table)
+
+    def assert_equal(self, *tables: str) -> None:
+        """Every table must hold what its source holds."""
+        for table in tables or self.tables:
+            comparison = self.compare(table)
+            assert comparison.is_equal, comparison

@@ -1,0 +1,187 @@
+"""Races of two merges of one table: the tables, and the moments at which the other merge acts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.support.merge.history import (
+    Change,
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    truncate,
+    update,
+)
+
+COPIED = [["1", "a"], ["2", "b"], ["3", "c"]]
+
+
+@dataclass(frozen=True)
+class Race:
+    """A table, two windows after its copy, and what it holds then.
+
+    Attributes:
+        columns: that are compared.
+        identity: the replica identity; under FULL the table has no key.
+        operation: how the overtaken merge writes.
+    """
+
+    target: CdcTable
+    columns: str
+    first: Sequence[Change]
+    second: Sequence[Change]
+    outcome: Sequence[tuple[Any, ...]]
+    identity: str = "d"
+    operation: str = "MERGE"
+
+    def land_copy(self, zone: RawZone) -> Landing:
+        """Land the copy."""
+        keys = () if self.identity == "f" else ("id",)
+        described = relation(column("id"), column("v", "text"), key=keys, identity=self.identity)
+        landing = Landing(zone, [described])
+        landing.begin(COPIED)
+        landing.land([])
+        return landing
+
+    def contents(self, spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
+        """What the table holds."""
+        names = self.columns.split(", ")
+        rows = spark.read.format("delta").load(path).select(*names).collect()
+        return sorted(tuple(row) for row in rows)
+
+
+UPDATED = [update("1", "A"), delete("2", None), insert("2", "again")]
+GONE = [update("1", "AA"), insert("4", "d"), delete("3", None)]
+VERSIONS = [
+    *[(1, "A", False), (1, "AA", True), (1, "a", False), (2, "again", True), (2, "b", False)],
+    *[(3, "c", False), (4, "d", True)],
+]
+ITEMS = CdcTable("shop", "items")
+HISTORY = CdcTable("shop", "items", scd=(2,))
+BAG = Race(
+    ITEMS,
+    "id, v",
+    [insert("3", "c"), delete("2", "b", old_kind="O")],
+    [insert("4", "d"), delete("1", "a", old_kind="O")],
+    [(3, "c"), (3, "c"), (4, "d")],
+    identity="f",
+)
+
+RACES = {
+    # The row moves and keeps its TOASTed value, and another row takes its old key.
+    "current_image": Race(
+        ITEMS,
+        "id, v",
+        [update("5", None, old=["1", None], unchanged=(1,)), insert("1", "another")],
+        [update("5", None, unchanged=(1,))],
+        [(1, "another"), (2, "b"), (3, "c"), (5, "a")],
+    ),
+    "whole_table": Race(
+        ITEMS, "id, v", UPDATED, GONE, [(1, "AA"), (2, "again"), (4, "d")], operation="WRITE"
+    ),
+    "truncated": Race(
+        ITEMS, "id, v", UPDATED, [truncate(), insert("9", "z")], [(9, "z")], operation="WRITE"
+    ),
+    "soft_deletes": Race(
+        CdcTable("shop", "items", soft_deletes=True),
+        "id, v, _deleted",
+        UPDATED,
+        GONE,
+        [(1, "AA", False), (2, "again", False), (3, "c", True), (4, "d", False)],
+    ),
+    "history": Race(HISTORY, "id, v, _is_current", UPDATED, GONE, VERSIONS),
+    "range_of_history": Race(
+        HISTORY, "id, v, _is_current", UPDATED, GONE, VERSIONS, operation="WRITE"
+    ),
+    "bag": BAG,
+    "log": Race(
+        CdcTable("shop", "items", without_key="log"),
+        "id, v, _op",
+        BAG.first,
+        BAG.second,
+        [
+            *[(1, "a", "D"), (1, "a", "S"), (2, "b", "D"), (2, "b", "S")],
+            *[(3, "c", "I"), (3, "c", "S"), (4, "d", "I")],
+        ],
+        identity="f",
+        operation="WRITE",
+    ),
+}
+each_kind = pytest.mark.parametrize("race", RACES.values(), ids=RACES)
+
+
+@contextmanager
+def right_before_the_write(spark: SparkSession, act: Callable[[], Any]) -> Iterator[None]:
+    """Act once, right before Spark is asked to commit: no code of ours runs between."""
+    acts = [act]
+    nothing = spark.range(0)
+
+    def patch(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def late(*args: Any, **more: Any) -> Any:
+            if acts and (name != "sql" or args[1].startswith("MERGE")):
+                acts.pop()()
+            return real(*args, **more)
+
+        patched.setattr(owner, name, late)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patch(type(nothing.write), "save")
+        patch(type(nothing.writeTo("t")), "createOrReplace")
+        patch(type(spark), "sql")
+        yield
+    assert not acts
+
+
+@contextmanager
+def during_the_write(spark: SparkSession, folder: Path, act: Callable[[], Any]) -> Iterator[None]:
+    """Act once Spark works on the rows that are written; it goes on when that is done."""
+    begun, done, is_over = str(folder / "begun"), str(folder / "done"), threading.Event()
+
+    def wait(_: Any) -> bool:
+        Path(begun).touch()
+        for _ in range(1_200):
+            if Path(done).exists():
+                return True
+            time.sleep(0.05)
+        return False
+
+    def interfere() -> None:
+        while not Path(begun).exists() and not is_over.is_set():
+            time.sleep(0.02)
+        patched.undo()
+        try:
+            act()
+        finally:
+            Path(done).touch()
+
+    kind = type(spark.range(0))
+    write, view = kind.write.fget, kind.createOrReplaceTempView
+    waits = F.udf(wait, "boolean")(F.lit(1))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kind, "write", property(lambda rows: write(rows.where(waits))))
+        patched.setattr(
+            kind, "createOrReplaceTempView", lambda rows, name: view(rows.where(waits), name)
+        )
+        thread = threading.Thread(target=interfere)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()

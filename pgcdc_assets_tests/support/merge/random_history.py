@@ -1,0 +1,239 @@
+"""Random committed transactions on one table that holds many small histories side by side.
+
+Each history has a number, the first column of the key, and keys of its own that its rows take,
+leave, swap and reuse; so one merge of one table tries hundreds of histories at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.tuning import for_large
+from pgcdc_assets_tests.support.merge.history import Change, Landing, column, relation
+
+_KEYS = 5
+_DOC, _NUMBER, _NOTE = 2, 3, 4
+
+# numeric(10,2), see make_numeric_typmod.
+NUMERIC_10_2 = (10 << 16 | 2) + 4
+
+COLUMNS = (
+    column("history"),
+    column("id"),
+    column("doc", "text"),
+    column("number", "numeric", NUMERIC_10_2),
+    column("note", "text"),
+)
+KEY = ("history", "id")
+
+# What the tests' own sessions have not: a user's settings, and changes too many to broadcast.
+AS_LARGE = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.databricks.delta.merge.deletionVectors.persistent": "true",
+    # Only before a shuffle are the keys filtered.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+}
+
+# Replica identity d(efault) or f(ull), whether tables are truncated, whether they are merged as
+# large ones are. A range with a TRUNCATE needs no MERGE, so the plain ones try more.
+_CASES = {
+    "default-plain-large": ("d", False, True),
+    "default-plain-small": ("d", False, False),
+    "default-truncate-large": ("d", True, True),
+    "full-plain-large": ("f", False, True),
+    "full-plain-small": ("f", False, False),
+    "full-truncate-small": ("f", True, False),
+}
+
+
+def cases(*in_short_run: str) -> pytest.MarkDecorator:
+    """Try all cases, and those that are not named in a long test run only."""
+    unknown = set(in_short_run) - set(_CASES)
+    assert not unknown, unknown
+    return pytest.mark.parametrize(
+        ("identity", "truncates", "is_large"),
+        [
+            pytest.param(
+                *values, id=name, marks=() if name in in_short_run else (pytest.mark.soak,)
+            )
+            for name, values in _CASES.items()
+        ],
+    )
+
+
+Row = list[str | None]
+
+
+def random_relation(identity: str):
+    """The table; identity is d(efault) or f(ull)."""
+    return relation(*COLUMNS, key=KEY, identity=identity)
+
+
+@dataclass
+class RandomHistory:
+    """Writes transactions that Postgres could have committed.
+
+    Under DEFAULT identity a key has at most one row at any moment; under FULL only at commit, as
+    with a deferrable constraint.
+    """
+
+    rng: random.Random
+    identity: str
+    histories: int
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    _serial: int = 0
+
+    def copied(self) -> list[Row]:
+        """Rows that are there before the first transaction."""
+        for history in range(self.histories):
+            keys = self.rng.sample(range(_KEYS), self.rng.randint(0, 3))
+            self.rows[history] = [self._row(history, key) for key in keys]
+        return [list(row) for rows in self.rows.values() for row in rows]
+
+    def transaction(self, truncates: bool = False) -> list[Change]:
+        """Commit one transaction that touches about a third of the histories."""
+        changes: list[Change] = []
+        if truncates:
+            changes.append(Change("T"))
+            self.rows = {history: [] for history in range(self.histories)}
+        for history in range(self.histories):
+            if self.rng.random() < 0.35:
+                for _ in range(self.rng.randint(1, 6)):
+                    changes += self._change(history)
+                changes += self._settle(history)
+        return changes
+
+    def _change(self, history: int) -> list[Change]:
+        rows = self.rows[history]
+        key = self.rng.randrange(_KEYS)
+        is_free = all(row[1] != str(key) for row in rows)
+        kind = self.rng.choice(["insert", "update", "update", "move", "move", "delete"])
+        if kind == "insert" or not rows:
+            if not (is_free or self.identity == "f"):
+                return []
+            row = self._row(history, key)
+            rows.append(row)
+            return [Change("I", tuple(row))]
+        row = self.rng.choice(rows)
+        if kind == "delete":
+            return [self._delete(row)]
+        if kind == "move" and not (is_free or self.identity == "f"):
+            return []
+        return [self._update(row, str(key) if kind == "move" else row[1])]
+
+    def _settle(self, history: int) -> list[Change]:
+        """Leave one row per key, as a deferred constraint demands at commit."""
+        changes = []
+        seen: set[str | None] = set()
+        for row in list(self.rows[history]):
+            if row[1] in seen:
+                changes.append(self._delete(row))
+            seen.add(row[1])
+        return changes
+
+    def _delete(self, row: Row) -> Change:
+        rows = self.rows[int(row[0] or 0)]
+        del rows[next(i for i, other in enumerate(rows) if other is row)]
+        if self.identity == "f":
+            return Change("D", None, tuple(row), "O")
+        return Change("D", None, (row[0], row[1], None, None, None), "K")
+
+    def _update(self, row: Row, key: str | None) -> Change:
+        before = list(row)
+        unchanged = []
+        row[1] = key
+        row[_NUMBER] = self._number()
+        for i in (_DOC, _NOTE):
+            if row[i] is not None and self.rng.random() < 0.6:
+                unchanged.append(i)
+            else:
+                row[i] = self._text()
+        left_out = tuple(unchanged) or None
+        if self.identity == "f":
+            return Change("U", tuple(row), tuple(before), "O", left_out)
+        if before[1] == key:
+            return Change("U", tuple(row), None, None, left_out)
+        return Change("U", tuple(row), (before[0], before[1], None, None, None), "K", left_out)
+
+    def _row(self, history: int, key: int) -> Row:
+        return [str(history), str(key), self._text(), self._number(), self._text()]
+
+    def _text(self) -> str | None:
+        self._serial += 1
+        # Few values, so that a row often comes back to what it was.
+        return self.rng.choice([None, "", "a", "b", f"text {self._serial}"])
+
+    def _number(self) -> str | None:
+        return self.rng.choice([None, "NaN", "1.00", "-0.01", f"{self._serial}.50"])
+
+
+def cut(rng: random.Random, count: int, pieces: int) -> list[range]:
+    """Cut `count` things in order into that many non-empty pieces."""
+    borders = [0, *sorted(rng.sample(range(1, count), pieces - 1)), count]
+    return [range(a, b) for a, b in itertools.pairwise(borders)]
+
+
+def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
+    """Type a row as its table does, in a form that can be sorted; last comes `_rescued`."""
+    history, key, doc, number, note = texts
+    is_typed = number not in (None, "NaN")
+    value = Decimal(number) if is_typed and number else None
+    rescued = {} if is_typed or number is None else {"number": number}
+    return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)
+
+
+def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
+    """Have small tables merged as large ones are: compiled, and only where their changes lie."""
+    if is_wanted:
+        bound_merges(monkeypatch)
+        monkeypatch.setattr("pgcdc_assets.spark.tuning.SMALL_BYTES", -1)
+        monkeypatch.setattr(
+            "pgcdc_assets.spark.tuning.for_large", lambda n: {**AS_LARGE, **for_large(n)}
+        )
+
+
+def bound_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have merges find out between which keys their changes lie, whatever the table's size."""
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.base.SMALL_BYTES", -1)
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.current_image.is_tiny", lambda *_: False)
+
+
+def land_in_pieces(
+    landing: Landing,
+    rng: random.Random,
+    transactions: Sequence[list[Change]],
+    windows: int,
+    apply: Callable[[list[Change], int], None],
+) -> None:
+    """Land transactions as windows cut at random, and tell each with the LSN of its commit."""
+    for piece in cut(rng, len(transactions), windows):
+        for number, i in enumerate(piece):
+            apply(transactions[i], landing.lsn + 0x10 * number)
+        landing.land(*(transactions[i] for i in piece))
+
+
+def merge_in_pieces(
+    spark: SparkSession,
+    landing: Landing,
+    rng: random.Random,
+    target: CdcTable,
+    runs: int,
+) -> MergeReport:
+    """Merge what is landed in runs cut at random; give the last report."""
+    windows = len(landing.windows)
+    for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
+        (report,) = merge_tables(spark, landing.zone, [target], landing.windows[run[-1]])
+        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    return report

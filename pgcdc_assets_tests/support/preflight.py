@@ -1,0 +1,44 @@
+"""A pre-flight of a test's database, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from psycopg2 import sql
+
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
+from pgcdc_assets_tests.support.database import Database
+
+
+@pytest.fixture
+def role(database: Database) -> Iterator[str]:
+    """A role that may log in, and nothing else."""
+    name = f"role_{database.name}"
+    database.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+    yield name
+    database.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))
+
+
+def findings_of(
+    settings: ConnectionSettings,
+    tables: list[tuple[str, str]] | None = None,
+    slot: str = "no_such_slot",
+    publication: str = "pub",
+    **options: object,
+) -> list[Finding]:
+    return run_preflight(settings, publication, slot, tables, **options)  # type: ignore[arg-type]
+
+
+def problems_in(findings: list[Finding]) -> dict[tuple[str, str | None], str]:
+    """Errors and warnings that a fresh, well set up server does not have, by code and table."""
+    return {
+        (finding.code, finding.table): f"{finding.severity}: {finding}"
+        for finding in findings
+        if finding.severity != "ok" and finding.code != "max_slot_wal_keep_size"
+    }
+
+
+def settings_as(database: Database, role: str) -> ConnectionSettings:
+    return ConnectionSettings(database.conninfo.replace("user=postgres", f"user={role}"), "test")

@@ -1,0 +1,185 @@
+"""The two kinds of Spark session that tests run on, each started once in a test run.
+
+A test that takes `spark` (or `pipeline`) runs on an embedded session. Tests of the merge, which are
+those below `merge/` without the modules in `ONCE`, run a second time on a session of a Spark
+Connect server. `--spark` names the kinds to run on.
+
+A short test run (`-m "not soak"`) repeats a sample only: on Connect, the tests that are not every
+tenth of their module are marked `soak`; so are all of the modules in `NOT_SAMPLED`, where each test
+is long, and all that read a real Postgres by the fixture `pipeline`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pgcdc_assets.spark.server_process import RunningServer
+
+EMBEDDED, CONNECT = KINDS = ("embedded", "connect")
+SAMPLED_EVERY = 10
+TESTS = Path(__file__).parents[1]
+NOT_SAMPLED = (
+    "test_random_bags.py",
+    "test_random_soft_deletes.py",
+    "test_random_versions.py",
+)
+ONCE = (
+    "test_added_defaults.py",
+    "test_bytes_that_are_not_text.py",
+    "test_moved_tables.py",
+    "test_rebuild.py",
+    "test_retention.py",
+    "test_schema_evolution.py",
+)
+
+# Half of a short run is the second compiler's work, which pays back in minutes only. The first one
+# alone has a small code cache, which a whole test run fills.
+# And each time a few more classes are loaded, a whole collection looks for ones to unload.
+JAVA_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:MetaspaceSize=512m"
+)
+
+CONF = {
+    "spark.master": "local[2]",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    # Tables of a few rows: planning again after each stage, and compiling it, is most of the time.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--spark",
+        default=",".join(KINDS),
+        help="kinds of Spark session to run the tests of the merge on; the others run on the "
+        "first (default: %(default)s)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = set(asked_kinds(config)) - set(KINDS)
+    if unknown:
+        raise pytest.UsageError(f"--spark takes {' and '.join(KINDS)}, not {', '.join(unknown)}")
+    # A server that the developer runs in this clone is not for tests.
+    os.environ["PGCDC_SPARK_REMOTE"] = "local"
+    # For the sessions that processes of ours start.
+    os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
+
+
+def asked_kinds(config: pytest.Config) -> list[str]:
+    """The kinds of `--spark`, in its order."""
+    return [kind.strip() for kind in config.getoption("--spark").split(",")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "spark_kind" not in metafunc.fixturenames:
+        return
+    kinds = asked_kinds(metafunc.config)
+    metafunc.parametrize(
+        "spark_kind",
+        kinds if _is_about_merging(metafunc.definition.path) else kinds[:1],
+        scope="module",
+    )
+
+
+def _is_about_merging(module: Path) -> bool:
+    return module.relative_to(TESTS).parts[0] == "merge" and module.name not in ONCE
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if asked_kinds(config) == [CONNECT]:
+        return
+    seen: Counter[str] = Counter()
+    for item in items:
+        if _kind_of(item) == CONNECT:
+            module = item.nodeid.partition("::")[0]
+            is_long = module.endswith(NOT_SAMPLED) or "pipeline" in getattr(
+                item, "fixturenames", ()
+            )
+            if is_long or seen[module] % SAMPLED_EVERY:
+                item.add_marker(pytest.mark.soak)
+            seen[module] += 1
+
+
+def _kind_of(item: pytest.Item) -> Any:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("spark_kind") if callspec is not None else None
+
+
+@pytest.fixture(scope="module")
+def spark_kind() -> str:
+    """`embedded` or `connect`; each test is given one by `pytest_generate_tests`."""
+    return EMBEDDED
+
+
+@pytest.fixture(scope="module")
+def spark(spark_kind: str, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """The shared session of the test's kind.
+
+    PySpark goes by an environment variable in what its functions build, so one process can use both
+    kinds, one after the other: a module's tests run on one, and then on the other.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if spark_kind == EMBEDDED:
+            patch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+        else:
+            server: RunningServer = request.getfixturevalue("spark_server")
+            patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+            patch.setenv("PGCDC_SPARK_REMOTE", server.remote)
+        yield request.getfixturevalue(f"{spark_kind}_session")
+
+
+@pytest.fixture(scope="session")
+def embedded_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The package's own embedded session, small."""
+    from pgcdc_assets.spark.session import spark_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+        session = spark_session(
+            "pgcdc tests",
+            conf={
+                **CONF,
+                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            },
+        )
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The package's own Spark Connect server, small, in a state folder of the test run."""
+    from pgcdc_assets.spark.server import SparkServer
+
+    server = SparkServer(tmp_path_factory.mktemp("spark"), {**CONF, "spark.driver.memory": "1500m"})
+    with server.running() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def connect_session(spark_server: RunningServer) -> Iterator[SparkSession]:
+    """A session on that server."""
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    from pgcdc_assets.spark.session import release_session, settled
+
+    session: Any = ConnectSession.builder.remote(spark_server.remote).create()
+    yield settled(session)
+    release_session(session)

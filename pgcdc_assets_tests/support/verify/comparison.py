@@ -1,0 +1,62 @@
+"""Comparing a pipeline's table with its source at one LSN, as `pgcdc verify` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.verify import (
+    Comparison,
+    Moment,
+    compare_at,
+    compare_tables,
+    source_moment,
+    wait_captured,
+)
+from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
+
+
+@contextmanager
+def moment_of(pipeline: Pipeline) -> Iterator[Moment]:
+    """A moment of the source; it is not captured yet."""
+    with source_moment(pipeline.database.settings(), pipeline.zone, pipeline.slot) as moment:
+        yield moment
+
+
+def compare(
+    pipeline: Pipeline, moment: Moment, table: str = "t", key: tuple[str, ...] | None = None
+) -> Comparison:
+    """Compare one table at a moment that is captured."""
+    wait_captured(pipeline.zone, moment, 0)
+    return compare_at(
+        pipeline.spark,
+        pipeline.database.settings(),
+        pipeline.zone,
+        PUBLICATION,
+        CdcTable("public", table, key=key),
+        moment,
+    )
+
+
+def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
+    """Take a moment, capture through it without merging, and compare all tables together."""
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        wait_captured(pipeline.zone, moment, 0)
+        compared = compare_tables(
+            pipeline.spark,
+            pipeline.database.settings(),
+            pipeline.zone,
+            PUBLICATION,
+            [CdcTable("public", table) for table in pipeline.tables],
+            moment,
+        )
+        return {found.table: found for found in compared if isinstance(found, Comparison)}
+
+
+def verify(pipeline: Pipeline, table: str = "t", key: tuple[str, ...] | None = None) -> Comparison:
+    """Take a moment, capture through it without merging, and compare."""
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        return compare(pipeline, moment, table, key)
