@@ -20,8 +20,6 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 MEGABYTE = 1024 * 1024
 
-# Longer than any merge: VACUUM would delete the files that it has not committed yet.
-
 _SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key")
 
 

@@ -169,16 +169,3 @@ def test_make_help_lists_the_targets_of_the_readme() -> None:
         "bench",
         "help",
     }
-
-
-def test_the_settings_page_lists_every_setting() -> None:
-    from pgcdc_assets.orchestration.component import PostgresCdcComponent, TableModel, WindowModel
-
-    page = (ROOT / "docs" / "settings.md").read_text()
-    models = (PostgresCdcComponent, TableModel, WindowModel)
-    missing = [name for model in models for name in model.model_fields if f"`{name}`" not in page]
-    assert missing == []
-    used = set()
-    for path in (ROOT / "pgcdc_assets").rglob("*.py"):
-        used |= set(re.findall(r'"(PGCDC_[A-Z_]+)"', path.read_text()))
-    assert {name for name in used if f"`{name}`" not in page} <= {"PGCDC_FAILPOINT"}

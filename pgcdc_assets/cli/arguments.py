@@ -35,41 +35,43 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    check = _command(commands, "check", "say what a source database is missing, and the SQL for it")
+    check = _command(
+        commands, "check", "check a source database, and print the SQL for what is missing"
+    )
     _capture_options(check)
     check.add_argument("--publication", help="check this publication, declared or not")
-    check.add_argument("--slot", help="replication slot; default: pgcdc_<name>")
+    check.add_argument("--slot", help="replication slot; default: pgcdc_NAME")
 
     init = _command(commands, "init", "check a source, then declare its capture")
     init.add_argument("--name", required=True, help="the capture's name: a-z, 0-9 and _")
-    init.add_argument("--publication", help="an existing publication; --update knows the file's")
-    init.add_argument("--slot", help="replication slot; default: pgcdc_<name>")
+    init.add_argument("--publication", help="an existing publication; not needed with --update")
+    init.add_argument("--slot", help="replication slot; default: pgcdc_NAME")
     init.add_argument(
         "--defs",
         type=Path,
         metavar="DIR",
-        help="writes DIR/NAME/defs.yaml; default: ./defs",
+        help="write DIR/NAME/defs.yaml; default: ./defs",
     )
     init.add_argument("--force", action="store_true", help="replace an existing defs.yaml")
     init.add_argument(
         "--update",
         action="store_true",
-        help="add the publication's new tables to the file, keep all that stands in it, and name "
-        "what else differs",
+        help="add the publication's new tables to the existing file, change nothing else in it, "
+        "and name other differences",
     )
 
     sync = _command(
         commands,
         "sync",
-        "capture and merge everything that was committed before the start, then end",
+        "capture and merge every change that was committed before the start, then end",
     )
     _capture_options(sync)
     _wait_option(sync)
     sync.add_argument(
         "--adopt-slot",
         action="store_true",
-        help="with --name: take over a slot that something else has read before; another lake that "
-        "was filled from it loses it",
+        help="with --name: take over a slot that something else has read before; if another lake "
+        "was filled from that slot, the lake cannot continue",
     )
     sync.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file")
 
@@ -85,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     renew.add_argument(
         "--adopt-slot",
         action="store_true",
-        help="drop the old slot even if something else than this lake was filled from it",
+        help="drop the old slot even if another lake was filled from it",
     )
 
     verify = _command(
@@ -98,20 +100,22 @@ def build_parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--wait-only",
         action="store_true",
-        help="let the daemon capture what was committed before, instead of capturing it here",
+        help="wait until the sensors have captured the changes, instead of capturing them here",
     )
     _wait_option(verify)
 
     rebuild = _command(
-        commands, "rebuild", "build SCD tables from the raw zone alone; Postgres is not asked"
+        commands,
+        "rebuild",
+        "build SCD tables from the raw zone alone, without a connection to Postgres",
     )
     rebuild.add_argument("name", metavar="NAME", help="the capture")
     rebuild.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
     rebuild.add_argument(
         "--through",
         metavar="LSN",
-        help="fold what was committed before this LSN, such as 16/B374D848; the next merge goes on "
-        "from there (default: all that is captured)",
+        help="fold what was committed before this LSN, such as 16/B374D848; the next merge "
+        "continues from there (default: every captured change)",
     )
     _module_option(rebuild)
 
@@ -127,15 +131,17 @@ def build_parser() -> argparse.ArgumentParser:
     _module_option(resnapshot)
 
     spark = _command(
-        commands, "spark", "start, stop or describe a Spark server, which spares merges their JVM"
+        commands,
+        "spark",
+        "start, stop or describe a Spark server, so that merges need not start a JVM",
     )
     spark.add_argument(
         "action",
         choices=("start", "stop", "status"),
-        help="start: until stop, used by every merge of this folder; both may be repeated",
+        help="start: the merges of this folder use the server until it is stopped",
     )
     spark.add_argument(
-        "--memory", metavar="SIZE", help="of the server's heap at a start (default: 4g)"
+        "--memory", metavar="SIZE", help="maximum heap of the server, for start (default: 4g)"
     )
     return parser
 
@@ -154,14 +160,14 @@ def _command(
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="show what libraries such as Spark print, which goes to .pgcdc/logs otherwise",
+        help="show messages of libraries such as Spark; default: they go to .pgcdc/logs",
     )
     parser.set_defaults(command=_deferred(name), name_of_command=name)
     return parser
 
 
 def _capture_options(parser: argparse.ArgumentParser, *, name_required: bool = False) -> None:
-    default = "" if name_required else "; default: all that the module declares"
+    default = "" if name_required else "; default: every capture of the module"
     parser.add_argument("--name", required=name_required, help=f"one capture{default}")
     _module_option(parser)
 
@@ -181,7 +187,7 @@ def _wait_option(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=600.0,
         metavar="S",
-        help="limit of waiting for runs of others that are in the way (default: %(default)g)",
+        help="how long to wait for other runs that hold slot or tables (default: %(default)g)",
     )
 
 

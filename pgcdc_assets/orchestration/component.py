@@ -36,24 +36,29 @@ from pgcdc_assets.settings import (
 class TableModel(dg.Model, Resolvable):
     """One table: its name and, where the defaults do not fit, its key and its SCD tables."""
 
-    name: str = Field(description="schema.table")
+    name: str = Field(
+        description="The table: `schema.table`, or `table` in schema `public`; names with other "
+        "characters in double quotes, as in SQL."
+    )
     key: list[str] | None = Field(
-        default=None, description="Columns that identify a row; default: the replica identity."
+        default=None,
+        description="Columns that identify a row. Unset: the columns of the replica identity.",
     )
     scd: list[int] = Field(
-        default=[1], description="1: the current image; 2: the history; [1, 2]: both."
+        default=[1],
+        description="`[1]`: the current image; `[2]`: the history; `[1, 2]`: both.",
     )
     tracked: list[str] | None = Field(
         default=None,
-        description="Columns whose change opens a version in the history; default: all.",
+        description="Columns whose change opens a version in the history. Unset: all columns.",
     )
     soft_deletes: bool = Field(
         default=False, description="Keep deleted rows in the current image, and mark them."
     )
     without_key: str = Field(
         default="bag",
-        description="For a table without a key. bag: its rows with their duplicates; log: its "
-        "changes one after the other.",
+        description="The current image of a table without a key. `bag`: its rows, with duplicates; "
+        "`log`: its changes, in commit order.",
     )
 
     def table(self) -> CdcTable:
@@ -66,80 +71,99 @@ class TableModel(dg.Model, Resolvable):
 class WindowModel(dg.Model, Resolvable):
     """When a window is opened, and how large it may be."""
 
-    max_bytes: int = Field(default=WindowPolicy.max_bytes, description="WAL bytes of one window.")
+    max_bytes: int = Field(
+        default=WindowPolicy.max_bytes, description="Maximum size of a window, in bytes of WAL."
+    )
     min_bytes: int = Field(
-        default=WindowPolicy.min_bytes, description="Waiting WAL bytes that open a window at once."
+        default=WindowPolicy.min_bytes,
+        description="Bytes of waiting WAL that open a window at once.",
     )
     max_age_seconds: float = Field(
         default=WindowPolicy.max_age_seconds,
-        description="Waiting WAL of any size opens a window this long after the last landing.",
+        description="Waiting WAL of any size opens a window this long after the last one landed.",
     )
     retry_seconds: float = Field(
         default=WindowPolicy.retry_seconds,
-        description="Pause before a failed window is tried again; doubled each time.",
+        description="Pause before a failed window is retried; doubled at each failure.",
     )
     max_retry_seconds: float = Field(
-        default=WindowPolicy.max_retry_seconds, description="The longest such pause."
+        default=WindowPolicy.max_retry_seconds,
+        description="The longest pause between two retries.",
     )
     run_seconds: float = Field(
         default=WindowPolicy.run_seconds,
-        description="A sensor's run goes on with the next windows for so long while changes come.",
+        description="How long a run that a sensor started continues with the next windows while "
+        "changes arrive; 0: the run ends with what the sensor asked for.",
     )
-    keep: int = Field(default=WindowPolicy.keep, description="Partition keys to hold.")
+    keep: int = Field(
+        default=WindowPolicy.keep,
+        description="Maximum number of partition keys. Older keys of windows that are merged into "
+        "every table are deleted.",
+    )
 
 
 class StreamModel(dg.Model, Resolvable):
-    """The clocks and sizes of the replication stream."""
+    """Times and sizes of the replication stream."""
 
     batch_bytes: int = Field(
-        default=StreamPolicy.batch_bytes, description="Bytes decoded together."
+        default=StreamPolicy.batch_bytes, description="Bytes that are decoded together."
     )
     status_seconds: float = Field(
-        default=StreamPolicy.status_seconds, description="Between two status packets at most."
+        default=StreamPolicy.status_seconds,
+        description="Maximum time between two status packets to the server.",
     )
     silence_seconds: float = Field(
         default=StreamPolicy.silence_seconds,
-        description="A connection that is silent for so long is given up.",
+        description="A connection that sends nothing for this long, though asked, is closed.",
     )
     total_seconds: float | None = Field(
-        default=None, description="A capture that takes longer is given up and tried again."
+        default=None,
+        description="A capture that takes longer is ended and retried. If its write to the lake "
+        "hangs, the capture ends ten seconds later, without the writing thread. Unset: no limit.",
     )
     slot_wait_seconds: float = Field(
         default=StreamPolicy.slot_wait_seconds,
-        description="How long the walsender of a dead run may keep the slot.",
+        description="How long a capture waits for the walsender of a dead run to release the slot.",
     )
 
 
 class RetentionModel(dg.Model, Resolvable):
-    """What is kept for how long, and when upkeep runs."""
+    """What is kept for how long, and when maintenance runs."""
 
     raw_days: float | None = Field(
         default=None,
-        description="Raw windows that are merged everywhere go after so many days; default: never.",
+        description="Raw windows that are merged into every table are deleted this long after "
+        "their last commit. Unset: every window is kept.",
     )
     old_version_hours: float = Field(
         default=RetentionPolicy.old_version_hours,
-        description="How long files that a merge has replaced stay for readers; 1 or more.",
+        description="How long replaced files stay for readers of older versions; at least 1. A "
+        "longer `delta.deletedFileRetentionDuration` of the table counts instead.",
     )
     old_version_days: float | None = Field(
         default=None,
-        description="The same in days; 1 or more. Where it is set, the hours do not count.",
+        description="The same in days; at least 1. If set, `old_version_hours` does not count.",
     )
     replaced_ratio: float = Field(
         default=RetentionPolicy.replaced_ratio,
-        description="Replaced files of that age are deleted after a merge once they have so many "
-        "times the bytes of the table.",
+        description="A merge deletes replaced files of that age if they have more than this many "
+        "times the bytes of the table, and more than 8 MB.",
     )
     schedule: str = Field(
-        default=RetentionPolicy.schedule, description="Cron expression of the upkeep, in UTC."
+        default=RetentionPolicy.schedule,
+        description="Cron expression of the job `<name>_upkeep`, in UTC.",
     )
 
 
 class StepModel(dg.Model, Resolvable):
     """How much one commit of a merge folds at most."""
 
-    changes: int = Field(default=StepLimit.changes, description="Changes of the table.")
-    bytes: int = Field(default=StepLimit.bytes, description="Bytes of these changes as text.")
+    changes: int = Field(
+        default=StepLimit.changes, description="Maximum number of changes of the table."
+    )
+    bytes: int = Field(
+        default=StepLimit.bytes, description="Maximum size of these changes, in bytes of text."
+    )
 
 
 class CheckModel(dg.Model, Resolvable):
@@ -147,7 +171,8 @@ class CheckModel(dg.Model, Resolvable):
 
     schedule: str | None = Field(
         default=CheckPolicy.schedule,
-        description="Cron expression of the job <name>_checks, in UTC; null: no schedule.",
+        description="Cron expression of the job `<name>_checks`, in UTC; `null`: no schedule. The "
+        "job reads every table and its source once.",
     )
 
 
@@ -160,45 +185,67 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     sensors that run the whole.
     """
 
-    name: str = Field(description="Names assets, jobs, lake folder and, by default, the slot.")
-    publication: str = Field(description="The publication to capture; it has to exist.")
-    tables: list[TableModel] = Field(description="The publication's tables.")
-    slot: str = Field(default="", description="Replication slot; default: pgcdc_<name>.")
+    name: str = Field(
+        description="The capture's name: a part of its asset keys, job names, lake folder and, by "
+        "default, slot."
+    )
+    publication: str = Field(description="The publication to capture; it must exist.")
+    tables: list[TableModel] = Field(description="The tables to keep; see below.")
+    slot: str = Field(
+        default="",
+        description="The replication slot. The first snapshot creates it if it is missing. Unset: "
+        "`pgcdc_<name>`.",
+    )
     adopt_slot: bool = Field(
         default=CdcCapture.adopt_slot,
-        description="Take over a slot that something else has read before.",
+        description="Take over a slot that something else has read before. `pgcdc sync "
+        "--adopt-slot` does so once.",
     )
     dsn_env: str = Field(
         default=home.DSN_VARIABLE,
-        description="Environment variable that holds the source's libpq URI.",
+        description="The environment variable with this capture's libpq URI.",
     )
     lake: str | None = Field(
-        default=None, description="Folder or URI; default: PGCDC_LAKE, else .pgcdc/lake."
+        default=None,
+        description="Folder or object-store URI. Unset: `PGCDC_LAKE`, else `.pgcdc/lake`.",
     )
     storage_options: dict[str, str] = Field(
-        default={}, description="Options for the object store; write secrets as {{ env.NAME }}."
+        default={},
+        description="Options of delta-rs for the object store; secrets as `{{ env.NAME }}`.",
     )
     spark_remote: str | None = Field(
-        default=None, description="Spark Connect address; default: PGCDC_SPARK_REMOTE."
+        default=None,
+        description="Spark Connect address, or `local`. Unset: `PGCDC_SPARK_REMOTE`.",
     )
-    spark_config: dict[str, str] = Field(default={}, description="Spark settings.")
-    windows: WindowModel = Field(default=WindowModel(), description="Opening of windows.")
-    stream: StreamModel = Field(default=StreamModel(), description="The replication stream.")
+    spark_config: dict[str, str] = Field(
+        default={},
+        description="Spark settings over the defaults. A capture with some does not use the server "
+        "of `pgcdc spark start`.",
+    )
+    windows: WindowModel = Field(
+        default=WindowModel(), description="When a window is opened, and how large it may be."
+    )
+    stream: StreamModel = Field(
+        default=StreamModel(), description="Times and sizes of the replication stream."
+    )
     retention: RetentionModel = Field(
         default=RetentionModel(), description="What is kept for how long."
     )
-    checks: CheckModel = Field(default=CheckModel(), description="When checks run.")
-    merge_parallelism: int = Field(default=2, description="Tables merged side by side.")
+    checks: CheckModel = Field(default=CheckModel(), description="When the checks run.")
+    merge_parallelism: int = Field(
+        default=CdcCapture.merge_parallelism,
+        description="How many tables are merged at once in the one Spark session.",
+    )
     merge_step: StepModel = Field(
         default=StepModel(), description="How much one commit of a merge folds at most."
     )
     verify_wait_seconds: float = Field(
         default=CdcCapture.verify_wait_seconds,
-        description="How long the check equals_source waits for the capture.",
+        description="How long the check `equals_source` waits until its moment is captured.",
     )
     is_sample: bool = Field(
         default=False,
-        description="Leave this capture out once PGCDC_DSN is set and the folder has another one.",
+        description="Leave this capture out if `PGCDC_DSN` is set and another one is declared.",
     )
 
     @property

@@ -90,7 +90,7 @@ def test_the_demo_ends_with_equal_tables(clone: Path, spark: SparkSession) -> No
     assert first.stdout.count("  yes\n") == 6
     assert not server_of(clone).is_running
     assert not (clone / "precious").exists()
-    try_the_lines_of_the_readme(clone / ".pgcdc" / "lake", spark)
+    try_the_lines_of_the_guide(clone / ".pgcdc" / "lake", spark)
 
 
 @pytest.mark.soak
@@ -163,11 +163,10 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
         assert client.connect_ex(("127.0.0.1", port)) != 0
 
 
-def try_the_lines_of_the_readme(lake: Path, spark: SparkSession) -> None:
-    """Evaluate the code of the README's section on reading, and see that the readers agree."""
-    section = re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    (reading,) = [part for part in section if part.startswith("Reading the tables")]
-    lines = re.findall(r"^\| ([A-Z]?[A-Za-z-]+)[^|]*\| `([^`]+)` \|$", reading, re.MULTILINE)
+def try_the_lines_of_the_guide(lake: Path, spark: SparkSession) -> None:
+    """Evaluate the code of the guide to reading, and see that the readers agree."""
+    guide = (ROOT / "docs" / "guides" / "read-tables.md").read_text()
+    lines = re.findall(r"^\| ([A-Z]?[A-Za-z-]+)[^|]*\| `([^`]+)` \|$", guide, re.MULTILINE)
     assert [name for name, _ in lines] == ["delta-rs", "Spark", "DuckDB"] * 2
     names: dict[str, Any] = {
         "DeltaTable": DeltaTable,
@@ -180,6 +179,8 @@ def try_the_lines_of_the_readme(lake: Path, spark: SparkSession) -> None:
         names[table] = eval(code[0], names)
         counted = sum(count for _, count in eval(code[2], names).fetchall())
         assert counted == eval(code[1], names).count() > 0
+    (block,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    exec(block.replace(".pgcdc/lake", str(lake)), names)
 
 
 def sensors_running(port: int) -> set[str]:

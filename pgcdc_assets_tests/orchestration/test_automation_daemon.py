@@ -1,4 +1,4 @@
-"""`on_new_merges` under a real daemon, in the form that docs/dagster.md gives."""
+"""`on_new_merges` under a real daemon, in the form that docs/guides/deploy.md gives."""
 
 from __future__ import annotations
 

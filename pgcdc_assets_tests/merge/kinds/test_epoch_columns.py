@@ -26,7 +26,7 @@ from pgcdc_assets_tests.support.merge.history import (
 from pgcdc_assets_tests.support.merge.one_table import drop_epochs, merge
 from pgcdc_assets_tests.support.verify.merged_tables import HISTORY
 
-_README = Path(__file__).parents[3] / "README.md"
+_GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "read-tables.md"
 
 # The rows of the source as each commit left them, by epoch and LSN.
 _STATES = {
@@ -41,8 +41,8 @@ _STATES = {
 
 
 def _as_of(spark: SparkSession, path: str, epoch: int, lsn: int) -> dict[int, str]:
-    """Ask the query that the README gives."""
-    (query,) = re.findall(r"```sql\n(select \* from history\n.*?)```", _README.read_text(), re.S)
+    """Ask the query that the guide gives."""
+    (query,) = re.findall(r"```sql\n(select \* from history\n.*?)```", _GUIDE.read_text(), re.S)
     spark.read.format("delta").load(path).createOrReplaceTempView("history")
     query = query.replace(":epoch", str(epoch)).replace(":lsn", str(lsn))
     found = spark.sql(query).collect()

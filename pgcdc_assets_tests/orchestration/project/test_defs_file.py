@@ -107,7 +107,7 @@ WRONG = {
     "tables without a value": (GOOD + "  tables:\n", "5:10: `tables` must be a list, "),
     "a missing setting": (
         HEAD + "  name: shop\n" + TABLE,
-        "3:3: `publication` is missing: the publication to capture; it has to exist",
+        "3:3: `publication` is missing: the publication to capture; it must exist",
     ),
     "a setting twice": (
         GOOD + TABLE + "  name: shop2\n",

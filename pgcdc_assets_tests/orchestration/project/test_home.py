@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FILES = {
     "packaged": CONFIG,
     "clone": ROOT / "dagster.yaml",
-    "postgres": ROOT / "docs" / "dagster-postgres.yaml",
+    "postgres": ROOT / "docs" / "guides" / "dagster-postgres.yaml",
 }
 
 
