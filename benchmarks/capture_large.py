@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks import workload
+from benchmarks.capture import measure
 from benchmarks.results import Result
-from benchmarks.source import log, source
+from benchmarks.scale import scaled
+from benchmarks.source import source
 
-ROWS = 5_000_000
+ROWS = scaled(5_000_000)
+# Each side begins once.
+REPETITIONS = 2
 _RSS_LIMIT_MB = 700.0
 
 
 def run() -> Iterator[Result]:
-    """Measure once: its memory is what counts."""
+    """Measure both sides, whole processes."""
     with source(lambda conn: workload.run_one_transaction(conn, ROWS)) as source_server:
-        baseline = source_server.pg_recvlogical()
-        measured = source_server.capture()
-        log(f"pg_recvlogical {baseline:.1f} s, capture {measured}")
-        yield Result.of(
-            "large_transaction_vs_pg_recvlogical",
-            [ROWS / measured["seconds"]],
-            [ROWS / baseline],
-            "changes/s",
-        )
-        yield Result.against_limit(
-            "large_transaction_peak_memory", [measured["peak_rss_mb"]], _RSS_LIMIT_MB, "MB"
-        )
+        measured = measure(source_server, "loopback TCP", repetitions=REPETITIONS)
+    yield measured.rate("large_transaction_vs_pg_recvlogical")
+    yield measured.memory("large_transaction_peak_memory", _RSS_LIMIT_MB)

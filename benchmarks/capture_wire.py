@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -16,6 +17,7 @@ import numpy as np
 from benchmarks import workload
 from benchmarks.results import Result
 from benchmarks.source import Source, log, source
+from benchmarks.turns import in_turns
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.stream import connection as stream
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
@@ -25,15 +27,16 @@ from pgcdc_assets.protocol.frames import MessageBatch
 
 REPETITIONS = 3
 _TICKS_PER_SECOND = 100
+_PARTS = ("time", "client_cpu", "walsender_cpu")
 
 _WAYS = {
-    "libpq, eager": (LibpqWire, WireSettings(pause_seconds=0, busy_bytes=1)),
-    "libpq, pauses of 20 ms": (LibpqWire, WireSettings()),
-    "socket, eager": (SocketWire, WireSettings(pause_seconds=0, busy_bytes=1)),
-    "socket, pauses of 5 ms": (SocketWire, WireSettings(pause_seconds=0.005)),
-    "socket, pauses of 10 ms": (SocketWire, WireSettings(pause_seconds=0.01)),
-    "socket, pauses of 20 ms": (SocketWire, WireSettings()),
-    "socket, pauses of 40 ms": (SocketWire, WireSettings(pause_seconds=0.04)),
+    "libpq_eager": (LibpqWire, WireSettings(pause_seconds=0, busy_bytes=1)),
+    "libpq_pauses_20ms": (LibpqWire, WireSettings()),
+    "socket_eager": (SocketWire, WireSettings(pause_seconds=0, busy_bytes=1)),
+    "socket_pauses_5ms": (SocketWire, WireSettings(pause_seconds=0.005)),
+    "socket_pauses_10ms": (SocketWire, WireSettings(pause_seconds=0.01)),
+    "socket_pauses_20ms": (SocketWire, WireSettings()),
+    "socket_pauses_40ms": (SocketWire, WireSettings(pause_seconds=0.04)),
 }
 
 
@@ -41,19 +44,20 @@ def run() -> Iterator[Result]:
     """Measure each way over loopback TCP."""
     with source(workload.run) as source_server:
         measured: dict[str, list[tuple[float, float, float]]] = {way: [] for way in _WAYS}
-        for _ in range(REPETITIONS):
-            for way, (kind, settings) in _WAYS.items():
-                seconds, client, walsender = _read(source_server, kind, settings)
-                measured[way].append((seconds, client, walsender))
+        sides = {
+            way: partial(_read, source_server, kind, settings)
+            for way, (kind, settings) in _WAYS.items()
+        }
+        for number in range(REPETITIONS):
+            for way, taken in in_turns(sides, number).items():
+                measured[way].append(taken)
                 log(
-                    f"{way}: {seconds:.2f} s, CPU of the client {client:.2f} s, of the walsender "
-                    f"{walsender:.2f} s"
+                    f"{way}: {taken[0]:.2f} s, CPU of the client {taken[1]:.2f} s, "
+                    f"of the walsender {taken[2]:.2f} s"
                 )
         for way, figures in measured.items():
-            seconds, client, walsender = zip(*figures, strict=True)
-            yield Result.reported(f"wire: {way}: time", seconds, "s")
-            yield Result.reported(f"wire: {way}: client CPU", client, "s")
-            yield Result.reported(f"wire: {way}: walsender CPU", walsender, "s")
+            for part, series in zip(_PARTS, zip(*figures, strict=True), strict=True):
+                yield Result.reported(f"wire_{way}_{part}", series, "s")
 
 
 def _read(source_server: Source, kind: type, settings: WireSettings) -> tuple[float, float, float]:

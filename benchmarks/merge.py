@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -19,6 +21,7 @@ from pyspark.sql import SparkSession
 from benchmarks import workload
 from benchmarks.results import Result
 from benchmarks.source import Source, log, source
+from benchmarks.turns import in_turns
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeReport, merge_tables
@@ -66,34 +69,45 @@ def _capture(server: Source, zone: RawZone) -> list[LsnWindow]:
 
 
 def _measure(spark: SparkSession, root: Path, windows: Sequence[LsnWindow]) -> Iterator[Result]:
-    plain, plain_second, whole, second = [], [], [], []
+    taken: defaultdict[str, list[float]] = defaultdict(list)
     changes = second_changes = 0
     for number in range(_WARM_UP + REPETITIONS):
         # A lake of its own for each repetition, so that neither Spark nor Delta knows the tables.
         both, apart = (_lake(root, f"{kind}-{number}") for kind in ("both", "apart"))
-        timings = (
-            _write(spark, both, windows[0].start),
-            _merge(spark, both, windows[1]),
-            _write(spark, apart, windows[1].start),
+        whole = in_turns(
+            {
+                "plain": partial(_write, spark, both, windows[0].start),
+                "ours": partial(_merge, spark, both, windows[1]),
+            },
+            number,
         )
         _merge(spark, apart, windows[0])
-        timings = (*timings, _merge(spark, apart, windows[1]))
-        (plain_seconds, _), (seconds, changes), (plain_apart, _), (apart_seconds, merged) = timings
-        second_changes = merged
-        log(
-            f"plain write {plain_seconds:.1f} s, merge {seconds:.1f} s; second window: plain write "
-            f"{plain_apart:.1f} s, merge {apart_seconds:.1f} s"
+        second = in_turns(
+            {
+                "plain": partial(_write, spark, apart, windows[1].start),
+                "ours": partial(_merge, spark, apart, windows[1]),
+            },
+            number,
         )
+        changes, second_changes = whole["ours"][1], second["ours"][1]
+        seconds = {f"whole_{side}": timing[0] for side, timing in whole.items()}
+        seconds |= {f"second_{side}": timing[0] for side, timing in second.items()}
+        log(", ".join(f"{name} {each:.1f} s" for name, each in seconds.items()))
         if number >= _WARM_UP:
-            plain.append(plain_seconds)
-            whole.append(seconds)
-            plain_second.append(plain_apart)
-            second.append(apart_seconds)
-    yield Result.of("merge_scd1_vs_plain_write", whole, plain, "s")
-    yield Result.reported("merge_scd1", [changes / s for s in whole], "changes/s")
-    yield Result.of("merge_scd1_second_window_vs_plain_write", second, plain_second, "s")
+            for name, each in seconds.items():
+                taken[name].append(each)
+    yield Result.of("merge_scd1_vs_plain_write", taken["whole_ours"], taken["whole_plain"], "s")
+    yield Result.reported("merge_scd1", [changes / s for s in taken["whole_ours"]], "changes/s")
+    yield Result.of(
+        "merge_scd1_second_window_vs_plain_write",
+        taken["second_ours"],
+        taken["second_plain"],
+        "s",
+    )
     yield Result.reported(
-        "merge_scd1_second_window", [second_changes / s for s in second], "changes/s"
+        "merge_scd1_second_window",
+        [second_changes / s for s in taken["second_ours"]],
+        "changes/s",
     )
 
 

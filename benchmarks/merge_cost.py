@@ -9,6 +9,7 @@ turns in one warm embedded session, each with its own table.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
@@ -37,12 +38,13 @@ def run() -> Iterator[Result]:
         spark = spark_session("pgcdc benchmark")
         try:
             sides = SideBySide(spark, raw, books, list(RECIPES))
+            kinds: tuple[tuple[str, int | None], ...] = (("local", RECENT_ROWS), ("spread", None))
             windows = {
                 kind: [
-                    sides.land(lambda book, count=count, recent=recent: book.mixed(count, recent))
+                    sides.land(partial(OrderBook.mixed, count=count, recent=recent))
                     for count in _WARM_UP + [CHANGES] * REPETITIONS
                 ]
-                for kind, recent in (("local", RECENT_ROWS), ("spread", None))
+                for kind, recent in kinds
             }
             log(f"{sum(map(len, windows.values()))} windows of changes landed")
             sides.copy()

@@ -7,6 +7,7 @@ the recipe's (`recipe.py`), take turns in one warm embedded session.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
@@ -14,6 +15,7 @@ from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.side_by_side import OURS, SideBySide, shown
 from benchmarks.source import log
+from benchmarks.turns import in_turns
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.spark.session import spark_session
 
@@ -61,8 +63,11 @@ def _fold(
     ours: dict[str, list[float]] = {size: [] for size in tables}
     recipe: dict[str, list[float]] = {size: [] for size in tables}
     for number in range(_WARM_UP + REPETITIONS):
-        for size, sides in tables.items():
-            taken = sides.fold(windows[size][number], number)
+        folds = {
+            size: partial(sides.fold, windows[size][number], number)
+            for size, sides in tables.items()
+        }
+        for size, taken in in_turns(folds, number).items():
             log(f"{size}: {shown(taken)}")
             if number >= _WARM_UP:
                 ours[size].append(taken[OURS])

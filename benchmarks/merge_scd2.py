@@ -16,8 +16,9 @@ from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import contents, merge_ours, path_of, timed
+from benchmarks.side_by_side import contents, merge_ours, path_of, shown, timed
 from benchmarks.source import log
+from benchmarks.turns import in_turns
 from pgcdc_assets.spark.session import spark_session
 
 ROWS = scaled(10_000_000)
@@ -54,11 +55,15 @@ def _measure(spark: SparkSession, raw: RawOrders, book: OrderBook) -> Iterator[R
         copied = timed(partial(merge_ours, spark, raw, [_TABLE], first, scd))
         log(f"SCD{scd}: {ROWS:,} rows copied in {copied:.1f} s")
     for number, window in enumerate(windows):
-        for scd in (1, 2) if number % 2 == 0 else (2, 1):
-            taken = timed(partial(merge_ours, spark, raw, [_TABLE], window, scd))
-            log(f"SCD{scd}: {taken:.1f} s")
-            if number >= len(_WARM_UP):
-                seconds[scd].append(taken)
+        merges = {
+            f"SCD{scd}": partial(timed, partial(merge_ours, spark, raw, [_TABLE], window, scd))
+            for scd in seconds
+        }
+        taken = in_turns(merges, number)
+        log(shown(taken))
+        if number >= len(_WARM_UP):
+            for scd in seconds:
+                seconds[scd].append(taken[f"SCD{scd}"])
     _check(spark, raw, ROWS + sum(map(len, changes)))
     count = len(changes[-1])
     yield Result.reported("merge_scd2_1m_into_10m", [count / s for s in seconds[2]], "changes/s")

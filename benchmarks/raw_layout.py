@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -119,41 +120,43 @@ def ours(changes: Path, lake: Path) -> None:
 
 def ours_lz4(changes: Path, lake: Path) -> None:
     """The same with LZ4."""
-    files.COMPRESSION, files.COMPRESSION_LEVEL = "lz4", None
-    ours(changes, lake)
+    with mock.patch.multiple(files, COMPRESSION="lz4", COMPRESSION_LEVEL=None):
+        ours(changes, lake)
 
 
 def ours_snappy(changes: Path, lake: Path) -> None:
     """The same with Snappy."""
-    files.COMPRESSION, files.COMPRESSION_LEVEL = "snappy", None
-    ours(changes, lake)
+    with mock.patch.multiple(files, COMPRESSION="snappy", COMPRESSION_LEVEL=None):
+        ours(changes, lake)
 
 
-def _delta_rs(changes: Path, lake: Path, compression: str, **options: object) -> None:
+def _delta_rs(
+    changes: Path, lake: Path, *, row_group_rows: int | None = None, partition_by: str | None = None
+) -> None:
     reader = pa.RecordBatchReader.from_batches(schema.CHANGES, read_changes(changes))
     write_deltalake(
         str(lake / "bench" / "raw" / "changes"),
         reader,
         mode="append",
-        writer_properties=WriterProperties(compression=compression, **options.pop("writer", {})),
+        writer_properties=WriterProperties(compression="SNAPPY", max_row_group_size=row_group_rows),
         commit_properties=CommitProperties(app_transactions=[Transaction("bench", 1)]),
-        **options,
+        partition_by=partition_by,
     )
 
 
 def delta_rs_snappy(changes: Path, lake: Path) -> None:
     """write_deltalake of the stream, default settings."""
-    _delta_rs(changes, lake, "SNAPPY")
+    _delta_rs(changes, lake)
 
 
 def delta_rs_small_groups(changes: Path, lake: Path) -> None:
     """The same with row groups of 64 k rows."""
-    _delta_rs(changes, lake, "SNAPPY", writer={"max_row_group_size": 65_536})
+    _delta_rs(changes, lake, row_group_rows=65_536)
 
 
 def delta_rs_partitioned(changes: Path, lake: Path) -> None:
     """The same, partitioned by source table."""
-    _delta_rs(changes, lake, "SNAPPY", partition_by=["table"])
+    _delta_rs(changes, lake, partition_by="table")
 
 
 CASES = {
@@ -174,7 +177,8 @@ def run_case(name: str, changes: Path) -> dict[str, float]:
     """Run one case in a child and measure it from inside."""
     with tempfile.TemporaryDirectory() as lake:
         command = [sys.executable, __file__, "--case", name, str(changes), lake]
-        figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+        figures: dict[str, float] = json.loads(done.stdout)
         folder = Path(lake) / "bench" / "raw" / "changes"
         if folder.exists():
             figures |= measure_table(str(folder))
@@ -251,8 +255,8 @@ def land_windows(lake: Path, windows: int, upkeep: bool) -> dict[str, float]:
     # So that a benchmark of minutes sees what a day sees: log entries old enough to be removed.
     table._PROPERTIES["delta.logRetentionDuration"] = "interval 1 second"
     zone = RawZone(Lake(str(lake)), "bench")
-    number = np.arange(20)
-    some = _batch(number, number % 5, np.random.default_rng(1).bytes(1 << 18).hex())
+    numbers = np.arange(20)
+    some = _batch(numbers, numbers % 5, np.random.default_rng(1).bytes(1 << 18).hex())
     position = schema.CHANGES.get_field_index("commit_lsn")
     measured = max(1, windows // 10)
     landing = upkeeping = 0.0

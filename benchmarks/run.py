@@ -1,39 +1,26 @@
 """Runs benchmarks, prints their table and keeps their results: `make bench [ONLY=capture,merge]`.
 
-A benchmark is a module with a function `run` that yields results; it stands in `BENCHMARKS` under
-the name that ONLY takes.
+The results of a benchmark are kept as soon as it has ended, in results.json and on the page that
+shows them. A benchmark that fails keeps nothing, and those after it still run.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import datetime as dt
 import sys
+import time
+import traceback
 
-from benchmarks.results import RESULTS, Result, save, table
+from benchmarks.benchmark import BENCHMARKS, Benchmark
+from benchmarks.environment import describe_machine, find_commit
+from benchmarks.page import write_page
+from benchmarks.results import RESULTS, Result, entry_of, save, table
 from benchmarks.scale import SCALE
-
-BENCHMARKS = {
-    "capture": "benchmarks.capture",
-    "large": "benchmarks.capture_large",
-    "wire": "benchmarks.capture_wire",
-    "copy": "benchmarks.table_copy",
-    "merge": "benchmarks.merge",
-    "merge_cost": "benchmarks.merge_cost",
-    "merge_scd2": "benchmarks.merge_scd2",
-    "merge_growth": "benchmarks.merge_growth",
-    "merge_many": "benchmarks.merge_many",
-    "disk": "benchmarks.disk",
-    "verify": "benchmarks.verify",
-    "verify_small": "benchmarks.verify_small",
-    "sync": "benchmarks.sync",
-    "sync_small": "benchmarks.sync_small",
-    "freshness": "benchmarks.freshness",
-}
 
 
 def main() -> int:
-    """Run what is asked for; the results of a benchmark are kept as soon as it has ended."""
+    """Run what is asked for; return 1 if a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "--only", default=",".join(BENCHMARKS), help=f"some of: {', '.join(BENCHMARKS)}"
@@ -44,13 +31,37 @@ def main() -> int:
         parser.error(
             f"no benchmark is named {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}"
         )
+    commit = find_commit()
     measured: list[Result] = []
+    failed = []
     for name in names:
         print(f"{name}:", file=sys.stderr, flush=True)
-        results = list(importlib.import_module(BENCHMARKS[name]).run())
-        if SCALE == 1:
-            save(results)
-        measured += results
+        try:
+            measured += _run(name, BENCHMARKS[name], commit)
+        except (Exception, SystemExit) as error:
+            failed.append(name)
+            traceback.print_exception(error)
     print(table(measured))
     print(f"\nkept in {RESULTS}" if SCALE == 1 else f"\nat scale {SCALE:g}: not kept")
-    return 0
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run(name: str, benchmark: Benchmark, commit: str | None) -> list[Result]:
+    """Measure one benchmark, and keep its results unless they are of a reduced size."""
+    machine = describe_machine(benchmark.postgres)
+    began_at, began = dt.datetime.now(dt.UTC), time.monotonic()
+    results = list(benchmark.run())
+    context = {
+        "benchmark": name,
+        "date": began_at.isoformat(timespec="seconds"),
+        "commit": commit,
+        "seconds_of_benchmark": round(time.monotonic() - began),
+        "settings": benchmark.settings(),
+        "machine": machine,
+    }
+    if SCALE == 1:
+        save(entry_of(result, context) for result in results)
+        write_page()
+    return results

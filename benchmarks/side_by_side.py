@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -16,6 +17,7 @@ from benchmarks.orders import SCHEMA, Changes, OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.recipe import Recipe
 from benchmarks.source import log
+from benchmarks.turns import in_turns
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeFailure, merge_tables
 from pgcdc_assets.settings import CdcTable
@@ -89,7 +91,7 @@ class SideBySide:
         """Make the tables: ours by the first merge, a recipe's by a plain write."""
         taken = {OURS: timed(lambda: self._merge_ours(self._first))}
         for name, recipe in self._recipes.items():
-            taken[name] = timed(lambda recipe=recipe: self._for_each(recipe.write_copy))
+            taken[name] = timed(partial(self._for_each, recipe.write_copy))
         rows = sum(book.copied_rows for book in self.books.values())
         log(f"{rows:,} rows copied: {shown(taken)}")
 
@@ -99,14 +101,11 @@ class SideBySide:
         Args:
             number: of the repetition, from which follows who begins.
         """
-        sides: dict[str, Callable[[], None]] = {OURS: lambda: self._merge_ours(window)}
+        merges: dict[str, Callable[[], None]] = {OURS: partial(self._merge_ours, window)}
         for name, recipe in self._recipes.items():
-            sides[name] = lambda recipe=recipe: self._for_each(
-                lambda table: recipe.merge(table, window)
-            )
-        begins = number % len(sides)
-        names = list(sides)
-        return {name: timed(sides[name]) for name in names[begins:] + names[:begins]}
+            merge = partial(recipe.merge, window=window)
+            merges[name] = partial(self._for_each, merge)
+        return in_turns({name: partial(timed, merge) for name, merge in merges.items()}, number)
 
     def check(self) -> None:
         """See that all hold the rows that the books have, and the same values in them."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import psycopg2
 import psycopg2.extensions
 
 from benchmarks import workload
+from benchmarks.processes import Usage, run_measured
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -34,18 +36,38 @@ _SETTINGS = {**UNSAFE_BUT_FAST, "shared_buffers": "512MB", "max_wal_size": "16GB
 
 
 @dataclass(frozen=True)
+class CaptureUsage(Usage):
+    """What a reader of the stream took as a whole process.
+
+    Attributes:
+        seconds_without_start: from the first connection to the confirmed slot, if the process says.
+    """
+
+    seconds_without_start: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s, CPU {self.cpu_seconds:.1f} s, {self.peak_mb:.0f} MB"
+
+
+@dataclass(frozen=True)
 class Source:
-    """A database whose slot `source` stands before a workload, and where that workload ends."""
+    """A database whose slot `source` is before a workload, and where that workload ends.
+
+    Attributes:
+        tls: whether every connection over TCP is encrypted.
+    """
 
     server: EmbeddedServer
     folder: Path
     start: Lsn
     end: Lsn
     changes: int
+    tls: bool = False
 
     def conninfo(self, *, unix_socket: bool = False) -> str:
         """Connect over loopback TCP, or over the Unix socket."""
-        return self.server.conninfo(DATABASE, unix_socket=unix_socket)
+        conninfo = self.server.conninfo(DATABASE, unix_socket=unix_socket)
+        return f"{conninfo} sslmode=require" if self.tls else conninfo
 
     @contextmanager
     def slot(self) -> Iterator[str]:
@@ -64,8 +86,8 @@ class Source:
                 )
                 cursor.execute("select pg_drop_replication_slot(%s)", (name,))
 
-    def pg_recvlogical(self, *, unix_socket: bool = False) -> float:
-        """Write the stream to a file; give the seconds it took."""
+    def pg_recvlogical(self, *, unix_socket: bool = False) -> CaptureUsage:
+        """Write the stream to a file."""
         with self.slot() as slot, tempfile.NamedTemporaryFile(dir=self.folder) as file:
             command = [
                 str(self.server.bin_dir / "pg_recvlogical"),
@@ -78,31 +100,27 @@ class Source:
                 "--option=proto_version=1",
                 f"--option=publication_names={workload.PUBLICATION}",
             ]
-            began = time.monotonic()
-            subprocess.run(command, check=True)
-            return time.monotonic() - began
+            usage = run_measured(command)
+        return CaptureUsage(**vars(usage), seconds_without_start=usage.seconds)
 
-    def capture(self, *, unix_socket: bool = False) -> dict[str, float]:
-        """Land the stream as one window; give what the process measured."""
+    def capture(self, *, unix_socket: bool = False) -> CaptureUsage:
+        """Land the stream as one window."""
         conninfo = self.conninfo(unix_socket=unix_socket)
         with self.slot() as slot, tempfile.TemporaryDirectory(dir=self.folder) as lake:
             window = LsnWindow.of(1, self.start, self.end)
             self.record_epoch(RawZone(Lake(lake), DATABASE), slot)
-            finished = subprocess.run(
+            usage = run_measured(
                 [
                     sys.executable,
                     "-m",
                     "benchmarks.capture_process",
                     *(conninfo, lake, slot, workload.PUBLICATION, window.key),
-                ],
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
+                ]
             )
-        measured: dict[str, float] = json.loads(finished.stdout)
-        if measured["row_count"] != self.changes:
-            raise SystemExit(f"{measured['row_count']} of {self.changes} changes were landed")
-        return measured
+        said: dict[str, float] = json.loads(usage.output)
+        if said["row_count"] != self.changes:
+            raise SystemExit(f"{said['row_count']} of {self.changes} changes were landed")
+        return CaptureUsage(**vars(usage), seconds_without_start=said["seconds"])
 
     def record_epoch(self, zone: RawZone, slot: str) -> None:
         """Note in a raw zone that its first epoch is captured from this slot."""
@@ -125,12 +143,30 @@ class Source:
 
 
 @contextmanager
-def source(work: Callable[[psycopg2.extensions.connection], int]) -> Iterator[Source]:
-    """Start a server, make the tables and the slot, run the work; all is deleted at the end."""
+def source(
+    work: Callable[[psycopg2.extensions.connection], int],
+    *,
+    version: int = 18,
+    tls: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Source]:
+    """Start a server, make the tables and the slot, run the work; all is deleted at the end.
+
+    Args:
+        work: what is to be read; returns the number of its row changes.
+        version: major version of Postgres.
+        tls: encrypt connections over TCP; the embedded versions are built without SSL.
+        settings: of the server, on top of ours.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-bench-"))
-    server = EmbeddedServer(folder / "postgres", 18, _SETTINGS)
+    server = EmbeddedServer(folder / "postgres", version, {**_SETTINGS, **(settings or {})})
     try:
         server.start()
+        if tls:
+            server.stop()
+            _make_certificate(server.data_dir)
+            server.settings["ssl"] = "on"
+            server.start()
         with closing(psycopg2.connect(server.conninfo())) as conn, conn.cursor() as cursor:
             conn.autocommit = True
             cursor.execute(f"create database {DATABASE}")
@@ -150,10 +186,26 @@ def source(work: Callable[[psycopg2.extensions.connection], int]) -> Iterator[So
             cursor.execute("checkpoint")
             seconds = time.monotonic() - began
             log(f"{changes} changes made in {seconds:.1f} s, WAL from {start} to {end}")
-        yield Source(server, folder, Lsn.parse(start), Lsn.parse(end), changes)
+        yield Source(server, folder, Lsn.parse(start), Lsn.parse(end), changes, tls)
     finally:
         server.remove()
         subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def _make_certificate(folder: Path) -> None:
+    """Sign a certificate by itself, for the user that owns the folder."""
+    subprocess.run(
+        [
+            *("openssl", "req", "-new", "-x509", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
+            *("-out", str(folder / "server.crt"), "-keyout", str(folder / "server.key")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    (folder / "server.key").chmod(0o600)
+    owner = folder.stat()
+    for name in ("server.crt", "server.key"):
+        shutil.chown(folder / name, owner.st_uid, owner.st_gid)
 
 
 def log(line: str) -> None:

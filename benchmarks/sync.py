@@ -43,15 +43,15 @@ def run() -> Iterator[Result]:
             return workload.run(conn)
 
         with source(prepare_and_work) as server:
-            parts = defaultdict(list)
+            parts: defaultdict[str, list[float]] = defaultdict(list)
             for name in NAMES:
                 seconds = sync_once(name, environment, Path(folder), server.changes)
                 log(f"{name}: " + ", ".join(f"{part} {s:.1f} s" for part, s in seconds.items()))
                 for part, taken in seconds.items():
                     parts[part].append(taken)
     yield Result.reported("sync_cold", parts.pop("whole"), "s")
-    for part, taken in parts.items():
-        yield Result.reported(f"sync_cold_{part}", taken, "s")
+    for part, series in parts.items():
+        yield Result.reported(f"sync_cold_{part}", series, "s")
 
 
 def sync_once(

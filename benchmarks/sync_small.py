@@ -7,9 +7,11 @@ starts a JVM each time, as a process without a server does; the server is the on
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +22,7 @@ from benchmarks.results import Result
 from benchmarks.source import log, source
 from benchmarks.sync import sync_once
 from benchmarks.sync_definitions import NAMES
+from benchmarks.turns import in_turns
 from pgcdc_assets.spark.server import SparkServer
 
 REPETITIONS = 3
@@ -48,15 +51,21 @@ def run() -> Iterator[Result]:
         with source(prepare), SparkServer(root / "state").running(log) as server:
             on_server = {**embedded, "PGCDC_SPARK_REMOTE": server.remote}
             sync_once(_NAME, on_server, root)
-            parts = defaultdict(list)
+            parts: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
             # The first orders are deleted by the workload.
-            first = 5_001
+            firsts = itertools.count(5_001, _ROWS)
+
+            def update_and_sync(environment: Mapping[str, str]) -> dict[str, float]:
+                _update(embedded["PGCDC_DSN"], next(firsts))
+                return sync_once(_NAME, environment, root, _ROWS)
+
+            sides = {
+                "server": partial(update_and_sync, on_server),
+                "embedded": partial(update_and_sync, embedded),
+            }
             # The first round only warms up.
             for number in range(REPETITIONS + 1):
-                for kind, environment in (("server", on_server), ("embedded", embedded)):
-                    _update(embedded["PGCDC_DSN"], first)
-                    first += _ROWS
-                    seconds = sync_once(_NAME, environment, root, _ROWS)
+                for kind, seconds in in_turns(sides, number).items():
                     log(f"{kind}: " + ", ".join(f"{p} {s:.1f} s" for p, s in seconds.items()))
                     if number > 0:
                         for part, taken in seconds.items():
@@ -65,8 +74,12 @@ def run() -> Iterator[Result]:
         "sync_small_server_vs_embedded", parts["whole", "server"], parts["whole", "embedded"], "s"
     )
     for part in ("start_up", "sensors", "capture", "session", "merge", "process"):
-        taken = (parts[part, "server"], parts[part, "embedded"])
-        yield Result.of(f"sync_small_{part}_server_vs_embedded", *taken, "s")
+        yield Result.of(
+            f"sync_small_{part}_server_vs_embedded",
+            parts[part, "server"],
+            parts[part, "embedded"],
+            "s",
+        )
 
 
 def _update(dsn: str, first: int) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 import psycopg2
 import psycopg2.extensions
 
+from benchmarks.scale import scaled
+
 PUBLICATION = "benchmark"
 ORDERS_CHANGES_PER_UNIT = 750_000
 CHANGES_PER_UNIT = 800_000
@@ -56,7 +58,9 @@ def create_tables(conn: psycopg2.extensions.connection) -> None:
         cursor.execute(_SCHEMA)
 
 
-def run(conn: psycopg2.extensions.connection, changes: int = CHANGES_PER_UNIT) -> int:
+def run(
+    conn: psycopg2.extensions.connection, changes: int = scaled(CHANGES_PER_UNIT, least=8_000)
+) -> int:
     """Commit the workload and return the number of its row changes.
 
     Args:

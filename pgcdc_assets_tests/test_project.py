@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -142,15 +141,6 @@ def test_links_of_the_documents_lead_somewhere(document: Path) -> None:
         if not re.match(r"[a-z]+://", link) and not (document.parent / link).exists()
     ]
     assert broken == []
-
-
-def test_every_row_of_the_benchmark_page_was_measured() -> None:
-    # By name only: `make bench` on another machine brings other figures.
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    told = set(re.findall(r"^\| (\w+) \|", page, re.MULTILINE)) - {"name"}
-    results = ROOT / "benchmarks" / "results.json"
-    measured = {entry["name"] for entry in json.loads(results.read_text())} if told else set()
-    assert told <= measured
 
 
 def test_make_help_lists_the_targets_of_the_readme() -> None:

@@ -1,0 +1,78 @@
+"""The benchmarks: their names, what each works on, and how long it takes.
+
+A benchmark is a module with a function `run` that yields results.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from benchmarks.results import Result
+from pgcdc_assets.spark.settings import embedded_conf
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark.
+
+    Attributes:
+        module: where its function `run` is.
+        workload: what is worked on, in a few words.
+        minutes: how long it takes, about, on an idle machine of two cores. `results.json` has how
+            long the last run took.
+        postgres: major version of the server; None without one.
+        uses_spark: whether a session is started, with the heap that users get.
+    """
+
+    module: str
+    workload: str
+    minutes: int
+    postgres: int | None = 18
+    uses_spark: bool = False
+
+    def run(self) -> Iterator[Result]:
+        """Measure; the results come as they are measured."""
+        results: Iterator[Result] = importlib.import_module(f"benchmarks.{self.module}").run()
+        yield from results
+
+    def settings(self) -> dict[str, str]:
+        """Return what every result of this benchmark was measured with."""
+        heap = {"heap": embedded_conf()["spark.driver.memory"]} if self.uses_spark else {}
+        return {"workload": self.workload, **heap}
+
+
+_STREAM = "800,000 row changes of two tables in transactions of 1,000"
+
+# By the name that ONLY takes.
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "capture": Benchmark("capture", _STREAM, 5),
+    "tls": Benchmark("capture_tls", _STREAM, 4, postgres=15),
+    "large": Benchmark("capture_large", "one transaction of 5,000,000 inserts", 8),
+    "wire": Benchmark("capture_wire", _STREAM, 5),
+    "copy": Benchmark("table_copy", "500,000 orders; 1,000,000 rows of 2 KB", 4),
+    "merge": Benchmark("merge", "750,000 changes of orders", 6, uses_spark=True),
+    "merge_cost": Benchmark(
+        "merge_cost", "windows of 1,000,000 changes into 10,000,000 rows", 16, None, True
+    ),
+    "merge_scd2": Benchmark(
+        "merge_scd2", "windows of 1,000,000 changes into 10,000,000 rows", 10, None, True
+    ),
+    "merge_growth": Benchmark(
+        "merge_growth", "windows of 10,000 changes into 1, 10 and 30 million rows", 15, None, True
+    ),
+    "merge_many": Benchmark(
+        "merge_many", "windows of 10 changes in each of 100 tables of 1,000 rows", 12, None, True
+    ),
+    "disk": Benchmark(
+        "disk", "40 windows of 20 changes in each of 9 tables of 60,000 rows", 10, None, True
+    ),
+    "verify": Benchmark("verify", "2,000,000 orders, 20,000 changed", 8, uses_spark=True),
+    "verify_small": Benchmark("verify_small", "9 tables of 1,000 rows", 3, uses_spark=True),
+    "sync": Benchmark("sync", _STREAM, 7, uses_spark=True),
+    "sync_small": Benchmark("sync_small", "10 changes of 25,000 orders", 7, uses_spark=True),
+    "freshness": Benchmark(
+        "freshness", "1,000 changes a second for 5 minutes, 100,000 orders", 16, uses_spark=True
+    ),
+}

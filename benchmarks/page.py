@@ -1,0 +1,221 @@
+"""Write the tables of docs/benchmarks.md from results.json: `python -m benchmarks.page`.
+
+A generated part is between `<!-- results: NAME -->` and `<!-- end results -->`. NAME is a
+benchmark, or one of `summary`, `runs`, `machines`, `comparison` and `unavailable`. `make bench`
+writes the page as well; a test fails while the page differs from results.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.benchmark import BENCHMARKS
+from benchmarks.results import Entry, read_entries, shown
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+
+_PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end results -->)", re.DOTALL)
+_UNDATED = "earlier, no date"
+
+# What the table of the README says of an entry: what is measured, and what it is compared with.
+_SUMMARY: Sequence[tuple[str, str, str]] = (
+    (
+        "capture_vs_pg_recvlogical",
+        "capture to the durable commit, loopback TCP",
+        "`pg_recvlogical` to a file",
+    ),
+    (
+        "capture_vs_pg_recvlogical_unix_socket",
+        "the same over a Unix socket",
+        "`pg_recvlogical` to a file",
+    ),
+    ("capture_vs_pg_recvlogical_tls", "the same over TLS", "`pg_recvlogical` to a file"),
+    ("capture_cpu_vs_pg_recvlogical", "CPU of the same over TCP", "`pg_recvlogical` to a file"),
+    ("capture_peak_memory", "peak memory of capture", "limit"),
+    ("table_copy_vs_adbc", "copy of a table to text batches", "the same batches by ADBC"),
+    ("table_copy_vs_adbc_typed", "the same", "ADBC with the source's types"),
+    ("table_copy_landed_vs_copy_to_nothing", "copy of a table, landed", "COPY into nothing"),
+    (
+        "merge_scd1_vs_plain_write",
+        "merge of 750,000 changes into a new SCD1 table",
+        "plain Spark write of the same rows",
+    ),
+    (
+        "merge_scd1_second_window_vs_plain_write",
+        "merge of the second half of them",
+        "plain Spark write of the same rows",
+    ),
+    (
+        "merge_1m_local_into_10m_vs_recipe",
+        "a million recent changes into 10 million rows",
+        "a MERGE written by hand",
+    ),
+    (
+        "merge_1m_spread_into_10m_vs_recipe",
+        "a million changes spread over 10 million rows",
+        "a MERGE written by hand",
+    ),
+    (
+        "merge_1m_spread_into_10m_vs_recipe_with_deletion_vectors",
+        "the same",
+        "a MERGE written by hand, with deletion vectors",
+    ),
+    (
+        "merge_10k_into_1m_vs_recipe",
+        "10,000 recent changes into 1 million rows",
+        "a MERGE written by hand",
+    ),
+    ("merge_10k_into_30m_vs_1m", "10,000 recent changes into 30 million rows", "into 1 million"),
+    ("merge_100_tables_vs_recipe", "10 changes in each of 100 tables", "MERGEs written by hand"),
+    ("merge_scd2_vs_scd1_1m_into_10m", "a million changes into SCD2, 10 million rows", "into SCD1"),
+    (
+        "freshness_connect_p95",
+        "commit to row in SCD1 at 1,000 changes a second, p95",
+        "limit",
+    ),
+    ("sync_cold", "`pgcdc sync` of 800,000 changes, cold", ""),
+    (
+        "sync_small_server_vs_embedded",
+        "`pgcdc sync` of ten changes with a Spark server",
+        "without a server",
+    ),
+    ("disk_to_live_bytes_at_most", "disk of small tables, to their live bytes", "limit"),
+)
+
+
+def write_page() -> None:
+    """Bring the generated parts up to date."""
+    entries = read_entries()
+    for page in (PAGE, README):
+        page.write_text(generate(page.read_text(), entries))
+
+
+def generate(text: str, entries: Sequence[Entry]) -> str:
+    """Return a page's text with its generated parts as they follow from the entries.
+
+    Raises:
+        KeyError: a part has a name that is neither a benchmark nor a table of several.
+    """
+    return _PART.sub(lambda part: f"{part[1]}\n{_build(part[2], entries)}\n{part[3]}", text)
+
+
+def _build(name: str, entries: Sequence[Entry]) -> str:
+    builders = {
+        "summary": build_summary,
+        "runs": build_runs,
+        "machines": build_machines,
+    }
+    if name in builders:
+        return builders[name](entries)
+    BENCHMARKS[name]
+    return build_results([entry for entry in entries if entry["benchmark"] == name])
+
+
+def build_results(entries: Sequence[Entry]) -> str:
+    """Return the table of one benchmark's results."""
+    if not entries:
+        return "Not recorded yet.\n"
+    rows = [
+        (
+            f"`{entry['name']}`",
+            _with_range(entry["ours"], entry["minimum"], entry["maximum"]),
+            _with_range(entry["baseline"], entry["baseline_minimum"], entry["baseline_maximum"]),
+            shown(entry["ratio"]),
+            entry["unit"],
+            str(entry["repetitions"]),
+            _recorded(entry),
+        )
+        for entry in entries
+    ]
+    return _table(("name", "ours", "baseline", "ratio", "unit", "repetitions", "recorded"), rows)
+
+
+def build_summary(entries: Sequence[Entry]) -> str:
+    """Return the table of figures for the README, the unfavourable ones included."""
+    by_name = {entry["name"]: entry for entry in entries}
+    rows = []
+    for name, what, beside in _SUMMARY:
+        if name not in by_name:
+            continue
+        entry = by_name[name]
+        unit = entry["unit"].partition(",")[0]
+        baseline = f"{beside}: {shown(entry['baseline'])}" if beside else ""
+        ratio = shown(entry["ratio"])
+        rows.append((what, f"{shown(entry['ours'])} {unit}", baseline, ratio, _recorded(entry)))
+    return _table(("what", "ours", "beside", "ratio", "recorded"), rows)
+
+
+def build_runs(entries: Sequence[Entry]) -> str:
+    """Return the table of benchmarks: what each works on, how long it takes, when it last ran."""
+    rows = []
+    for name, benchmark in BENCHMARKS.items():
+        of_benchmark = [entry for entry in entries if entry["benchmark"] == name]
+        last = max(of_benchmark, key=lambda entry: entry["date"] or "", default=None)
+        seconds = last and last["seconds_of_benchmark"]
+        machine = (last and last["machine"]) or {}
+        settings = benchmark.settings()
+        rows.append(
+            (
+                f"`{name}`",
+                settings["workload"],
+                settings.get("heap", ""),
+                f"about {benchmark.minutes} min",
+                f"{seconds} s" if seconds else "",
+                "never" if last is None else _recorded(last),
+                str(machine.get("load_average_before", "")),
+            )
+        )
+    names = ("ONLY", "works on", "heap", "takes", "took", "last recorded", "load before")
+    return _table(names, rows)
+
+
+def build_machines(entries: Iterable[Entry]) -> str:
+    """Return the table of the machines that dated results were measured on."""
+    dates: dict[tuple[str, ...], list[str]] = {}
+    for entry in entries:
+        machine = entry["machine"]
+        if machine is None:
+            continue
+        described = (
+            f"{machine['cores']} cores, {machine['memory_gb']} GB, {machine['cpu']}",
+            f"{machine['os']}, {machine['kernel']}",
+            f"Python {machine['python']}, Java {machine['java']}",
+        )
+        dates.setdefault(described, []).append(entry["date"][:10])
+    if not dates:
+        return "No result has a date yet.\n"
+    rows = [(*machine, _span(days)) for machine, days in dates.items()]
+    return _table(("machine", "system", "programs", "recorded"), rows)
+
+
+def _span(days: Sequence[str]) -> str:
+    first, last = min(days), max(days)
+    return first if first == last else f"{first} to {last}"
+
+
+def _with_range(value: float | None, low: float | None, high: float | None) -> str:
+    """Write a figure with its least and its largest repetition."""
+    if low is None or high is None or low == high:
+        return shown(value)
+    return f"{shown(value)} ({shown(low)} to {shown(high)})"
+
+
+def _recorded(entry: Entry) -> str:
+    """Write when an entry was measured, and on which commit."""
+    if entry["date"] is None:
+        return _UNDATED
+    day, commit = str(entry["date"])[:10], entry["commit"]
+    return f"{day}, {commit}" if commit else day
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    write_page()

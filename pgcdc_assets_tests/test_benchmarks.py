@@ -1,0 +1,199 @@
+"""Benchmarks: what is recorded of each result, who begins, what a process took, and the page."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results
+from benchmarks.benchmark import BENCHMARKS
+from benchmarks.environment import describe_machine, find_commit
+from benchmarks.page import PAGE, README, generate
+from benchmarks.processes import CommandFailedError, run_measured
+from benchmarks.results import FIRST, Result, entry_of, read_entries, save
+from benchmarks.turns import in_turns
+from pgcdc_assets_tests.fixtures.syntax import syntax_tree
+
+_FOLDER = Path(results.__file__).parent
+_CONTEXT_FIELDS = {
+    "benchmark",
+    "date",
+    "commit",
+    "seconds_of_benchmark",
+    "settings",
+    "machine",
+}
+_CONTEXT = {
+    "benchmark": "copy",
+    "date": "2026-11-24T12:00:00+00:00",
+    "commit": "0123456789ab",
+    "seconds_of_benchmark": 7,
+    "settings": {"workload": "some rows"},
+    "machine": describe_machine(None),
+}
+# What neither repeats nor compares two programs that could take turns.
+_WITHOUT_TURNS = {
+    # Each size starts a session of its own, for its memory.
+    "verify.py",
+}
+
+
+@pytest.mark.parametrize("page", [PAGE, README], ids=lambda path: path.name)
+def test_the_tables_of_a_page_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text()
+    assert generate(text, read_entries()) == text, "run python -m benchmarks.page"
+
+
+def test_the_page_has_a_table_for_every_benchmark() -> None:
+    text = PAGE.read_text()
+    assert [name for name in BENCHMARKS if f"<!-- results: {name} -->" not in text] == []
+    assert [name for name in BENCHMARKS if f"ONLY={name}`" not in text] == []
+
+
+def test_every_entry_has_all_fields_and_a_date_or_none_of_its_circumstances() -> None:
+    entries = read_entries()
+    assert entries[0]["name"] == FIRST
+    expected = {field.name for field in fields(Result)} | _CONTEXT_FIELDS
+    for entry in entries:
+        assert set(entry) == expected, entry["name"]
+        assert entry["benchmark"] in BENCHMARKS
+        if entry["date"] is None:
+            assert entry["commit"] is entry["machine"] is entry["minimum"] is None
+        else:
+            assert entry["machine"]["cores"] >= 1
+            assert entry["settings"]["workload"]
+            assert entry["minimum"] <= entry["median"] <= entry["maximum"]
+    names = [entry["name"] for entry in entries]
+    assert len(set(names)) == len(names)
+
+
+def test_an_entry_without_a_date_says_so_on_the_page() -> None:
+    dated = entry_of(Result.reported("table_copy_peak_memory", [1.0, 2.0, 3.0], "MB"), _CONTEXT)
+    undated = {**dated, "date": None, "commit": None, "machine": None}
+    page = "<!-- results: copy -->\n<!-- end results -->"
+    assert "2026-11-24, 0123456789ab" in generate(page, [dated])
+    assert "no date" in generate(page, [undated])
+    assert "| 2.0 (1.00 to 3.0) |" in generate(page, [dated])
+
+
+def test_an_unfavourable_result_is_in_the_summary() -> None:
+    slower = Result.of("table_copy_vs_adbc", [10.0, 12.0, 11.0], [20.0, 22.0, 21.0], "rows/s")
+    page = "<!-- results: summary -->\n<!-- end results -->"
+    assert "| 0.52 |" in generate(page, [entry_of(slower, _CONTEXT)])
+
+
+def test_a_result_has_median_minimum_and_maximum_of_both_sides() -> None:
+    result = Result.of("r", [3.0, 1.0, 2.0], [4.0, 8.0, 5.0], "s")
+    assert (result.ours, result.minimum, result.median, result.maximum) == (2.0, 1.0, 2.0, 3.0)
+    assert (result.baseline_minimum, result.baseline, result.baseline_maximum) == (4.0, 5.0, 8.0)
+    assert (result.ratio, result.repetitions) == (0.4, 3)
+    percentile = Result.against_limit("p", [1.0, 2.0, 9.0], 10, "s", value=8.5)
+    assert (percentile.ours, percentile.ratio, percentile.median) == (8.5, 0.85, 2.0)
+
+
+def test_a_run_replaces_the_results_of_its_benchmark_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results.json")
+    gone, kept, new = (Result.reported(name, [1.0], "s") for name in ("gone", "kept", "new"))
+    save([entry_of(kept, {**_CONTEXT, "benchmark": "merge"})])
+    save([entry_of(gone, _CONTEXT)])
+    save([entry_of(new, _CONTEXT), entry_of(Result.reported(FIRST, [1.0], "s"), _CONTEXT)])
+    assert [entry["name"] for entry in read_entries()] == [FIRST, "kept", "new"]
+
+
+def test_each_repetition_begins_with_another_side() -> None:
+    order: list[str] = []
+    sides = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    for number in range(4):
+        in_turns(sides, number)
+    assert "".join(order) == "abcbcacababc"
+
+
+def test_every_benchmark_that_compares_lets_the_sides_take_turns() -> None:
+    without = set()
+    for path in _FOLDER.rglob("*.py"):
+        names = {
+            node.attr if isinstance(node, ast.Attribute) else node.id
+            for node in ast.walk(syntax_tree(path))
+            if isinstance(node, (ast.Attribute, ast.Name))
+        }
+        calls = {
+            ast.unparse(node.func)
+            for node in ast.walk(syntax_tree(path))
+            if isinstance(node, ast.Call)
+        }
+        if "Result.of" in calls and not names & {"in_turns", "fold"}:
+            without.add(path.name)
+    assert without == _WITHOUT_TURNS
+
+
+def test_a_dirty_tree_is_visible_in_the_commit(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
+
+    assert find_commit(tmp_path) is None
+    git("init", "--quiet")
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "results.json").write_text("[]")
+    (tmp_path / "code.py").write_text("1")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "first")
+    clean = find_commit(tmp_path)
+    assert clean is not None and not clean.endswith("-dirty")
+    # A benchmark that has ended wrote its results: the code of the next one is still the commit's.
+    (tmp_path / "benchmarks" / "results.json").write_text("[1]")
+    assert find_commit(tmp_path) == clean
+    (tmp_path / "code.py").write_text("2")
+    assert find_commit(tmp_path) == f"{clean}-dirty"
+
+
+def test_a_machine_is_described_with_its_versions() -> None:
+    machine = describe_machine(18)
+    assert machine["cores"] and machine["memory_gb"] and machine["cpu"]
+    assert str(machine["postgres"]).startswith("18.")
+    assert str(machine["java"]).startswith(("17", "21"))
+    json.dumps(machine)
+
+
+_FAMILY = """
+import subprocess, sys, time
+child = "import time; held = bytearray(150_000_000); end = time.process_time() + 0.4\\n" \
+    "while time.process_time() < end: pass\\ntime.sleep(0.5)"
+held = bytearray(100_000_000)
+subprocess.run([sys.executable, "-c", child], check=True)
+print("done")
+"""
+
+
+def test_the_memory_and_the_cpu_of_children_count() -> None:
+    usage = run_measured([sys.executable, "-c", _FAMILY])
+    assert usage.output == "done\n"
+    assert usage.seconds > 0.9
+    assert usage.cpu_seconds > 0.4
+    assert 240 < usage.peak_mb < 400
+
+
+def test_the_memory_of_the_one_who_measures_does_not_count() -> None:
+    held = bytearray(b"x" * 200_000_000)
+    usage = run_measured([sys.executable, "-c", "import time; time.sleep(0.5)"])
+    assert len(held) == 200_000_000
+    assert 2 < usage.peak_mb < 100
+
+
+def test_a_measured_command_that_fails_shows_what_it_said() -> None:
+    with pytest.raises(CommandFailedError, match="ended with 3: out of luck"):
+        run_measured([sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"])
+
+
+def test_a_measured_command_that_hangs_is_killed_with_its_children() -> None:
+    hanging = "import subprocess; subprocess.run(['sleep', '77'])"
+    with pytest.raises(CommandFailedError, match="took too long"):
+        run_measured([sys.executable, "-c", hanging], limit_seconds=0.5)
