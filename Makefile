@@ -78,6 +78,11 @@ constraints: ## put the newest versions that setup.cfg allows into constraints.t
 	    { echo '# The versions of `make install` and CI, made by `make constraints`.'; \
 	      cat "$$folder/frozen"; } > constraints.txt
 
+.PHONY: docs
+docs: $(STAMP) ## write the generated parts of the documentation, and build it into site
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m mkdocs build
+
 .PHONY: demo
 demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare
 	$(BIN)/python -m pgcdc_assets.demo

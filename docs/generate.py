@@ -1,8 +1,8 @@
 """Write the parts of the documentation that follow from code and from other pages.
 
 These are the tables of settings, the commands, and the index of the decisions. A generated part is
-between `<!-- generated: NAME -->` and `<!-- end -->`. To write all of them, run
-`python docs/generate.py`; a test fails while a page differs from what this file writes.
+between `<!-- generated: NAME -->` and `<!-- end -->`. `make docs` writes
+all of them; a test fails while a page differs from what this file writes.
 """
 
 from __future__ import annotations

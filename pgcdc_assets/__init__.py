@@ -16,20 +16,32 @@ if TYPE_CHECKING:
     from pgcdc_assets.orchestration.component import PostgresCdcComponent
     from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
     from pgcdc_assets.orchestration.translator import PgcdcTranslator
-    from pgcdc_assets.settings import CdcCapture, CdcTable, WindowPolicy
+    from pgcdc_assets.settings import (
+        CdcCapture,
+        CdcTable,
+        CheckPolicy,
+        RetentionPolicy,
+        StepLimit,
+        StreamPolicy,
+        WindowPolicy,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CdcCapture",
     "CdcTable",
+    "CheckPolicy",
     "LakeResource",
     "Lsn",
     "LsnWindow",
     "PgcdcTranslator",
     "PostgresCdcComponent",
     "PostgresResource",
+    "RetentionPolicy",
     "SparkResource",
+    "StepLimit",
+    "StreamPolicy",
     "WindowPolicy",
     "__version__",
     "build_cdc_definitions",
@@ -39,13 +51,17 @@ __all__ = [
 _MODULES = {
     "CdcCapture": "pgcdc_assets.settings",
     "CdcTable": "pgcdc_assets.settings",
+    "CheckPolicy": "pgcdc_assets.settings",
     "LakeResource": "pgcdc_assets.orchestration.resources",
     "Lsn": "pgcdc_assets.lsn",
     "LsnWindow": "pgcdc_assets.lsn",
     "PgcdcTranslator": "pgcdc_assets.orchestration.translator",
     "PostgresCdcComponent": "pgcdc_assets.orchestration.component",
     "PostgresResource": "pgcdc_assets.orchestration.resources",
+    "RetentionPolicy": "pgcdc_assets.settings",
     "SparkResource": "pgcdc_assets.orchestration.resources",
+    "StepLimit": "pgcdc_assets.settings",
+    "StreamPolicy": "pgcdc_assets.settings",
     "WindowPolicy": "pgcdc_assets.settings",
     "build_cdc_definitions": "pgcdc_assets.orchestration.build",
     "on_new_merges": "pgcdc_assets.orchestration.automation",

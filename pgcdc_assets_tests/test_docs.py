@@ -1,14 +1,21 @@
-"""The documentation agrees with the code: generated parts, environment variables."""
+"""The documentation builds without a warning, and agrees with the code."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import pgcdc_assets
+from pgcdc_assets_tests.support.syntax import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -30,7 +37,7 @@ def outdated_pages(generator: ModuleType, folder: Path) -> list[str]:
 
 
 def test_generated_parts_are_up_to_date(generator: ModuleType) -> None:
-    assert outdated_pages(generator, DOCS) == [], "run: python docs/generate.py"
+    assert outdated_pages(generator, DOCS) == [], "run: make docs"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +56,97 @@ def test_an_edited_generated_part_is_out_of_date(
     assert text in edited.read_text()
     edited.write_text(edited.read_text().replace(text, "other"))
     assert outdated_pages(generator, folder) == [page]
+
+
+def build_site(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site of a folder with warnings as errors."""
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    built = build_site(ROOT, tmp_path)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (tmp_path / "repository" / "CHANGELOG.html").exists()
+    page = (tmp_path / "reference" / "python.html").read_text()
+    names = set(pgcdc_assets.__all__) - {"__version__"}
+    documented = {
+        name.rpartition(".")[2] for name in re.findall(r'id="(pgcdc_assets[.\w]+)"', page)
+    }
+    assert names - documented == set()
+
+
+def test_broken_links_and_anchors_fail_the_build(tmp_path: Path) -> None:
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    (tmp_path / "pgcdc_assets").symlink_to(ROOT / "pgcdc_assets")
+    for path in ROOT.glob("*.md"):
+        shutil.copy(path, tmp_path)
+    page = tmp_path / "docs" / "guides" / "recover.md"
+    page.write_text(
+        page.read_text()
+        + "\n[a](nothing.md) [b](operate.md#nothing) [c](../../nothing.py) [d](../../README.md#e)\n"
+    )
+    built = build_site(tmp_path, tmp_path / "site")
+    assert built.returncode != 0
+    for link in ("nothing.md", "operate.md#nothing", "repository/nothing.py", "README.md#e"):
+        assert re.search(rf"guides/recover.md.*{re.escape(link)}", built.stderr), built.stderr
+
+
+def metadata_names() -> set[str]:
+    """Return the names that the code gives to entries of metadata."""
+    names: set[str] = set()
+    for path in (ROOT / "pgcdc_assets" / "orchestration").rglob("*.py"):
+        for node in ast.walk(syntax_tree(path)):
+            names |= set(_constants(node))
+    return names
+
+
+def _constants(node: ast.AST) -> Iterator[str]:
+    """Find the keys of dicts that are called metadata, or are returned by a function that is."""
+    named = re.compile(r"(metadata|figures|state)$")
+    dicts: list[ast.expr | None] = []
+    if isinstance(node, ast.keyword) and node.arg == "metadata":
+        dicts.append(node.value)
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name) and named.search(target.id):
+                dicts.append(node.value)
+            elif isinstance(target, ast.Subscript) and named.search(ast.unparse(target.value)):
+                yield from (n.value for n in [target.slice] if isinstance(n, ast.Constant))
+    elif isinstance(node, ast.FunctionDef) and named.search(node.name):
+        dicts += [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
+    for found in dicts:
+        if isinstance(found, ast.Dict):
+            for key in found.keys:
+                if isinstance(key, ast.Constant):
+                    yield key.value
+
+
+def test_the_page_of_metrics_lists_the_metadata_of_the_code() -> None:
+    from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
+    from pgcdc_assets.verify.findings import Rule
+
+    page = (DOCS / "reference" / "metrics.md").read_text()
+    names = metadata_names() | {THROUGH_METADATA} | {rule.value for rule in Rule}
+    of_specs = {"dagster/table_name", "dagster/code_references", "publication", "slot"}
+    of_specs |= {"key_columns", "tracked_columns"}
+    assert {name for name in names - of_specs if f"`{name}`" not in page} == set()
+    rows = [line for line in page.splitlines() if re.match(r"\| [`|]", line)]
+    listed = {
+        name for line in rows for name in re.findall(r"`([a-z0-9_/]+)`", line.split(" | ")[0])
+    }
+    assert len(listed) > 50
+    # By other ways than a dict: totals by operation, timestamps, names of checks.
+    others = {"inserts", "updates", "deletes", "truncates", "messages", "first_commit"}
+    others |= {"last_commit", "slot_health", "source_table", "replica_identity", "equals_source"}
+    others |= {"windows_without_gaps", "rows_as_decoded", "invariants", "invariants_in_full"}
+    assert listed - names - others == set()
 
 
 def test_the_settings_page_lists_every_environment_variable() -> None:
