@@ -64,7 +64,7 @@ def _capture(server: Source, zone: RawZone) -> list[LsnWindow]:
             report = capture_window(settings, zone, slot, workload.PUBLICATION, window)
             log(f"captured {report.row_count:,} changes")
     for version in zone.relations.versions(1):
-        zone.snapshots.land_copy(1, server.start, version.relation, version.version, [])
+        zone.snapshots.land_snapshot(1, server.start, version.relation, version.version, [])
     return windows
 
 

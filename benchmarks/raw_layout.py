@@ -33,7 +33,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.raw import files, schema, table
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.maintenance import keep_up
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
 
 BATCH_ROWS = 32_768
@@ -267,7 +267,7 @@ def land_windows(lake: Path, windows: int, upkeep: bool) -> dict[str, float]:
         zone.changes.land(LsnWindow.of(1, START + number, START + number + 1), [rows])
         landed = time.process_time()
         if upkeep:
-            keep_up(zone)
+            maintain_raw_zone(zone)
         if number >= windows - measured:
             landing += landed - started
             upkeeping += time.process_time() - landed

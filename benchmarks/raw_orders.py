@@ -35,7 +35,7 @@ class RawOrders:
         self._begin()
         for table, book in books.items():
             described = self._relations[table]
-            self.zone.snapshots.land_copy(EPOCH, Lsn(_START), described, 1, book.copied())
+            self.zone.snapshots.land_snapshot(EPOCH, Lsn(_START), described, 1, book.copied())
 
     def land(self, parts: Sequence[tuple[str, Changes]]) -> LsnWindow:
         """Land the next window: the changes of one table after those of the other."""

@@ -95,7 +95,7 @@ def _land(settings: ConnectionSettings, name: str) -> int:
     with TemporaryDirectory() as folder:
         zone = RawZone(Lake(folder), "bench")
         relation = _table(settings, name).relation
-        return zone.snapshots.land_copy(1, Lsn(1), relation, 1, _copied(settings, name))
+        return zone.snapshots.land_snapshot(1, Lsn(1), relation, 1, _copied(settings, name))
 
 
 def _adbc(settings: ConnectionSettings, name: str) -> int:

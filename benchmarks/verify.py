@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from benchmarks import workload
 from benchmarks.results import Result
 from benchmarks.source import log
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -106,7 +106,7 @@ def _fill(spark: SparkSession, settings: ConnectionSettings, zone: RawZone, rows
         conn.autocommit = True
         workload.create_tables(conn)
         workload.insert_orders(conn, 1, rows)
-        copy_tables(settings, zone, _SLOT, workload.PUBLICATION, [("public", "orders")])
+        snapshot_tables(settings, zone, _SLOT, workload.PUBLICATION, [("public", "orders")])
         cursor.execute("update customers set vip = vip")
         _capture(settings, zone)
         (report,) = merge_tables(spark, zone, [_ORDERS], _through(zone))

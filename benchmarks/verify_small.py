@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.results import Result
 from benchmarks.source import log
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -93,7 +93,7 @@ class _Bench:
                 f"from generate_series(1, {ROWS}) i",
             )
         self._execute(f"create publication {_PUBLICATION} for all tables")
-        copy_tables(self._settings, self._zone, _SLOT, _PUBLICATION)
+        snapshot_tables(self._settings, self._zone, _SLOT, _PUBLICATION)
         self._merge()
 
     def seconds(self, *, is_beyond: bool) -> float:

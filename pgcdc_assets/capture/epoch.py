@@ -31,7 +31,7 @@ from pgcdc_assets.postgres.slots import (
     has_publication_gap,
     read_server_identity,
     read_slot_status,
-    slot_taken,
+    slot_taken_error,
 )
 from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, server_timeline
 from pgcdc_assets.raw.epochs import Epoch
@@ -73,7 +73,7 @@ def renew_epoch(
         identity = read_server_identity(conn)
         with server_timeline(settings) as server:
             has_lost_wal = _has_lost_wal(zone, old, server)
-        copies = zone.snapshots.complete_copies()
+        copies = zone.snapshots.complete_snapshots()
         read_publication(conn, publication, [(copy.schema, copy.table) for copy in copies])
         status = read_slot_status(conn, slot)
         if status is not None:
@@ -89,7 +89,9 @@ def renew_epoch(
             confirmed = status.confirmed_flush_lsn
             is_elsewhere = not is_ours or (confirmed is not None and confirmed > end)
             if is_elsewhere and status.was_read and not status.is_lost and not adopt_slot:
-                raise slot_taken(status, zone.lake.path(zone.name), "pgcdc renew --adopt-slot")
+                raise slot_taken_error(
+                    status, zone.lake.path(zone.name), "pgcdc renew --adopt-slot"
+                )
             if status.is_active:
                 raise SlotBusy(
                     slot=slot,

@@ -49,10 +49,10 @@ from pgcdc_assets.postgres.slots import (
     check_slot_usable,
     claim_slot,
     create_slot,
-    lost_slot,
     read_server_identity,
     read_slot_status,
-    slot_taken,
+    slot_lost_error,
+    slot_taken_error,
 )
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.utf8 import count_hex
@@ -72,7 +72,7 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class CopyReport:
+class SnapshotReport:
     """A table's complete copy.
 
     Attributes:
@@ -92,7 +92,7 @@ class CopyReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyFailure:
+class SnapshotFailure:
     """A table whose copy did not come about; the others are not touched by it."""
 
     schema: str
@@ -100,7 +100,7 @@ class CopyFailure:
     error: PgcdcError
 
 
-def copy_tables(
+def snapshot_tables(
     settings: ConnectionSettings,
     zone: RawZone,
     slot: str,
@@ -108,7 +108,7 @@ def copy_tables(
     tables: Sequence[tuple[str, str]] | None = None,
     *,
     adopt_slot: bool = False,
-) -> list[CopyReport]:
+) -> list[SnapshotReport]:
     """Copy tables one after the other, making slot and epoch where there are none yet.
 
     Args:
@@ -123,15 +123,15 @@ def copy_tables(
             Whatever the error, the copies of the other tables are complete.
     """
     outcomes = list(
-        copy_each_table(settings, zone, slot, publication, tables, adopt_slot=adopt_slot)
+        snapshot_each_table(settings, zone, slot, publication, tables, adopt_slot=adopt_slot)
     )
-    failures = [outcome for outcome in outcomes if isinstance(outcome, CopyFailure)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, SnapshotFailure)]
     if failures:
         raise _joined(failures)
-    return [outcome for outcome in outcomes if isinstance(outcome, CopyReport)]
+    return [outcome for outcome in outcomes if isinstance(outcome, SnapshotReport)]
 
 
-def copy_each_table(
+def snapshot_each_table(
     settings: ConnectionSettings,
     zone: RawZone,
     slot: str,
@@ -139,11 +139,11 @@ def copy_each_table(
     tables: Sequence[tuple[str, str]] | None = None,
     *,
     adopt_slot: bool = False,
-) -> Iterator[CopyReport | CopyFailure]:
-    """Do as `copy_tables`, yielding each table's outcome as soon as it is there.
+) -> Iterator[SnapshotReport | SnapshotFailure]:
+    """Do as `snapshot_tables`, yielding each table's outcome as soon as it is there.
 
     Raises:
-        PgcdcError: nothing can be copied at all: see `copy_tables`.
+        PgcdcError: nothing can be copied at all: see `snapshot_tables`.
     """
     zone.lake.check_writable()
     with contextlib.ExitStack() as open_snapshot:
@@ -160,7 +160,7 @@ def copy_each_table(
             with query_connection(settings, "snapshot") as conn:
                 wanted = _wanted(conn, zone, epoch, publication, tables)
         for outcome in wanted:
-            if isinstance(outcome, CopyFailure):
+            if isinstance(outcome, SnapshotFailure):
                 yield outcome
                 continue
             assert snapshot is not None
@@ -212,7 +212,9 @@ def _establish(
                 start = snapshot.consistent_point
             else:
                 if status.was_read and not adopt_slot:
-                    raise slot_taken(status, zone.lake.path(zone.name), "pgcdc sync --adopt-slot")
+                    raise slot_taken_error(
+                        status, zone.lake.path(zone.name), "pgcdc sync --adopt-slot"
+                    )
                 assert status.confirmed_flush_lsn is not None
                 start, snapshot = status.confirmed_flush_lsn, None
             reach("after_slot_creation")
@@ -253,7 +255,7 @@ def _check_slot(
         )
     check_slot_usable(status, identity.database)
     if status.is_lost:
-        raise lost_slot(status)
+        raise slot_lost_error(status)
     if known is None and status.is_active:
         raise SlotBusy(
             slot=slot,
@@ -287,21 +289,21 @@ def _wanted(
     epoch: int,
     publication: str,
     tables: Sequence[tuple[str, str]] | None,
-) -> list[PublishedTable | CopyFailure]:
+) -> list[PublishedTable | SnapshotFailure]:
     published = {
         (table.relation.schema, table.relation.table): table
         for table in published_tables(conn, publication)
     }
     if tables is None:
-        complete = {(copy.schema, copy.table) for copy in zone.snapshots.complete_copies(epoch)}
+        complete = {(copy.schema, copy.table) for copy in zone.snapshots.complete_snapshots(epoch)}
         return [table for name, table in published.items() if name not in complete]
-    wanted: list[PublishedTable | CopyFailure] = []
+    wanted: list[PublishedTable | SnapshotFailure] = []
     for schema, table in dict.fromkeys(tables):
         found = published.get((schema, table))
         if found is None:
             reason = explain_unpublished(conn, publication, schema, table)
             error = ConfigurationError(reason=f"Table {TableName(schema, table)} {reason}.")
-            wanted.append(CopyFailure(schema, table, error))
+            wanted.append(SnapshotFailure(schema, table, error))
         else:
             wanted.append(found)
     return wanted
@@ -314,7 +316,7 @@ def _copy(
     publication: str,
     table: PublishedTable,
     snapshot: ExportedSnapshot,
-) -> CopyReport | CopyFailure:
+) -> SnapshotReport | SnapshotFailure:
     relation = table.relation
     with contextlib.ExitStack() as stack:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -322,10 +324,10 @@ def _copy(
                 return _copy_once(settings, zone, epoch, table, snapshot)
             except TableChanged as error:
                 if attempt == _ATTEMPTS:
-                    return CopyFailure(relation.schema, relation.table, error)
+                    return SnapshotFailure(relation.schema, relation.table, error)
                 _logger.warning("%s; trying with a new snapshot", error)
             except PgcdcError as error:
-                return CopyFailure(relation.schema, relation.table, error)
+                return SnapshotFailure(relation.schema, relation.table, error)
             try:
                 snapshot = stack.enter_context(_temporary_snapshot(settings, snapshot.slot))
                 with query_connection(settings, "snapshot") as conn:
@@ -333,8 +335,8 @@ def _copy(
                         conn, zone, epoch, publication, [(relation.schema, relation.table)]
                     )[0]
             except PgcdcError as error:
-                return CopyFailure(relation.schema, relation.table, error)
-            if isinstance(again, CopyFailure):
+                return SnapshotFailure(relation.schema, relation.table, error)
+            if isinstance(again, SnapshotFailure):
                 return again
             table = again
     raise AssertionError("the last attempt returns")
@@ -346,7 +348,7 @@ def _copy_once(
     epoch: int,
     table: PublishedTable,
     snapshot: ExportedSnapshot,
-) -> CopyReport:
+) -> SnapshotReport:
     began = time.monotonic()
     byte_count = rescued_count = 0
 
@@ -364,7 +366,7 @@ def _copy_once(
     version = zone.relations.register(epoch, relation, snapshot.consistent_point)
     zone.relations.flush()
     with activity(f"snapshot of {relation.qualified_name}", "rows") as work:
-        row_count = zone.snapshots.land_copy(
+        row_count = zone.snapshots.land_snapshot(
             epoch,
             snapshot.consistent_point,
             relation,
@@ -373,7 +375,7 @@ def _copy_once(
             taken_at=snapshot.taken_at,
         )
     reach("after_copy_commit")
-    return CopyReport(
+    return SnapshotReport(
         schema=relation.schema,
         table=relation.table,
         epoch=epoch,
@@ -385,7 +387,7 @@ def _copy_once(
     )
 
 
-def _joined(failures: Sequence[CopyFailure]) -> PgcdcError:
+def _joined(failures: Sequence[SnapshotFailure]) -> PgcdcError:
     """One error for a run: of the kind that asks most of its reader."""
     for kind in (DefiniteError, ConfigurationError, TransientError):
         errors = [failure.error for failure in failures if isinstance(failure.error, kind)]

@@ -37,9 +37,9 @@ from pgcdc_assets.postgres.publication import read_publication
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
-    lost_slot,
     read_server_identity,
     read_slot_status,
+    slot_lost_error,
 )
 from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
 from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline
@@ -205,7 +205,7 @@ def _check_publication(conn: Connection, zone: RawZone, publication: str) -> Non
     try:
         read_publication(conn, publication)
     except ConfigurationError:
-        copies = zone.snapshots.complete_copies()
+        copies = zone.snapshots.complete_snapshots()
         read_publication(conn, publication, [(copy.schema, copy.table) for copy in copies])
 
 
@@ -242,7 +242,7 @@ def _check_slot(
         raise SlotMissing(slot=slot, raw_zone=zone.uri, captured_through=captured_through)
     check_slot_usable(status, conn.info.dbname)
     if status.is_lost:
-        raise lost_slot(status)
+        raise slot_lost_error(status)
     check_has_wal(zone, status, captured_through)
     confirmed = status.confirmed_flush_lsn
     if confirmed is not None and confirmed > captured_through:

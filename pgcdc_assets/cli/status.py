@@ -89,7 +89,7 @@ def _print_tables(state: CaptureState, stopped: Mapping[str, str]) -> None:
         (
             f"{table.table.qualified_name}",
             f"scd{table.scd}",
-            _text(table.copied_at),
+            _text(table.snapshot_at),
             _text(table.merged_through),
             str(table.waiting_changes),
             _word(table, stopped),

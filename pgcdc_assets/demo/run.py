@@ -221,7 +221,7 @@ class _Demo:
     def _raw_rows(self) -> tuple[dict[str, int], dict[str, int]]:
         """Rows of the raw zone by table: of complete copies, and of changes."""
         copied: dict[str, int] = {}
-        for copy in self.zone.snapshots.complete_copies():
+        for copy in self.zone.snapshots.complete_snapshots():
             name = f"{copy.schema}.{copy.table}"
             copied[name] = copied.get(name, 0) + copy.row_count
         changed: dict[str, int] = {}

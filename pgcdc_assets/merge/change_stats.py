@@ -1,7 +1,7 @@
 """What the changes to be folded look like, counted in one pass over their narrow columns.
 
 The fold's plain path is cheap because it leaves out what the changes do not need: no row was
-truncated, no key changed, nothing was left out as unchanged TOAST. These facts say which parts a
+truncated, no key changed, nothing was left out as unchanged TOAST. These stats say which parts a
 table's merge needs. They are read by pyarrow, all tables in one scan, so that they cost no Spark
 job.
 """
@@ -27,7 +27,7 @@ Range = tuple[int, Lsn, Lsn]
 
 
 @dataclass(frozen=True, order=True)
-class Truncate:
+class Truncation:
     """Where a TRUNCATE stands in the stream, and when it was committed."""
 
     commit_lsn: int
@@ -36,7 +36,7 @@ class Truncate:
 
 
 @dataclass
-class ChangeFacts:
+class ChangeStats:
     """The changes of one table in a range.
 
     Attributes:
@@ -54,7 +54,7 @@ class ChangeFacts:
     has_old_tuples: bool = False
     old_kinds: set[str | None] = field(default_factory=set)
     unchanged: dict[int, set[int]] = field(default_factory=dict)
-    truncates: list[Truncate] = field(default_factory=list)
+    truncates: list[Truncation] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
@@ -63,7 +63,7 @@ class ChangeFacts:
 
     @property
     def may_leave_and_come(self) -> bool:
-        """Whether one change, or a copy, may take a key's row out and put one in."""
+        """Whether one change, or a snapshot, may take a key's row out and put one in."""
         return self.is_full or self.has_old_tuples or not self.counts
 
     @property
@@ -72,33 +72,33 @@ class ChangeFacts:
         return sum(self.counts.values())
 
 
-def read_facts(
+def read_change_stats(
     zone: RawZone, ranges: Mapping[Range, Collection[tuple[str, str]]]
-) -> dict[tuple[Range, tuple[str, str]], ChangeFacts]:
+) -> dict[tuple[Range, tuple[str, str]], ChangeStats]:
     """Count the changes of tables in their ranges: one scan for each range.
 
     Args:
         ranges: per epoch, start and end the tables (schema, table) that are folded over it.
     """
-    found: dict[tuple[Range, tuple[str, str]], ChangeFacts] = {}
+    found: dict[tuple[Range, tuple[str, str]], ChangeStats] = {}
     for (epoch, start, end), tables in sorted(ranges.items()):
-        facts: dict[tuple[str, str], ChangeFacts] = {}
+        stats: dict[tuple[str, str], ChangeStats] = {}
         batches = read_changes(
             zone.changes.table, epoch=epoch, start=start, end=end, columns=_COLUMNS
         )
         for batch in batches:
-            _add(facts, tables, pa.Table.from_batches([batch]))
-        for table, own in facts.items():
+            _add(stats, tables, pa.Table.from_batches([batch]))
+        for table, own in stats.items():
             own.truncates.sort()
             found[(epoch, start, end), table] = own
     return found
 
 
 def versions_in_order(
-    zone: RawZone, within: Range, table: tuple[str, str], facts: ChangeFacts
+    zone: RawZone, within: Range, table: tuple[str, str], stats: ChangeStats
 ) -> list[int]:
     """List the relation versions of a range by when the stream last used them."""
-    last = facts.versions
+    last = stats.versions
     if len(set(last.values())) == len(last):
         return sorted(last, key=lambda version: last[version])
     # Several shapes in one transaction: its ordinals decide.
@@ -122,13 +122,13 @@ def versions_in_order(
 
 
 def _add(
-    facts: dict[tuple[str, str], ChangeFacts], wanted: Collection[tuple[str, str]], rows: pa.Table
+    stats: dict[tuple[str, str], ChangeStats], wanted: Collection[tuple[str, str]], rows: pa.Table
 ) -> None:
     counted = rows.group_by(list(_GROUP), use_threads=False).aggregate(
         [([], "count_all"), ("commit_lsn", "max")]
     )
     for group in _of(wanted, counted.to_pylist()):
-        found = facts.setdefault((group["schema"], group["table"]), ChangeFacts())
+        found = stats.setdefault((group["schema"], group["table"]), ChangeStats())
         op, version = group["op"], group["relation_version"]
         found.relation_ids.add(group["relation_id"])
         found.counts[op] = found.counts.get(op, 0) + group["count_all"]
@@ -139,10 +139,10 @@ def _add(
         if op in "UD":
             found.old_kinds.add(group["old_kind"])
     for row in _of(wanted, rows.filter(pc.field("op") == "T").to_pylist()):
-        found = facts[row["schema"], row["table"]]
-        found.truncates.append(Truncate(row["commit_lsn"], row["ordinal"], row["commit_ts"]))
+        found = stats[row["schema"], row["table"]]
+        found.truncates.append(Truncation(row["commit_lsn"], row["ordinal"], row["commit_ts"]))
     for row in _of(wanted, _unchanged_positions(rows)):
-        found = facts[row["schema"], row["table"]]
+        found = stats[row["schema"], row["table"]]
         found.unchanged.setdefault(row["relation_version"], set()).add(row["position"])
 
 

@@ -21,7 +21,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.merge.fold.events import NULL_KEY
 from pgcdc_assets.merge.fold.toast import UNKNOWN_VALUE
 from pgcdc_assets.merge.kinds.keyless import MISSING_ROW
-from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
 from pgcdc_assets.spark.session import has_ended, runs_embedded
 from pgcdc_assets.table_name import quoted
@@ -47,15 +47,15 @@ _MISSING_FILE = (
 )
 
 
-def explain(work: TableWork, error: Exception, session: SparkSession | None) -> PgcdcError:
+def explain(task: MergeTask, error: Exception, session: SparkSession | None) -> PgcdcError:
     """Turn an error of a table's merge into one that names the table and the remedy."""
-    explained = _explained(work, error, session)
+    explained = _explained(task, error, session)
     explained.__cause__ = error
     return explained
 
 
-def _explained(work: TableWork, error: Exception, session: SparkSession | None) -> PgcdcError:
-    name, text = work.plan.target.qualified_name, text_of(error) or ""
+def _explained(task: MergeTask, error: Exception, session: SparkSession | None) -> PgcdcError:
+    name, text = task.plan.target.qualified_name, text_of(error) or ""
     condition = condition_of(error)
     if UNKNOWN_VALUE in text:
         return SnapshotNeeded(
@@ -69,14 +69,14 @@ def _explained(work: TableWork, error: Exception, session: SparkSession | None) 
             reason="a row was changed or deleted at the source that the table without a key does "
             "not hold",
         )
-    for number, column in enumerate(work.plan.target.key or ()):
+    for number, column in enumerate(task.plan.target.key or ()):
         if f"{NULL_KEY} {number};" in text:
-            return _null_key(work, column)
+            return _null_key(task, column)
     if _OUT_OF_MEMORY in text or (session is not None and has_ended(session, error)):
         return _ended(name, is_lasting=_OUT_OF_MEMORY in text or runs_embedded())
     if any(part in condition or part in text for part in _MISSING_FILE):
-        if work.path in text:
-            return TableDamaged(path=work.path, reason=f"a file is missing ({condition})")
+        if task.path in text:
+            return TableDamaged(path=task.path, reason=f"a file is missing ({condition})")
         # A file of the raw zone may have been replaced by a compaction: the next run reads anew.
         return _transient(name, condition)
     inner = next((known for known in _IN_TEXT if known in text), None)
@@ -91,8 +91,8 @@ def _explained(work: TableWork, error: Exception, session: SparkSession | None) 
     return _transient(name, condition)
 
 
-def _null_key(work: TableWork, column: str) -> MergeConflict:
-    table = work.plan.target
+def _null_key(task: MergeTask, column: str) -> MergeConflict:
+    table = task.plan.target
     return MergeConflict(
         table=table.qualified_name,
         reason=f'column "{column}" of its configured key is NULL in a row, so nothing tells that '

@@ -1,4 +1,4 @@
-"""What a merge has to fold: decided from watermarks, copies and windows, without touching a row."""
+"""What a merge has to fold, by watermarks, snapshots and windows alone: no row is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.sizes import RowGroup
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.settings import CdcTable, StepLimit
 
@@ -22,7 +22,7 @@ _SMALL_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds the step of a merge.
+    """What key_range the step of a merge.
 
     Attributes:
         sizes: gives the row groups of raw/changes in a range of an epoch; None: sizes are taken
@@ -43,7 +43,7 @@ class Plan:
     Attributes:
         start: changes of the epoch with commit_lsn >= start are to be folded ...
         end: ... that have commit_lsn < end. Equal to start when there is nothing.
-        copy: the copy that replaces the contents first; None without one.
+        snapshot: the snapshot that replaces the contents first; None without one.
         windows: the windows that the range crosses.
         recorded_changes: changes of the table in these windows by the commits' own records.
         change_bytes: about their size as text.
@@ -55,7 +55,7 @@ class Plan:
     epoch: int
     start: Lsn
     end: Lsn
-    copy: Copy | None
+    snapshot: Snapshot | None
     windows: tuple[LsnWindow, ...]
     recorded_changes: int
     change_bytes: int
@@ -66,89 +66,93 @@ class Plan:
 def plan_merge(
     target: CdcTable,
     watermark: tuple[int, Lsn] | None,
-    copies: Sequence[Copy],
+    snapshots: Sequence[Snapshot],
     landed: Landed,
     through: LsnWindow,
     *,
     in_order: bool = False,
     is_bounded: bool = False,
-    skips_to_copy: bool = False,
+    skips_to_snapshot: bool = False,
     limits: Limits = NO_SIZES,
 ) -> Plan:
     """Decide what is to be folded into a table, or what first.
 
     Args:
         watermark: the table's own; None before its first merge.
-        copies: the complete copies of the raw zone; for a table without a watermark only those
-            after which nothing was removed.
+        snapshots: the complete snapshots of the raw zone; for a table without a watermark only
+            those after which nothing was removed.
         landed: gives the landed windows of an epoch in stream order.
-        in_order: the table keeps history: every copy between the watermark and `through` is a step
-            of its own, after the changes before it. Otherwise the newest copy replaces whatever
-            came before.
-        is_bounded: copies above `through` are none of this merge's business.
-        skips_to_copy: what lies between the watermark and the next copy cannot be folded.
+        in_order: the table keeps history: every snapshot between the watermark and `through` is a
+            step of its own, after the changes before it. Otherwise the newest snapshot replaces
+            whatever came before.
+        is_bounded: snapshots above `through` are none of this merge's business.
+        skips_to_snapshot: what lies between the watermark and the next snapshot cannot be folded.
         limits: of the step; what comes after it is for the next one.
 
     Raises:
-        MergeConflict: the table has no copy to begin with.
+        MergeConflict: the table has no snapshot to begin with.
         WatermarkGap: windows between the watermark and `through` are missing.
     """
     name = target.qualified_name
-    # History before a copy is folded first, and may not be captured yet.
+    # History before a snapshot is folded first, and may not be captured yet.
     waits = is_bounded or (in_order and watermark is not None)
-    usable = _usable_copies(
-        target, watermark, copies, through if waits else None, begins_epoch=not is_bounded
+    usable = _usable_snapshots(
+        target, watermark, snapshots, through if waits else None, begins_epoch=not is_bounded
     )
     if not usable and watermark is None:
-        raise SnapshotNeeded(table=name, reason="it has no complete copy with all changes after it")
+        raise SnapshotNeeded(
+            table=name, reason="it has no complete snapshot with all changes after it"
+        )
     if in_order and usable:
-        return _plan_step(target, watermark, usable, landed, through, skips_to_copy, limits)
-    copy = usable[-1] if usable else None
-    epoch, start = (copy.epoch, copy.snapshot_lsn) if copy is not None else _known(watermark)
+        return _plan_step(target, watermark, usable, landed, through, skips_to_snapshot, limits)
+    snapshot = usable[-1] if usable else None
+    epoch, start = (
+        (snapshot.epoch, snapshot.snapshot_lsn) if snapshot is not None else _known(watermark)
+    )
     if epoch < through.epoch:
-        raise _no_copy_of_epoch(target, epoch, through.epoch)
+        raise _no_snapshot_of_epoch(target, epoch, through.epoch)
     end = through.end if epoch == through.epoch else start
     windows = landed(epoch) if end > start else ()
-    return _plan_range(target, epoch, start, end, copy, windows, limits)
+    return _plan_range(target, epoch, start, end, snapshot, windows, limits)
 
 
-def _no_copy_of_epoch(target: CdcTable, last: int, epoch: int) -> SnapshotNeeded:
+def _no_snapshot_of_epoch(target: CdcTable, last: int, epoch: int) -> SnapshotNeeded:
     return SnapshotNeeded(
         table=target.qualified_name,
-        reason=f"epoch {epoch} of the slot has no copy of it, and what happened after epoch {last} "
-        "is not in the raw zone",
+        reason=f"epoch {epoch} of the slot has no snapshot of it, and the changes after epoch "
+        f"{last} are not in the raw zone",
     )
 
 
-def _usable_copies(
+def _usable_snapshots(
     target: CdcTable,
     watermark: tuple[int, Lsn] | None,
-    copies: Sequence[Copy],
+    snapshots: Sequence[Snapshot],
     through: LsnWindow | None,
     *,
     begins_epoch: bool,
-) -> list[Copy]:
-    """List the table's copies above its watermark, oldest first.
+) -> list[Snapshot]:
+    """List the table's snapshots above its watermark, oldest first.
 
     Args:
-        through: leave out copies above its end; None: leave out none.
-        begins_epoch: keep the first copy of `through`'s epoch all the same, if the table is not in
-            that epoch yet: nothing that it has to fold before that copy lies in the epoch.
+        through: leave out snapshots above its end; None: leave out none.
+        begins_epoch: keep the first snapshot of `through`'s epoch all the same, if the table is not
+            in that epoch yet: nothing that it has to fold before that snapshot lies in the epoch.
     """
     own = sorted(
         (
-            copy
-            for copy in copies
-            if (copy.schema, copy.table) == (target.schema, target.table)
-            and (watermark is None or (copy.epoch, copy.snapshot_lsn) > watermark)
+            snapshot
+            for snapshot in snapshots
+            if (snapshot.schema, snapshot.table) == (target.schema, target.table)
+            and (watermark is None or (snapshot.epoch, snapshot.snapshot_lsn) > watermark)
         ),
-        key=lambda copy: (copy.epoch, copy.snapshot_lsn),
+        key=lambda snapshot: (snapshot.epoch, snapshot.snapshot_lsn),
     )
     if through is None:
         return own
     usable = [c for c in own if (c.epoch, c.snapshot_lsn) <= (through.epoch, through.end)]
     if begins_epoch and (watermark is None or watermark[0] < through.epoch):
-        first = next((copy for copy in own if copy.epoch == through.epoch), None)
+        first = next((snapshot for snapshot in own if snapshot.epoch == through.epoch), None)
         if first is not None and first not in usable:
             usable.append(first)
     return usable
@@ -157,35 +161,35 @@ def _usable_copies(
 def _plan_step(
     target: CdcTable,
     watermark: tuple[int, Lsn] | None,
-    copies: Sequence[Copy],
+    snapshots: Sequence[Snapshot],
     landed: Landed,
     through: LsnWindow,
-    skips_to_copy: bool,
+    skips_to_snapshot: bool,
     limits: Limits,
 ) -> Plan:
-    """Plan the changes before the next copy, or that copy and the changes after it."""
-    first = copies[0]
-    if watermark is not None and not skips_to_copy:
+    """Plan the changes before the next snapshot, or that snapshot and the changes after it."""
+    first = snapshots[0]
+    if watermark is not None and not skips_to_snapshot:
         epoch, start = watermark
         end = _end_of(epoch, first, landed, through)
         if end > start:
             step = _plan_range(target, epoch, start, end, None, landed(epoch), limits)
             return replace(step, is_last=False)
-    following = copies[1] if len(copies) > 1 else None
+    following = snapshots[1] if len(snapshots) > 1 else None
     if following is None and first.epoch < through.epoch:
-        raise _no_copy_of_epoch(target, first.epoch, through.epoch)
+        raise _no_snapshot_of_epoch(target, first.epoch, through.epoch)
     end = _end_of(first.epoch, following, landed, through)
     windows = landed(first.epoch)
     step = _plan_range(target, first.epoch, first.snapshot_lsn, end, first, windows, limits)
     return replace(step, is_last=step.is_last and following is None)
 
 
-def _end_of(epoch: int, following: Copy | None, landed: Landed, through: LsnWindow) -> Lsn:
-    """Say how far the changes of an epoch go until the next copy takes over.
+def _end_of(epoch: int, following: Snapshot | None, landed: Landed, through: LsnWindow) -> Lsn:
+    """Say how far the changes of an epoch go until the next snapshot takes over.
 
-    That is one byte short of the copy: a watermark at its LSN would say that it is in the table. No
-    commit record is left out by that, because records begin at multiples of eight (MAXALIGN in
-    Postgres's src/include/access/xlogrecord.h).
+    That is one byte short of the snapshot: a watermark at its LSN would say that it is in the
+    table. No commit record is left out by that, because records begin at multiples of eight
+    (MAXALIGN in Postgres's src/include/access/xlogrecord.h).
     """
     if following is not None and following.epoch == epoch:
         end = Lsn(following.snapshot_lsn - 1)
@@ -202,13 +206,13 @@ def _plan_range(
     epoch: int,
     start: Lsn,
     end: Lsn,
-    copy: Copy | None,
+    snapshot: Snapshot | None,
     windows: Sequence[WindowSummary],
     limits: Limits,
 ) -> Plan:
     """Plan the changes of a range, as far as they fit into one step."""
     if end <= start:
-        return Plan(target, epoch, start, start, copy, (), 0, 0, start)
+        return Plan(target, epoch, start, start, snapshot, (), 0, 0, start)
     name, recorded = target.qualified_name, target.name.record_name
     crossed = [w for w in windows if start < w.window.end and w.window.start < end]
     _check_contiguity(name, start, crossed, end)
@@ -225,7 +229,7 @@ def _plan_range(
         epoch,
         start,
         end,
-        copy,
+        snapshot,
         windows=tuple(w.window for w in crossed),
         recorded_changes=sum(_change_count(recorded, w) for w in changed),
         change_bytes=size,

@@ -1,21 +1,21 @@
-"""What one table's merge reads: the shapes of its tuples, its copy and its changes."""
+"""What one table's merge reads: the shapes of its tuples, its snapshot and its changes."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
-from pgcdc_assets.merge.fold.schema import build_shape
-from pgcdc_assets.merge.fold.table_schema import TableShape
-from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.merge.fold.schema import build_schema
+from pgcdc_assets.merge.fold.table_schema import TableSchema
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import string
 from pgcdc_assets.tables.columns import SystemColumns
 from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
-from pgcdc_assets.tables.state import TargetState
+from pgcdc_assets.tables.state import ScdState
 
 # Given and not read from the files: Spark would open one before it plans the merge.
 _RAW = (
@@ -26,34 +26,34 @@ _RAW = (
 _READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new unchanged".split()
 
 
-def version_of_copy(work: TableWork, copy: Copy) -> RelationVersion:
-    """Find the relation version that describes a copy's tuples.
+def snapshot_version(task: MergeTask, snapshot: Snapshot) -> RelationVersion:
+    """Find the relation version that describes a snapshot's tuples.
 
     Raises:
         RawZoneError: raw/relations does not have it.
     """
-    candidates = [v for v in work.relations if v.version == copy.relation_version]
+    candidates = [v for v in task.relations if v.version == snapshot.relation_version]
     # A table that was dropped and created again counts its versions anew.
-    seen = [v for v in candidates if v.lsn <= copy.snapshot_lsn] or candidates
+    seen = [v for v in candidates if v.lsn <= snapshot.snapshot_lsn] or candidates
     if not seen:
         raise RawZoneError(
-            raw_zone=work.path,
-            reason=f"relation version {copy.relation_version} of "
-            f"{work.plan.target.qualified_name} is not described in raw/relations.",
+            raw_zone=task.path,
+            reason=f"relation version {snapshot.relation_version} of "
+            f"{task.plan.target.qualified_name} is not described in raw/relations.",
         )
     return max(seen, key=lambda v: v.lsn)
 
 
-def is_made_by_its_changes(work: TableWork) -> bool:
-    """Say whether the copy is empty and rows follow: then one commit makes the table."""
-    copy = work.plan.copy
-    return copy is not None and copy.row_count == 0 and bool(work.version_order)
+def is_made_by_its_changes(task: MergeTask) -> bool:
+    """Say whether the snapshot is empty and rows follow: then one commit makes the table."""
+    snapshot = task.plan.snapshot
+    return snapshot is not None and snapshot.row_count == 0 and bool(task.version_order)
 
 
-def shape_of_changes(
-    work: TableWork, state: TargetState | None, system: SystemColumns
-) -> TableShape:
-    """Build the shape from the version that the table was made with and those of the changes.
+def build_changes_schema(
+    task: MergeTask, state: ScdState | None, system: SystemColumns
+) -> TableSchema:
+    """Build the schema from the version that the table was made with and those of the changes.
 
     Args:
         state: the table; None where its changes make it.
@@ -63,57 +63,57 @@ def shape_of_changes(
         SchemaChangeError: the source table is another one now, or its change has no replay.
         RawZoneError: a relation version is not described.
     """
-    assert work.facts is not None
-    name = work.plan.target.qualified_name
+    assert task.stats is not None
+    name = task.plan.target.qualified_name
     known_key = None
     if state is None:
-        assert work.plan.copy is not None
-        copied = version_of_copy(work, work.plan.copy)
+        assert task.plan.snapshot is not None
+        copied = snapshot_version(task, task.plan.snapshot)
         relation_id, made_with = copied.relation.relation_id, copied.version
     else:
         properties = state.properties
         if RELATION_ID not in properties:
             raise MergeConflict(
                 table=name,
-                reason=f"the Delta table {work.path} was not made by this package. Move it away",
+                reason=f"the Delta table {task.path} was not made by this package. Move it away",
             )
         relation_id = int(properties[RELATION_ID])
         made_with = int(properties[RELATION_VERSION])
         known_key = properties.get(KEY)
-    if work.facts.relation_ids != {relation_id}:
+    if task.stats.relation_ids != {relation_id}:
         raise SchemaChangeError(
             relation=name, column="(all)", reason="the table was dropped and created again"
         )
-    versions = {v.version: v for v in work.relations if v.relation.relation_id == relation_id}
-    order = list(work.version_order)
+    versions = {v.version: v for v in task.relations if v.relation.relation_id == relation_id}
+    order = list(task.version_order)
     if made_with not in order:
         order.insert(0, made_with)
     missing = [number for number in order if number not in versions]
     if missing:
         raise RawZoneError(
-            raw_zone=work.path,
+            raw_zone=task.path,
             reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
         )
     ordered = [versions[number] for number in order]
-    return build_shape(ordered, work.plan.target.key, known_key, system, work.relations)
+    return build_schema(ordered, task.plan.target.key, known_key, system, task.relations)
 
 
-def read_copy(spark: SparkSession, zone: RawZone, copy: Copy) -> DataFrame:
-    """Read a copy's tuples: one column `new`."""
+def read_snapshot(spark: SparkSession, zone: RawZone, snapshot: Snapshot) -> DataFrame:
+    """Read a snapshot's tuples: one column `new`."""
     return (
         spark.read.format("delta")
         .load(zone.snapshots.table.uri)
         .where(
-            f"epoch = {copy.epoch} AND snapshot_lsn = {int(copy.snapshot_lsn)} "
-            f"AND schema = {string(copy.schema)} AND table = {string(copy.table)} "
-            f"AND relation_version = {copy.relation_version}"
+            f"epoch = {snapshot.epoch} AND snapshot_lsn = {int(snapshot.snapshot_lsn)} "
+            f"AND schema = {string(snapshot.schema)} AND table = {string(snapshot.table)} "
+            f"AND relation_version = {snapshot.relation_version}"
         )
         .select("new")
     )
 
 
 def read_changes(
-    spark: SparkSession, zone: RawZone, work: TableWork, *, keeps_truncated: bool = False
+    spark: SparkSession, zone: RawZone, task: MergeTask, *, keeps_truncated: bool = False
 ) -> DataFrame:
     """Read the table's changes of the range.
 
@@ -124,10 +124,10 @@ def read_changes(
     Args:
         keeps_truncated: read also what a TRUNCATE has undone.
     """
-    plan, facts = work.plan, work.facts
-    assert facts is not None
-    (relation_id,) = facts.relation_ids
-    schema, table = work.name
+    plan, stats = task.plan, task.stats
+    assert stats is not None
+    (relation_id,) = stats.relation_ids
+    schema, table = task.name
     files = change_files(zone.changes.table, plan.epoch, plan.first_change, plan.end)
     conditions = [
         f"epoch = {plan.epoch} AND relation_id = {relation_id} "
@@ -137,8 +137,8 @@ def read_changes(
         conditions.append(
             f"commit_lsn >= {int(plan.first_change)} AND commit_lsn < {int(plan.end)}"
         )
-    if facts.truncates and not keeps_truncated:
-        lsn, ordinal = facts.truncates[-1].commit_lsn, facts.truncates[-1].ordinal
+    if stats.truncates and not keeps_truncated:
+        lsn, ordinal = stats.truncates[-1].commit_lsn, stats.truncates[-1].ordinal
         conditions.append(
             f"commit_lsn >= {lsn} AND (commit_lsn > {lsn} OR (commit_lsn = {lsn} "
             f"AND ordinal > {ordinal}))"

@@ -35,13 +35,13 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.merge.replaced_table import ReplacedTable, describe_replaced
 from pgcdc_assets.raw.files import filesystem
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.table_files import move_files, replace_log
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
-from pgcdc_assets.tables.fence import Step, fence_app_id, fencing, read_fence
+from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
 from pgcdc_assets.tables.properties import BEGINS_WITH, OURS
 from pgcdc_assets.tables.state import check_written, is_unsupported, table_path
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 5
 
-# Columns of the kinds of table that show what was before their newest copy.
+# Columns of the kinds of table that show what was before their newest snapshot.
 _SHOWS_THE_PAST = frozenset({"_valid_from", "_deleted", "_op"})
 _TO_BEGIN_ANEW = (
     "What it shows of the time before cannot be made again; to begin again, move {path} away. "
@@ -166,7 +166,7 @@ def _build(
         if isinstance(report, MergeFailure):
             raise report.error
         changes_read += report.changes_read
-    # Retention may have removed windows and copies while they were read.
+    # Retention may have removed windows and snapshots while they were read.
     _check_kept(zone, target, window, live, needed)
     return changes_read
 
@@ -176,57 +176,61 @@ def _check_kept(
     target: CdcTable,
     window: LsnWindow,
     live: ReplacedTable,
-    needed: Sequence[Copy] | None = None,
-) -> Sequence[Copy]:
-    """Check that the copies which the table is made of, and every change after them, are there.
+    needed: Sequence[Snapshot] | None = None,
+) -> Sequence[Snapshot]:
+    """Check that the snapshots which the table is made of, and every change after them, are there.
 
     Args:
-        needed: the copies that an earlier look found to be needed.
+        needed: the snapshots that an earlier look found to be needed.
 
     Returns:
-        The copies that are needed.
+        The snapshots that are needed.
 
     Raises:
         RawExpired: retention removed some changes.
-        RawZoneError: a copy that is needed is gone.
+        RawZoneError: a snapshot that is needed is gone.
     """
-    copies = [
-        copy
-        for copy in zone.snapshots.complete_copies()
-        if (copy.schema, copy.table) == (target.schema, target.table)
-        and (copy.epoch, copy.snapshot_lsn) <= (window.epoch, window.end)
+    snapshots = [
+        snapshot
+        for snapshot in zone.snapshots.complete_snapshots()
+        if (snapshot.schema, snapshot.table) == (target.schema, target.table)
+        and (snapshot.epoch, snapshot.snapshot_lsn) <= (window.epoch, window.end)
     ]
-    floors = zone.changes.floors({copy.epoch for copy in copies})
+    floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
     again = resnapshot_remedy(zone.name, target.qualified_name)
     begin_again = _TO_BEGIN_ANEW.format(path=live.path, remedy=again)
     remedy = {"remedy": again}
     is_complete = True
     if not target.keeps_history(target.scd[0]):
-        wanted = copies[-1:]
+        wanted = snapshots[-1:]
     elif _SHOWS_THE_PAST.isdisjoint(live.columns):
         # It was made as another kind, so there is nothing that a later beginning would leave out.
-        wanted = [copy for copy in copies if copy.snapshot_lsn >= floors[copy.epoch]]
+        wanted = [
+            snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
+        ]
     else:
         # A beginning above what was removed would leave out, without a word, what was before it.
         remedy["remedy"] = begin_again
         beginning = live.properties.get(BEGINS_WITH, "")
-        wanted = [copy for copy in copies if copy.position >= beginning]
+        wanted = [snapshot for snapshot in snapshots if snapshot.position >= beginning]
         is_complete = not wanted or beginning in ("", wanted[0].position)
     if needed is not None:
-        is_complete = is_complete and {c.identity for c in needed} <= {c.identity for c in copies}
+        is_complete = is_complete and {c.identity for c in needed} <= {
+            c.identity for c in snapshots
+        }
         wanted = list(needed)
     if not is_complete:
         raise RawZoneError(
             raw_zone=zone.snapshots.table.uri,
-            reason=f"a copy that {target.qualified_name} is made of is gone, so it cannot be "
+            reason=f"a snapshot that {target.qualified_name} is made of is gone, so it cannot be "
             f"rebuilt. {begin_again}",
         )
-    for copy in wanted:
-        if copy.snapshot_lsn < floors[copy.epoch]:
+    for snapshot in wanted:
+        if snapshot.snapshot_lsn < floors[snapshot.epoch]:
             raise RawExpired(
-                what=f"Table {target.qualified_name} was copied at {copy.snapshot_lsn} (epoch "
-                f"{copy.epoch}); its rebuild",
-                floor=floors[copy.epoch],
+                what=f"Table {target.qualified_name} was copied at {snapshot.snapshot_lsn} (epoch "
+                f"{snapshot.epoch}); its rebuild",
+                floor=floors[snapshot.epoch],
                 **remedy,
             )
     return wanted
@@ -315,7 +319,7 @@ def _commit(
         fence = read_fence(live, zone.name) + 1
         properties = CommitProperties(
             custom_metadata={"pgcdc": {"rebuilt_through": str(window.end)}},
-            app_transactions=fencing(zone, window.epoch, window.end, fence),
+            app_transactions=fence_transactions(zone, window.epoch, window.end, fence),
             max_commit_retries=0,
         )
         try:

@@ -22,7 +22,7 @@ class MergeReport:
         windows_folded: windows whose changes are in the table now and were not before.
         changes_read: changes of the table in these windows.
         columns_filled: columns that were added, and whose default the rows from before were given.
-        snapshot_lsn: the copy that replaced the contents; None without one.
+        snapshot_lsn: the snapshot that replaced the contents; None without one.
         row_count: rows after the merge, where it is known for nothing.
     """
 

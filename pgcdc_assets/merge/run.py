@@ -25,22 +25,22 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
-from pgcdc_assets.merge.kinds.choose import choose_kind
+from pgcdc_assets.merge.kinds.choose import choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
-from pgcdc_assets.merge.task import TableWork, prepare
+from pgcdc_assets.merge.task import MergeTask, prepare
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune
 from pgcdc_assets.tables.state import (
-    TargetState,
+    ScdState,
     advance_watermark,
-    check_unmoved,
+    check_not_overtaken,
     finish_step,
     next_step,
-    overtaken,
-    settle,
+    overtaken_error,
+    record_watermark,
 )
 
 # How far the recorded watermark of a table without changes may fall behind: its next merge looks
@@ -71,14 +71,14 @@ def merge_tables(
             it about two seconds.
         limit: how much one commit folds at most; what is above it is folded by further commits.
     """
-    busy: list[TableWork] = []
-    for work in prepare(zone, targets, through, root, limit=limit):
-        if isinstance(work, MergeFailure):
-            yield work
-        elif work.is_idle:
-            yield _guarded(work, lambda idle: pass_by(zone, idle))
+    busy: list[MergeTask] = []
+    for task in prepare(zone, targets, through, root, limit=limit):
+        if isinstance(task, MergeFailure):
+            yield task
+        elif task.is_idle:
+            yield _guarded(task, lambda idle: report_idle(zone, idle))
         else:
-            busy.append(work)
+            busy.append(task)
     if busy:
         count = min(parallelism, len(busy))
         given = None if sessions is None else nullcontext(list(sessions[:count]))
@@ -95,57 +95,59 @@ class _Merge:
     root: str | None
     limit: StepLimit | None
 
-    def run(self, spark: SparkSession, work: TableWork) -> MergeReport:
-        """Merge one table, step by step: up to the limit of a step, or up to the next copy."""
-        report = self._step(spark, work)
-        while not work.plan.is_last:
+    def run(self, spark: SparkSession, task: MergeTask) -> MergeReport:
+        """Merge one table, step by step: up to the limit of a step, or up to the next snapshot."""
+        report = self._step(spark, task)
+        while not task.plan.is_last:
             failpoints.reach(failpoints.AFTER_MERGE_STEP)
-            work = self._following(work)
-            report = report.followed_by(self._step(spark, work))
+            task = self._following(task)
+            report = report.followed_by(self._step(spark, task))
         return report
 
-    def _step(self, spark: SparkSession, work: TableWork) -> MergeReport:
+    def _step(self, spark: SparkSession, task: MergeTask) -> MergeReport:
         try:
-            return self._merge(spark, work)
+            return self._merge(spark, task)
         except DefiniteError:
-            if work.plan.is_last:
+            if task.plan.is_last:
                 raise
-            # The copy that follows says what came of the changes that cannot be folded.
-            following = self._after_next_copy(work)
+            # The snapshot that follows says what came of the changes that cannot be folded.
+            following = self._after_next_snapshot(task)
             if following is None:
                 raise
         return self._merge(spark, following)
 
-    def _merge(self, spark: SparkSession, work: TableWork) -> MergeReport:
+    def _merge(self, spark: SparkSession, task: MergeTask) -> MergeReport:
         try:
-            return merge_table(spark, self.zone, work)
+            return merge_table(spark, self.zone, task)
         except PgcdcError:
             raise
         except Exception as error:
-            raise explain(work, error, spark) from error
+            raise explain(task, error, spark) from error
 
-    def _after_next_copy(self, work: TableWork) -> TableWork | None:
-        """Plan from the copy that follows; None if there is none, or the table goes on from one."""
-        copy = work.plan.copy
-        if copy is None:
-            return self._following(work, skips_to_copy=True)
-        if work.state is not None:
+    def _after_next_snapshot(self, task: MergeTask) -> MergeTask | None:
+        """Plan from the snapshot that follows; None if there is none, or the table goes on from
+        one.
+        """
+        snapshot = task.plan.snapshot
+        if snapshot is None:
+            return self._following(task, skips_to_snapshot=True)
+        if task.state is not None:
             return None
         try:
-            return self._following(work, skips_to_copy=True, after=copy.position)
+            return self._following(task, skips_to_snapshot=True, after=snapshot.position)
         except MergeConflict:
             return None
 
     def _following(
-        self, work: TableWork, *, skips_to_copy: bool = False, after: str | None = None
-    ) -> TableWork:
-        target = replace(work.plan.target, scd=(work.scd,))
+        self, task: MergeTask, *, skips_to_snapshot: bool = False, after: str | None = None
+    ) -> MergeTask:
+        target = replace(task.plan.target, scd=(task.scd,))
         (found,) = prepare(
             self.zone,
             [target],
             self.through,
             self.root,
-            skips_to_copy=skips_to_copy,
+            skips_to_snapshot=skips_to_snapshot,
             after=after,
             limit=self.limit,
         )
@@ -155,22 +157,22 @@ class _Merge:
 
 
 def _side_by_side(
-    sessions: Sequence[SparkSession], works: Sequence[TableWork], merge: _Merge
+    sessions: Sequence[SparkSession], tasks: Sequence[MergeTask], merge: _Merge
 ) -> Iterator[MergeReport | MergeFailure]:
     free: SimpleQueue[SparkSession] = SimpleQueue()
     for session in sessions:
         free.put(session)
 
-    def run(work: TableWork) -> MergeReport | MergeFailure:
+    def run(task: MergeTask) -> MergeReport | MergeFailure:
         session = free.get()
         activate(session)
         try:
             if merge.root is not None:
                 # A fold for a comparison or a rebuild, which says itself what it does.
-                return _guarded(work, lambda busy: merge.run(session, busy), session)
-            name = f"merge of {work.plan.target.qualified_name} (scd{work.scd})"
+                return _guarded(task, lambda busy: merge.run(session, busy), session)
+            name = f"merge of {task.plan.target.qualified_name} (scd{task.scd})"
             with activity(name, "changes") as shown:
-                report = _guarded(work, lambda busy: merge.run(session, busy), session)
+                report = _guarded(task, lambda busy: merge.run(session, busy), session)
                 if isinstance(report, MergeReport):
                     shown.count = report.changes_read
                 else:
@@ -180,7 +182,7 @@ def _side_by_side(
             free.put(session)
 
     with ThreadPoolExecutor(len(sessions), "pgcdc-merge") as pool:
-        futures = [pool.submit(run, work) for work in works]
+        futures = [pool.submit(run, task) for task in tasks]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -190,40 +192,40 @@ def _side_by_side(
 
 
 def _guarded(
-    work: TableWork,
-    action: Callable[[TableWork], MergeReport],
+    task: MergeTask,
+    action: Callable[[MergeTask], MergeReport],
     session: SparkSession | None = None,
 ) -> MergeReport | MergeFailure:
     """Run one table's merge; give what went wrong as a failure of that table."""
     try:
-        return action(work)
+        return action(task)
     except PgcdcError as error:
-        return MergeFailure(*work.name, error)
+        return MergeFailure(*task.name, error)
     except Exception as error:
-        return MergeFailure(*work.name, explain(work, error, session))
+        return MergeFailure(*task.name, explain(task, error, session))
 
 
-def pass_by(zone: RawZone, work: TableWork) -> MergeReport:
+def report_idle(zone: RawZone, task: MergeTask) -> MergeReport:
     """Report a table without changes; its watermark is recorded only now and then."""
-    plan = work.plan
+    plan = task.plan
     if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= IDLE_WINDOWS):
-        advance_watermark(zone, work.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
-    elif work.state is not None and not work.state.is_settled:
-        settle(zone, work.path)
+        advance_watermark(zone, task.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
+    elif task.state is not None and not task.state.is_watermark_recorded:
+        record_watermark(zone, task.path)
     return MergeReport(
-        *work.name,
-        work.scd,
-        work.path,
-        watermark_before=work.watermark_before,
+        *task.name,
+        task.scd,
+        task.path,
+        watermark_before=task.watermark_before,
         watermark_after=plan.end,
         windows_folded=len(plan.windows),
-        row_count=work.state.row_count if work.state is not None else None,
-        seconds=time.monotonic() - work.started,
+        row_count=task.state.row_count if task.state is not None else None,
+        seconds=time.monotonic() - task.started,
     )
 
 
-def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeReport:
-    """Apply the copy, if one is due, and then the changes; at most one commit each.
+def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeReport:
+    """Apply the snapshot, if one is due, and then the changes; at most one commit each.
 
     Args:
         spark: a session that nobody else uses meanwhile.
@@ -233,58 +235,58 @@ def merge_table(spark: SparkSession, zone: RawZone, work: TableWork) -> MergeRep
         TransientError: another merge of the table was faster.
     """
     started = time.monotonic()
-    plan, state = work.plan, work.state
+    plan, state = task.plan, task.state
     counts = Counts()
     target_bytes = state.size_bytes if state is not None else 0
-    tune(spark, work.row_count, target_bytes, plan.change_bytes + work.compared_bytes)
-    kind = choose_kind(spark, zone, work)
+    tune(spark, task.row_count, target_bytes, plan.change_bytes + task.compared_bytes)
+    kind = choose_table_kind(spark, zone, task)
     if state is not None:
-        check_unmoved(zone, work.path, state)
-    if plan.copy is not None and not kind.takes_copy_with_changes:
-        step = next_step(zone, state, plan.epoch, plan.copy.snapshot_lsn)
-        written = kind.apply_copy(state, plan.copy, step)
-        before, state = state, finish_step(zone, work.path, step)
+        check_not_overtaken(zone, task.path, state)
+    if plan.snapshot is not None and not kind.merges_snapshot_with_changes:
+        step = next_step(zone, state, plan.epoch, plan.snapshot.snapshot_lsn)
+        written = kind.apply_snapshot(state, plan.snapshot, step)
+        before, state = state, finish_step(zone, task.path, step)
         counts += written.counted(before, state)
         if state.watermark != step.position:
-            raise overtaken(work.path)
-    if work.facts is not None:
+            raise overtaken_error(task.path)
+    if task.stats is not None:
         step = next_step(zone, state, plan.epoch, plan.end)
         written = kind.apply_changes(state, step)
-        before, state = state, finish_step(zone, work.path, step)
+        before, state = state, finish_step(zone, task.path, step)
         counts += written.counted(before, state)
     elif plan.end > plan.start:
-        advance_watermark(zone, work.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
+        advance_watermark(zone, task.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
     assert state is not None
     return MergeReport(
-        *work.name,
-        work.scd,
-        work.path,
-        watermark_before=work.watermark_before,
+        *task.name,
+        task.scd,
+        task.path,
+        watermark_before=task.watermark_before,
         watermark_after=plan.end,
         steps=1,
         windows_folded=len(plan.windows),
-        changes_read=work.facts.change_count if work.facts is not None else 0,
+        changes_read=task.stats.change_count if task.stats is not None else 0,
         rows_inserted=counts.inserted or 0,
         rows_updated=counts.updated,
         rows_deleted=counts.deleted,
-        rows_rescued=_count_rescued(spark, work, state) if counts.may_be_rescued else 0,
+        rows_rescued=_count_rescued(spark, task, state) if counts.may_be_rescued else 0,
         columns_filled=tuple(kind.filled),
-        snapshot_lsn=plan.copy.snapshot_lsn if plan.copy is not None else None,
+        snapshot_lsn=plan.snapshot.snapshot_lsn if plan.snapshot is not None else None,
         row_count=state.row_count,
         seconds=time.monotonic() - started,
     )
 
 
-def _count_rescued(spark: SparkSession, work: TableWork, state: TargetState) -> int:
+def _count_rescued(spark: SparkSession, task: MergeTask, state: ScdState) -> int:
     """Count the rows written by this merge that have a rescued value.
 
     Where the new files' statistics say that there is none, which is the rule, nothing is read.
     """
-    known = work.state.rescued if work.state is not None else {}
+    known = task.state.rescued if task.state is not None else {}
     if not any(count != 0 for path, count in state.rescued.items() if path not in known):
         return 0
     row = spark.sql(
-        f"SELECT count(*) AS n FROM {delta_table(work.path)} "
-        f"WHERE _rescued IS NOT NULL AND {_POSITION[work.scd]} >= {int(work.plan.start)}"
+        f"SELECT count(*) AS n FROM {delta_table(task.path)} "
+        f"WHERE _rescued IS NOT NULL AND {_POSITION[task.scd]} >= {int(task.plan.start)}"
     ).collect()[0]
     return int(row["n"])

@@ -1,9 +1,9 @@
 """The table's columns follow those of the source before the merge that needs it.
 
 A column that was added is added, and the rows from before get its default. Other changes cannot be
-replayed from the stream and are refused when the shape is built (`fold/schema.py`), until the table
-is copied anew. A table that keeps what came before the copy then gives a column its new type, and
-its old values with it.
+replayed from the stream and are refused when the schema is built (`fold/schema.py`), until the
+table is copied anew. A table that keeps what came before the snapshot then gives a column its new
+type, and its old values with it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pgcdc_assets.errors import SchemaChangeError
-from pgcdc_assets.merge.fold.table_schema import Field, TableShape
-from pgcdc_assets.merge.fold.typed_columns import target_columns
+from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
+from pgcdc_assets.merge.fold.typed_columns import name_columns
 from pgcdc_assets.merge.write import alter_all, overwrite_schema, table_properties
 from pgcdc_assets.spark.sql import delta_table, identifier, string
-from pgcdc_assets.tables.columns import folded
+from pgcdc_assets.tables.columns import normalize_name
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import OwnedColumns
 from pgcdc_assets.tables.properties import OURS
-from pgcdc_assets.tables.state import TargetState
+from pgcdc_assets.tables.state import ScdState
 
 # Which columns a merge adds and fills, and the fence of the state that it found.
 _FILL = "pgcdc.fill"
@@ -32,27 +32,27 @@ _FILL = "pgcdc.fill"
 _EMPTY = "CAST(map() AS MAP<STRING, STRING>)"
 
 
-def fields_to_fill(state: TargetState, shape: TableShape) -> list[Field]:
+def fields_to_fill(state: ScdState, schema: TableSchema) -> list[Field]:
     """Find the columns whose default the rows of the table lack.
 
     These are columns that the table lacks, and those that a merge added before it died.
     """
     interrupted: set[str] = set()
-    known = set(map(folded, state.columns))
+    known = set(map(normalize_name, state.columns))
     noted = json.loads(state.properties.get(_FILL, "{}"))
     # Every write takes the table to another fence: then the rows were filled, or are others.
     if noted.get("fence") == state.fence:
         interrupted = set(noted["columns"])
     return [
         field
-        for field in shape.fields
+        for field in schema.fields
         if field.default is not None
-        and (folded(field.name) not in known or field.name in interrupted)
+        and (normalize_name(field.name) not in known or field.name in interrupted)
     ]
 
 
 def add_columns(
-    spark: SparkSession, state: TargetState, shape: TableShape, filled: Sequence[Field] = ()
+    spark: SparkSession, state: ScdState, schema: TableSchema, filled: Sequence[Field] = ()
 ) -> None:
     """Add the fields that the table lacks; each step can be repeated after a crash between them.
 
@@ -60,19 +60,21 @@ def add_columns(
         filled: fields that `fill_columns` is to be called for; the table notes them.
     """
     path = state.path
-    known = set(map(folded, state.columns))
-    missing = [i for i, field in enumerate(shape.fields) if folded(field.name) not in known]
+    known = set(map(normalize_name, state.columns))
+    missing = [
+        i for i, field in enumerate(schema.fields) if normalize_name(field.name) not in known
+    ]
     if not missing:
         return
     table = delta_table(path)
-    properties = {**table_properties(shape), **_features(shape)}
+    properties = {**table_properties(schema), **_features(schema)}
     if filled:
         noted = {"fence": state.fence, "columns": [field.name for field in filled]}
         properties[_FILL] = json.dumps(noted)
     _set(spark, path, properties)
     for i in missing:
-        field = shape.fields[i]
-        place = f"AFTER {identifier(shape.fields[i - 1].name)}" if i else "FIRST"
+        field = schema.fields[i]
+        place = f"AFTER {identifier(schema.fields[i - 1].name)}" if i else "FIRST"
         spark.sql(
             f"ALTER TABLE {table} ADD COLUMNS ({identifier(field.name)} {field.type.ddl} "
             f"COMMENT {string(field.comment)} {place})"
@@ -108,11 +110,11 @@ def fill_columns(
 
 
 def retype_columns(
-    spark: SparkSession, path: str, shape: TableShape, partitioned_by: Sequence[str], step: Step
+    spark: SparkSession, path: str, schema: TableSchema, partitioned_by: Sequence[str], step: Step
 ) -> bool:
-    """Rewrite the table where its columns have other types than the shape, in one commit.
+    """Rewrite the table where its columns have other types than the schema, in one commit.
 
-    A name that the shape writes in other letters, upper or lower case, is written so.
+    A name that the schema writes in other letters, upper or lower case, is written so.
 
     A value that the new type does not hold exactly is kept as text in `_rescued`.
 
@@ -123,20 +125,20 @@ def retype_columns(
         SchemaChangeError: an array became something else, or something else an array.
     """
     rows = spark.read.format("delta").load(path)
-    by_name = {folded(field.name): field for field in shape.fields}
+    by_name = {normalize_name(field.name): field for field in schema.fields}
     renamed = {
-        column.name: by_name[folded(column.name)].name
+        column.name: by_name[normalize_name(column.name)].name
         for column in rows.schema
-        if by_name.get(folded(column.name), column).name != column.name
+        if by_name.get(normalize_name(column.name), column).name != column.name
     }
     there = {
         renamed.get(column.name, column.name): column.dataType.simpleString()
         for column in rows.schema
     }
-    wanted = _types_of(spark, shape)
+    wanted = _types_of(spark, schema)
     changed = {
         field.name: field
-        for field, ddl in zip(shape.fields, wanted, strict=True)
+        for field, ddl in zip(schema.fields, wanted, strict=True)
         if there[field.name] != ddl
     }
     if not changed and not renamed:
@@ -145,12 +147,12 @@ def retype_columns(
     for name, field in changed.items():
         if there[name].startswith("array") != field.type.ddl.startswith("ARRAY"):
             raise SchemaChangeError(
-                relation=shape.relation.qualified_name,
+                relation=schema.relation.qualified_name,
                 column=name,
                 reason=f"its type changed from {there[name]} to {field.comment}, which its earlier "
                 "values do not have",
             )
-    _set(spark, path, {**table_properties(shape), **_features(shape)})
+    _set(spark, path, {**table_properties(schema), **_features(schema)})
     names = ", ".join(map(string, changed))
     entries = ", ".join(
         f"{string(name)}, IF({_typed(field, there[name])} IS NULL, {_text(field, there[name])}, "
@@ -202,8 +204,8 @@ def _renamed(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
 def replace_table(
     spark: SparkSession,
     rows: DataFrame,
-    shape: TableShape,
-    state: TargetState,
+    schema: TableSchema,
+    state: ScdState,
     owned: OwnedColumns,
     step: Step,
 ) -> None:
@@ -212,10 +214,10 @@ def replace_table(
     Properties, constraints, clustering and the table's comment are not touched. Columns of the
     owner's are NULL in the new rows.
     """
-    if _features(shape) and not _has_ntz(state):
-        _set(spark, state.path, _features(shape))
-    set_properties(spark, state.path, state.properties, shape)
-    _overwrite(spark, rows.select(*target_columns(shape, owned.comments)), state.path, owned, step)
+    if _features(schema) and not _has_ntz(state):
+        _set(spark, state.path, _features(schema))
+    set_properties(spark, state.path, state.properties, schema)
+    _overwrite(spark, rows.select(*name_columns(schema, owned.comments)), state.path, owned, step)
 
 
 def overwrite_by_spark(
@@ -230,7 +232,7 @@ def overwrite_by_spark(
     rows = spark.read.format("delta").load(source)
     described = []
     for field in rows.schema:
-        comment = owned.comments.get(folded(field.name), field.metadata.get("comment"))
+        comment = owned.comments.get(normalize_name(field.name), field.metadata.get("comment"))
         metadata = {} if comment is None else {"comment": comment}
         described.append(F.col(identifier(field.name)).alias(field.name, metadata=metadata))
     _overwrite(spark, rows.select(*described), path, owned, step, partitioned_by)
@@ -244,10 +246,10 @@ def _overwrite(
     step: Step,
     partitioned_by: Sequence[str] = (),
 ) -> None:
-    known = set(map(folded, rows.columns))
+    known = set(map(normalize_name, rows.columns))
     theirs = []
     for field in StructType.fromJson({"fields": list(owned.fields)}):
-        if folded(field.name) not in known:
+        if normalize_name(field.name) not in known:
             metadata = {k: v for k, v in field.metadata.items() if not k.startswith("delta.")}
             column = F.col(identifier(field.name))
             theirs.append(column.alias(field.name, metadata=metadata))
@@ -258,7 +260,9 @@ def _overwrite(
         empty = spark.read.format("delta").load(path).where("false").select(*theirs)
         rows = rows.unionByName(empty, allowMissingColumns=True)
     described = spark.sql(f"DESCRIBE DETAIL {delta_table(path)}").collect()[0]
-    clustered_by = [name for name in described["clusteringColumns"] if folded(name) in known]
+    clustered_by = [
+        name for name in described["clusteringColumns"] if normalize_name(name) in known
+    ]
     overwrite_schema(rows.select(*ours, *theirs), path, step, partitioned_by)
     if clustered_by:
         # An overwrite of the schema takes the clustering off.
@@ -267,33 +271,33 @@ def _overwrite(
 
 
 def set_properties(
-    spark: SparkSession, path: str, existing: Mapping[str, str], shape: TableShape
+    spark: SparkSession, path: str, existing: Mapping[str, str], schema: TableSchema
 ) -> None:
     """Note which relation the table follows from now on; what its owner has set stays."""
     changed = {
         name: value
-        for name, value in table_properties(shape).items()
+        for name, value in table_properties(schema).items()
         if existing.get(name) != value and (name.startswith(OURS) or name not in existing)
     }
     if changed:
         _set(spark, path, changed)
 
 
-def _features(shape: TableShape) -> dict[str, str]:
+def _features(schema: TableSchema) -> dict[str, str]:
     """Give the table features that Delta does not add to a table that exists."""
-    if any("TIMESTAMP_NTZ" in field.type.ddl for field in shape.fields):
+    if any("TIMESTAMP_NTZ" in field.type.ddl for field in schema.fields):
         return {"delta.feature.timestampNtz": "supported"}
     return {}
 
 
-def _has_ntz(state: TargetState) -> bool:
+def _has_ntz(state: ScdState) -> bool:
     return "timestamp_ntz" in state.schema
 
 
-def _types_of(spark: SparkSession, shape: TableShape) -> list[str]:
-    nulls = (f"CAST(NULL AS {field.type.ddl}) AS c{i}" for i, field in enumerate(shape.fields))
-    schema = spark.sql(f"SELECT {', '.join(nulls)}").schema
-    return [field.dataType.simpleString() for field in schema]
+def _types_of(spark: SparkSession, schema: TableSchema) -> list[str]:
+    nulls = (f"CAST(NULL AS {field.type.ddl}) AS c{i}" for i, field in enumerate(schema.fields))
+    types = spark.sql(f"SELECT {', '.join(nulls)}").schema
+    return [field.dataType.simpleString() for field in types]
 
 
 def _text(field: Field, before: str) -> str:

@@ -1,4 +1,4 @@
-"""Everything about the tables to merge that can be known without Spark: state, plan and facts."""
+"""Everything about the tables to merge that can be known without Spark: state, plan and stats."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from functools import cache
 
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableMoved, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.change_stats import ChangeFacts, Range, read_facts, versions_in_order
+from pgcdc_assets.merge.change_stats import ChangeStats, Range, read_change_stats, versions_in_order
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.sizes import RowGroups
-from pgcdc_assets.raw.snapshots import Copy, CopyIdentity
+from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.tables.properties import RELATION_ID
-from pgcdc_assets.tables.state import TargetState, read_target, table_path
+from pgcdc_assets.tables.state import ScdState, read_scd_state, table_path
 
 SCD_TYPES = (1, 2)
 
 
 @dataclass(frozen=True)
-class TableWork:
+class MergeTask:
     """One SCD table with what was found out about it.
 
     Attributes:
         state: the table as its log describes it; None when it does not exist.
         relations: the table's relation versions in the plan's epoch.
-        facts: about the changes to be folded; None when there are none.
+        stats: about the changes to be folded; None when there are none.
         version_order: the relation versions of these changes in the order of their last use.
         started: monotonic clock.
-        copied_at: the time to which the plan's copy belongs, for a table that keeps history.
-        compared_bytes: of the copy and the table's rows, where a shuffle compares the two.
+        snapshot_at: the time to which the plan's snapshot belongs, for a table that keeps history.
+        compared_bytes: of the snapshot and the table's rows, where a shuffle compares the two.
     """
 
     plan: Plan
     scd: int
     path: str
-    state: TargetState | None
+    state: ScdState | None
     relations: tuple[RelationVersion, ...]
     started: float
-    facts: ChangeFacts | None = None
+    stats: ChangeStats | None = None
     version_order: tuple[int, ...] = ()
-    copied_at: dt.datetime | None = None
+    snapshot_at: dt.datetime | None = None
     compared_bytes: int = 0
 
     @property
     def row_count(self) -> int:
-        """The rows to be read: of the copy and of the changes."""
-        copied = self.plan.copy.row_count if self.plan.copy is not None else 0
-        return copied + (self.facts.change_count if self.facts is not None else 0)
+        """The rows to be read: of the snapshot and of the changes."""
+        copied = self.plan.snapshot.row_count if self.plan.snapshot is not None else 0
+        return copied + (self.stats.change_count if self.stats is not None else 0)
 
     @property
     def name(self) -> tuple[str, str]:
@@ -72,7 +72,7 @@ class TableWork:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to write."""
-        return self.plan.copy is None and self.facts is None and self.plan.is_last
+        return self.plan.snapshot is None and self.stats is None and self.plan.is_last
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _Place:
     target: CdcTable
     scd: int
     path: str
-    state: TargetState | None
+    state: ScdState | None
     started: float
 
 
@@ -90,17 +90,17 @@ def prepare(
     through: LsnWindow,
     root: str | None = None,
     *,
-    skips_to_copy: bool = False,
+    skips_to_snapshot: bool = False,
     after: str | None = None,
     limit: StepLimit | None = None,
-) -> Iterator[TableWork | MergeFailure]:
+) -> Iterator[MergeTask | MergeFailure]:
     """Look at each table's state, plan its merge, and count its changes in one scan for all.
 
     Args:
-        root: the address that takes the place of the capture's folder; copies above `through` are
-            not used there.
-        skips_to_copy: for tables with history, see `plan_merge`.
-        after: only copies above this position are used.
+        root: the address that takes the place of the capture's folder; snapshots above `through`
+            are not used there.
+        skips_to_snapshot: for tables with history, see `plan_merge`.
+        after: only snapshots above this position are used.
         limit: how much a step folds at most.
     """
     limits = Limits(limit or StepLimit(), RowGroups(zone.changes.table).between)
@@ -111,12 +111,14 @@ def prepare(
                 places.append(_place(zone, target, scd, root))
             except PgcdcError as error:
                 yield MergeFailure(target.schema, target.table, error)
-    copies = zone.snapshots.complete_copies()
-    kept = copies
+    snapshots = zone.snapshots.complete_snapshots()
+    kept = snapshots
     if any(place.state is None for place in places):
-        # A table can begin with a copy after which retention has kept all changes.
-        floors = zone.changes.floors({copy.epoch for copy in copies})
-        kept = [copy for copy in copies if copy.snapshot_lsn >= floors[copy.epoch]]
+        # A table can begin with a snapshot after which retention has kept all changes.
+        floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
+        kept = [
+            snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
+        ]
     lowest = _lowest_watermark(places, through.epoch)
 
     @cache
@@ -128,44 +130,46 @@ def prepare(
         return tuple(zone.relations.versions(epoch))
 
     @cache
-    def copy_times() -> dict[CopyIdentity, dt.datetime]:
+    def copy_times() -> dict[SnapshotIdentity, dt.datetime]:
         return zone.snapshots.times()
 
-    works = []
+    tasks = []
     for place in places:
-        usable = kept if place.state is None else copies
+        usable = kept if place.state is None else snapshots
         if after is not None:
-            usable = [copy for copy in usable if copy.position > after]
+            usable = [snapshot for snapshot in usable if snapshot.position > after]
         try:
-            plan = _plan(place, usable, landed, through, root is not None, skips_to_copy, limits)
+            plan = _plan(
+                place, usable, landed, through, root is not None, skips_to_snapshot, limits
+            )
         except PgcdcError as error:
             yield MergeFailure(place.target.schema, place.target.table, error)
             continue
-        moved = _find_move(place, plan, relations(plan.epoch), copies)
+        moved = _find_move(place, plan, relations(plan.epoch), snapshots)
         if moved is not None:
             yield MergeFailure(place.target.schema, place.target.table, moved)
             continue
-        copied_at, compared_bytes = None, 0
-        if plan.copy is not None and place.target.keeps_history(place.scd):
-            copied_at = _copied_at(
-                zone, plan.copy, copy_times().get(plan.copy.identity), place.state is None
+        snapshot_at, compared_bytes = None, 0
+        if plan.snapshot is not None and place.target.keeps_history(place.scd):
+            snapshot_at = _snapshot_time(
+                zone, plan.snapshot, copy_times().get(plan.snapshot.identity), place.state is None
             )
             if place.state is not None:
-                # The table's rows are taken to be as many as the copy's.
-                compared_bytes = 2 * zone.snapshots.size_bytes(plan.copy)
-        works.append(
-            TableWork(
+                # The table's rows are taken to be as many as the snapshot's.
+                compared_bytes = 2 * zone.snapshots.size_bytes(plan.snapshot)
+        tasks.append(
+            MergeTask(
                 plan,
                 place.scd,
                 place.path,
                 place.state,
                 tuple(v for v in relations(plan.epoch) if v.relation.name == place.target.name),
                 place.started,
-                copied_at=copied_at,
+                snapshot_at=snapshot_at,
                 compared_bytes=compared_bytes,
             )
         )
-    yield from _with_facts(zone, works)
+    yield from _with_stats(zone, tasks)
 
 
 def _place(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> _Place:
@@ -176,19 +180,19 @@ def _place(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> _Plac
             f"{', '.join(map(str, SCD_TYPES))}."
         )
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
-    return _Place(target, scd, path, read_target(zone.lake, zone.name, path), started)
+    return _Place(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
 
 
 def _plan(
     place: _Place,
-    copies: Sequence[Copy],
+    snapshots: Sequence[Snapshot],
     landed: Landed,
     through: LsnWindow,
     is_bounded: bool,
-    skips_to_copy: bool,
+    skips_to_snapshot: bool,
     limits: Limits,
 ) -> Plan:
-    """Plan a table's merge; history that is not all there goes on with the next copy."""
+    """Plan a table's merge; history that is not all there goes on with the next snapshot."""
     watermark = place.state.watermark if place.state is not None else None
     in_order = place.target.keeps_history(place.scd)
 
@@ -196,25 +200,25 @@ def _plan(
         return plan_merge(
             place.target,
             watermark,
-            copies,
+            snapshots,
             landed,
             through,
             in_order=in_order,
             is_bounded=is_bounded,
-            skips_to_copy=skips,
+            skips_to_snapshot=skips,
             limits=limits,
         )
 
     try:
-        return plan(skips_to_copy)
+        return plan(skips_to_snapshot)
     except WatermarkGap:
-        if not in_order or skips_to_copy:
+        if not in_order or skips_to_snapshot:
             raise
         return plan(True)
 
 
 def _find_move(
-    place: _Place, plan: Plan, relations: Sequence[RelationVersion], copies: Sequence[Copy]
+    place: _Place, plan: Plan, relations: Sequence[RelationVersion], snapshots: Sequence[Snapshot]
 ) -> TableMoved | None:
     """Find another name under which changes of the table arrived in the plan's range.
 
@@ -227,9 +231,9 @@ def _find_move(
     own = (target.schema, target.table)
     healed = max(
         (
-            copy.snapshot_lsn
-            for copy in copies
-            if (copy.schema, copy.table) == own and copy.epoch == plan.epoch
+            snapshot.snapshot_lsn
+            for snapshot in snapshots
+            if (snapshot.schema, snapshot.table) == own and snapshot.epoch == plan.epoch
         ),
         default=Lsn(0),
     )
@@ -247,40 +251,40 @@ def _find_move(
     return None
 
 
-def _copied_at(
-    zone: RawZone, copy: Copy, taken_at: dt.datetime | None, is_first: bool
+def _snapshot_time(
+    zone: RawZone, snapshot: Snapshot, taken_at: dt.datetime | None, is_first: bool
 ) -> dt.datetime:
-    """Say since when what a copy shows was so, by the source's clock.
+    """Say since when what a snapshot shows was so, by the source's clock.
 
     Args:
-        taken_at: right before the copy's moment. Commits of the time between, in which a slot's
-            creation may wait, are in the copy: a version that one of them began must not end
+        taken_at: right before the snapshot's moment. Commits of the time between, in which a slot's
+            creation may wait, are in the snapshot: a version that one of them began must not end
             before it.
-        is_first: the table has no versions, and what is committed before the copy may not be
+        is_first: the table has no versions, and what is committed before the snapshot may not be
             captured yet.
     """
     if taken_at is None:
-        return _last_commit(zone, copy)
-    return taken_at if is_first else max(taken_at, _last_commit(zone, copy))
+        return _last_commit(zone, snapshot)
+    return taken_at if is_first else max(taken_at, _last_commit(zone, snapshot))
 
 
-def _last_commit(zone: RawZone, copy: Copy) -> dt.datetime:
-    """Say when what a copy shows was committed, as far as raw tells.
+def _last_commit(zone: RawZone, snapshot: Snapshot) -> dt.datetime:
+    """Say when what a snapshot shows was committed, as far as raw tells.
 
-    That is the last commit landed before the copy; before the first one, the epoch's beginning.
+    That is the last commit landed before the snapshot; before the first one, the epoch's beginning.
     """
     commits = [
         summary.last_commit_ts
-        for summary in zone.changes.windows(copy.epoch)
-        if summary.window.end <= copy.snapshot_lsn and summary.last_commit_ts is not None
+        for summary in zone.changes.windows(snapshot.epoch)
+        if summary.window.end <= snapshot.snapshot_lsn and summary.last_commit_ts is not None
     ]
     if commits:
         return max(commits)
-    return next(e.created_at for e in zone.epochs.all() if e.epoch == copy.epoch)
+    return next(e.created_at for e in zone.epochs.all() if e.epoch == snapshot.epoch)
 
 
 def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:
-    """Say from where on windows matter; None when a table of the epoch starts from a copy."""
+    """Say from where on windows matter; None when a table of the epoch starts from a snapshot."""
     lowest: Lsn | None = None
     for place in places:
         watermark = place.state.watermark if place.state is not None else None
@@ -290,19 +294,19 @@ def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:
     return lowest
 
 
-def _with_facts(zone: RawZone, works: Sequence[TableWork]) -> Iterator[TableWork]:
+def _with_stats(zone: RawZone, tasks: Sequence[MergeTask]) -> Iterator[MergeTask]:
     ranges: dict[Range, set[tuple[str, str]]] = {}
-    for work in works:
-        if work.plan.recorded_changes:
-            ranges.setdefault(_range(work.plan), set()).add(work.name)
-    facts = read_facts(zone, ranges)
-    for work in works:
-        found = facts.get((_range(work.plan), work.name))
+    for task in tasks:
+        if task.plan.recorded_changes:
+            ranges.setdefault(_range(task.plan), set()).add(task.name)
+    stats = read_change_stats(zone, ranges)
+    for task in tasks:
+        found = stats.get((_range(task.plan), task.name))
         if found is None:
-            yield work
+            yield task
             continue
-        order = versions_in_order(zone, _range(work.plan), work.name, found)
-        yield replace(work, facts=found, version_order=tuple(order))
+        order = versions_in_order(zone, _range(task.plan), task.name, found)
+        yield replace(task, stats=found, version_order=tuple(order))
 
 
 def _range(plan: Plan) -> Range:

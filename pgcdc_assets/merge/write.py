@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
-from pgcdc_assets.merge.fold.table_schema import TableShape
-from pgcdc_assets.merge.fold.typed_columns import target_columns
+from pgcdc_assets.merge.fold.table_schema import TableSchema
+from pgcdc_assets.merge.fold.typed_columns import name_columns
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.properties import BEGINS_WITH, KEY, RELATION_ID, RELATION_VERSION, key_text
@@ -28,20 +28,20 @@ _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 _WITH_STATISTICS = 32
 
 
-def table_properties(shape: TableShape) -> dict[str, str]:
-    """Give the properties of a table of this shape."""
+def table_properties(schema: TableSchema) -> dict[str, str]:
+    """Give the properties of a table of this schema."""
     properties = {
         # A MERGE then marks rows as deleted instead of writing their files anew.
         "delta.enableDeletionVectors": "true",
-        KEY: key_text(shape.key_names),
-        RELATION_ID: str(shape.relation.relation_id),
-        RELATION_VERSION: str(shape.version),
+        KEY: key_text(schema.key_names),
+        RELATION_ID: str(schema.relation.relation_id),
+        RELATION_VERSION: str(schema.version),
     }
-    width = len(shape.fields) + len(shape.system)
+    width = len(schema.fields) + len(schema.system)
     if width > _WITH_STATISTICS:
         # A check of what a merge touched would read every file of a wide table.
         properties["delta.dataSkippingNumIndexedCols"] = str(width)
-    if any(_NEEDS_MAPPING & set(field.name) for field in shape.fields):
+    if any(_NEEDS_MAPPING & set(field.name) for field in schema.fields):
         properties["delta.columnMapping.mode"] = "name"
     return properties
 
@@ -49,35 +49,35 @@ def table_properties(shape: TableShape) -> dict[str, str]:
 def create_or_replace(
     path: str,
     rows: DataFrame,
-    shape: TableShape,
+    schema: TableSchema,
     step: Step,
     partitioned_by: Sequence[str] = (),
     begins_with: str | None = None,
 ) -> None:
-    """Write the numbered columns as the table's whole contents, in a table of this shape.
+    """Write the numbered columns as the table's whole contents, in a table of this schema.
 
     Args:
-        begins_with: the position of the copy that a table begins with which is never replaced: from
-            there on a rebuild has to fold, and no less.
+        begins_with: the position of the snapshot that a table begins with which is never replaced:
+            from there on a rebuild has to fold, and no less.
     """
-    writer = rows.select(*target_columns(shape)).writeTo(delta_table(path)).using("delta")
+    writer = rows.select(*name_columns(schema)).writeTo(delta_table(path)).using("delta")
     writer = writer.options(**step.options)
     if partitioned_by:
         writer = writer.partitionedBy(*map(F.col, partitioned_by))
-    for name, value in table_properties(shape).items():
+    for name, value in table_properties(schema).items():
         writer = writer.tableProperty(name, value)
     if begins_with is not None:
         writer = writer.tableProperty(BEGINS_WITH, begins_with)
     writer.createOrReplace()
 
 
-def replace_contents(path: str, rows: DataFrame, shape: TableShape, step: Step) -> None:
-    """Replace the table's rows by the numbered columns, and keep its shape."""
-    overwrite(rows.select(*target_columns(shape)), path, step)
+def replace_contents(path: str, rows: DataFrame, schema: TableSchema, step: Step) -> None:
+    """Replace the table's rows by the numbered columns, and keep its schema."""
+    overwrite(rows.select(*name_columns(schema)), path, step)
 
 
 def overwrite(rows: DataFrame, path: str, step: Step) -> None:
-    """Replace the table's rows, and keep its shape."""
+    """Replace the table's rows, and keep its schema."""
     _save(rows.write, "overwrite", path, step)
 
 
@@ -112,18 +112,18 @@ def replace_where(
         _save(writer, "overwrite", path, step)
 
 
-def append(path: str, rows: DataFrame, shape: TableShape, step: Step) -> None:
+def append(path: str, rows: DataFrame, schema: TableSchema, step: Step) -> None:
     """Add the numbered columns to the table's rows."""
-    _save(rows.select(*target_columns(shape)).write, "append", path, step)
+    _save(rows.select(*name_columns(schema)).write, "append", path, step)
 
 
-def values_by_name(shape: TableShape) -> list[tuple[str, str]]:
+def values_by_name(schema: TableSchema) -> list[tuple[str, str]]:
     """Pair each column of the table with the SQL of its value in `SOURCE_VIEW` `s`."""
-    values = [(identifier(field.name), f"s.c{i}") for i, field in enumerate(shape.fields)]
-    return values + [(name, f"s.{name.removeprefix('_')}") for name, _, _ in shape.system]
+    values = [(identifier(field.name), f"s.c{i}") for i, field in enumerate(schema.fields)]
+    return values + [(name, f"s.{name.removeprefix('_')}") for name, _, _ in schema.system]
 
 
-def insert_clause(values: Sequence[tuple[str, str]]) -> str:
+def insert_sql(values: Sequence[tuple[str, str]]) -> str:
     """Write what a MERGE inserts, given columns and the SQL of their values."""
     names, expressions = zip(*values, strict=True)
     return f"INSERT ({', '.join(names)}) VALUES ({', '.join(expressions)})"

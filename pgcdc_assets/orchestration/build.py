@@ -22,7 +22,7 @@ from pgcdc_assets.orchestration.checks.raw import (
 )
 from pgcdc_assets.orchestration.checks.scd import build_table_checks
 from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
-from pgcdc_assets.orchestration.jobs.maintenance import build_upkeep
+from pgcdc_assets.orchestration.jobs.maintenance import build_maintenance_job
 from pgcdc_assets.orchestration.jobs.rebuild import build_rebuild_job
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import SpecificPartitionsPartitionMapping
@@ -94,7 +94,7 @@ class _Builder:
         capture_job, snapshot_job, merge_job, check_job = self._jobs(
             raw.key, snapshot.key, list(scd_keys.values())
         )
-        upkeep_job, upkeep_schedule = build_upkeep(self.capture, raw.key, scd_keys)
+        upkeep_job, upkeep_schedule = build_maintenance_job(self.capture, raw.key, scd_keys)
         keys = {table: spec.key for table, spec in sources.items()}
         tables = {place: spec.key for place, spec in scds.items()}
         targets = LagSensorTargets(raw.key, snapshot.key, tables, (capture_job, snapshot_job))

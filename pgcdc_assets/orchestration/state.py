@@ -35,7 +35,7 @@ class TableState:
     Attributes:
         watermark: of the SCD table; None before its first merge.
         merged_through: the raw zone's end when no change waits, else the watermark.
-        copied_at: the newest complete copy; None without one.
+        snapshot_at: the newest complete copy; None without one.
         waiting_changes: landed changes that are not merged.
         is_broken: the SCD table cannot be read; merging it says why, and the others go on.
     """
@@ -44,18 +44,20 @@ class TableState:
     scd: int
     watermark: Position | None
     merged_through: Position | None
-    copied_at: Position | None
+    snapshot_at: Position | None
     waiting_changes: int
     is_broken: bool = False
 
     @property
     def needs_merge(self) -> bool:
         """Whether a merge would do something: first contents, changes or a newer copy."""
-        if self.copied_at is None:
+        if self.snapshot_at is None:
             return False
         if self.is_broken:
             return True
-        return self.watermark is None or self.waiting_changes > 0 or self.copied_at > self.watermark
+        return (
+            self.watermark is None or self.waiting_changes > 0 or self.snapshot_at > self.watermark
+        )
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,13 @@ def captured_through(zone: RawZone, epoch: Epoch) -> Position:
     return Position(epoch.epoch, zone.changes.captured_through(epoch.epoch) or epoch.start_lsn)
 
 
-def copied_tables(zone: RawZone, epoch: Epoch) -> dict[tuple[str, str], Position]:
+def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[tuple[str, str], Position]:
     """The newest complete copy of each table in an epoch.
 
     Copies of earlier epochs do not count: what happened between two epochs is not in the raw zone.
     """
     newest: dict[tuple[str, str], Position] = {}
-    for copy in zone.snapshots.complete_copies(epoch.epoch):
+    for copy in zone.snapshots.complete_snapshots(epoch.epoch):
         position = Position(copy.epoch, copy.snapshot_lsn)
         key = (copy.schema, copy.table)
         newest[key] = max(position, newest.get(key, position))
@@ -110,7 +112,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
     if epoch is None:
         return CaptureState(None, None)
     through = captured_through(zone, epoch)
-    copies = copied_tables(zone, epoch)
+    copies = newest_snapshots(zone, epoch)
     broken: set[tuple[CdcTable, int]] = set()
     positions: dict[tuple[CdcTable, int], Position | None] = {}
     for table in capture.tables:

@@ -40,12 +40,12 @@ __all__ = [
     "create_slot",
     "drop_slot",
     "has_publication_gap",
-    "lost_slot",
     "oldest_open_transaction",
     "read_current_lsn",
     "read_server_identity",
     "read_slot_status",
-    "slot_taken",
+    "slot_lost_error",
+    "slot_taken_error",
 ]
 
 # A record of the running transactions, of which a few hundred have room in it.
@@ -270,7 +270,7 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
     )
 
 
-def lost_slot(status: SlotStatus) -> SlotLost:
+def slot_lost_error(status: SlotStatus) -> SlotLost:
     """Describe a slot that can never be read again."""
     return SlotLost(
         slot=status.slot,
@@ -280,7 +280,7 @@ def lost_slot(status: SlotStatus) -> SlotLost:
     )
 
 
-def slot_taken(status: SlotStatus, lake: str, remedy: str) -> SlotTaken:
+def slot_taken_error(status: SlotStatus, lake: str, remedy: str) -> SlotTaken:
     """Describe a slot that something else than a lake was filled from.
 
     Args:

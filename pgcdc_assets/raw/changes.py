@@ -22,7 +22,7 @@ from pgcdc_assets.raw.compaction import MINIMUM_FILES, CompactionReport, compact
 from pgcdc_assets.raw.row_groups import RelationGroups
 from pgcdc_assets.raw.scan import data_files, files_between, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
-from pgcdc_assets.raw.window_index import WindowJournal
+from pgcdc_assets.raw.window_index import WindowIndex
 from pgcdc_assets.raw.window_summary import COUNTED, SummaryBuilder, WindowSummary
 
 STATISTICS = ("epoch", "window", "commit_lsn", "relation_id", "schema", "table")
@@ -87,7 +87,7 @@ class ChangeLog:
     """The table of changes of one capture."""
 
     table: RawTable
-    journal: WindowJournal
+    journal: WindowIndex
     capture: str
 
     def app_id(self, epoch: int) -> str:

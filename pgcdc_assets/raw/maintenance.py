@@ -22,7 +22,7 @@ MINIMUM_LOG_ENTRIES = 256
 
 
 @dataclass(frozen=True)
-class UpkeepReport:
+class RawMaintenanceReport:
     """What one upkeep did.
 
     Attributes:
@@ -36,12 +36,12 @@ class UpkeepReport:
     files_removed: int = 0
 
 
-def keep_up(
+def maintain_raw_zone(
     zone: RawZone,
     *,
     minimum_files: int = MINIMUM_FILES,
     minimum_log_entries: int = MINIMUM_LOG_ENTRIES,
-) -> UpkeepReport:
+) -> RawMaintenanceReport:
     """Do what is due; below both limits nothing is written.
 
     Raises:
@@ -52,13 +52,13 @@ def keep_up(
     changes = zone.changes
     table = changes.table.load()
     if table is None:
-        return UpkeepReport()
+        return RawMaintenanceReport()
     merged = sum(report.files_before for report in changes.compact(minimum_files, table))
     if merged:
         table.update_incremental()
     unsaved = changes.journal.unsaved_entries(table)
     if unsaved < minimum_log_entries:
-        return UpkeepReport(files_merged=merged)
+        return RawMaintenanceReport(files_merged=merged)
     changes.journal.save(table)
     try:
         changes.table.shorten_log(table)
@@ -68,7 +68,7 @@ def keep_up(
     except (DeltaError, OSError) as error:
         raise _failed(changes.table, error) from error
     tables = (changes, zone.snapshots, zone.relations, zone.epochs, changes.journal)
-    return UpkeepReport(merged, unsaved, sum(_vacuum(part.table) for part in tables))
+    return RawMaintenanceReport(merged, unsaved, sum(_vacuum(part.table) for part in tables))
 
 
 def _vacuum(table: RawTable) -> int:

@@ -18,7 +18,7 @@ from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.compaction import copy_rows, removals
 from pgcdc_assets.raw.scan import DataFile, data_files
-from pgcdc_assets.raw.snapshots import Copy, copy_of
+from pgcdc_assets.raw.snapshots import Snapshot, snapshot_of_file
 from pgcdc_assets.raw.table import CommitRefused
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -65,7 +65,7 @@ def remove_windows(
     return RetentionReport(epoch, floor, len(gone), row_count, file_count)
 
 
-def remove_copies(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, Lsn]]) -> int:
+def remove_snapshots(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, Lsn]]) -> int:
     """Remove copies that no table can be made of any more; return how many.
 
     Those are copies after which retention has removed changes, where a later copy of the table is
@@ -79,7 +79,7 @@ def remove_copies(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, Lsn
         TransientError: the lake could not be written, or another upkeep or copy was faster.
     """
     snapshots = zone.snapshots
-    copies = snapshots.complete_copies()
+    copies = snapshots.complete_snapshots()
     floors = zone.changes.floors({copy.epoch for copy in copies})
     useless = {
         copy.identity
@@ -90,7 +90,7 @@ def remove_copies(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, Lsn
     loaded = snapshots.table.load()
     if not useless or loaded is None:
         return 0
-    files = [file for file in data_files(loaded) if copy_of(file).identity in useless]
+    files = [file for file in data_files(loaded) if snapshot_of_file(file).identity in useless]
     try:
         snapshots.table.commit(
             loaded,
@@ -109,7 +109,9 @@ def remove_copies(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, Lsn
     return len(useless)
 
 
-def _is_superseded(copy: Copy, copies: Sequence[Copy], merged: tuple[int, Lsn] | None) -> bool:
+def _is_superseded(
+    copy: Snapshot, copies: Sequence[Snapshot], merged: tuple[int, Lsn] | None
+) -> bool:
     name, place = (copy.schema, copy.table), (copy.epoch, copy.snapshot_lsn)
     return merged is not None and any(
         (other.schema, other.table) == name and place < (other.epoch, other.snapshot_lsn) <= merged

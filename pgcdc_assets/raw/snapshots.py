@@ -21,13 +21,13 @@ from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.sizes import uncompressed_bytes
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
-CopyIdentity = tuple[int, Lsn, str, str]
+SnapshotIdentity = tuple[int, Lsn, str, str]
 
 PARTITION_BY = ("epoch", "snapshot_lsn", "schema", "table", "relation_version")
 
 
 @dataclass(frozen=True)
-class Copy:
+class Snapshot:
     """A complete copy of a table: every transaction with commit_lsn < snapshot_lsn is in it."""
 
     epoch: int
@@ -38,7 +38,7 @@ class Copy:
     row_count: int
 
     @property
-    def identity(self) -> CopyIdentity:
+    def identity(self) -> SnapshotIdentity:
         """Epoch, LSN, schema and table: there is no second one."""
         return self.epoch, self.snapshot_lsn, self.schema, self.table
 
@@ -48,10 +48,10 @@ class Copy:
         return f"{self.epoch:04d}-{int(self.snapshot_lsn):016X}"
 
 
-def copy_of(file: DataFile) -> Copy:
+def snapshot_of_file(file: DataFile) -> Snapshot:
     """Say which copy a file belongs to; its rows are those of the file."""
     part = file.partition
-    return Copy(
+    return Snapshot(
         int(part["epoch"]),
         Lsn(int(part["snapshot_lsn"])),
         part["schema"],
@@ -68,7 +68,7 @@ class SnapshotStore:
     table: RawTable
     capture: str
 
-    def land_copy(
+    def land_snapshot(
         self,
         epoch: int,
         snapshot_lsn: Lsn,
@@ -90,7 +90,7 @@ class SnapshotStore:
         Raises:
             TransientError: the lake cannot be written, or another process copies the table too.
         """
-        copy = Copy(epoch, snapshot_lsn, relation.schema, relation.table, relation_version, 0)
+        copy = Snapshot(epoch, snapshot_lsn, relation.schema, relation.table, relation_version, 0)
         table = self.table.load_or_create()
         landed = self._find(copy)
         if landed is not None:
@@ -123,27 +123,27 @@ class SnapshotStore:
             ) from refusal
         return sum(file.row_count for file in files)
 
-    def complete_copies(self, epoch: int | None = None) -> list[Copy]:
+    def complete_snapshots(self, epoch: int | None = None) -> list[Snapshot]:
         """List the complete copies, of one epoch or of all, oldest first."""
         loaded = self.table.load()
         if loaded is None:
             return []
-        copies: dict[CopyIdentity, Copy] = {}
+        copies: dict[SnapshotIdentity, Snapshot] = {}
         for file in data_files(loaded):
-            part = copy_of(file)
+            part = snapshot_of_file(file)
             known = copies.get(part.identity)
             row_count = part.row_count + (known.row_count if known is not None else 0)
             copies[part.identity] = replace(part, row_count=row_count)
         return [copies[key] for key in sorted(copies) if epoch in (None, key[0])]
 
-    def size_bytes(self, copy: Copy) -> int:
+    def size_bytes(self, copy: Snapshot) -> int:
         """Count the bytes of a copy's rows, not compressed, by the footers of its files."""
         loaded = self.table.load()
         files = [] if loaded is None else data_files(loaded)
-        own = [file.path for file in files if copy_of(file).identity == copy.identity]
+        own = [file.path for file in files if snapshot_of_file(file).identity == copy.identity]
         return uncompressed_bytes(self.table, own)
 
-    def times(self) -> dict[CopyIdentity, dt.datetime]:
+    def times(self) -> dict[SnapshotIdentity, dt.datetime]:
         """Say when copies were taken, as far as their commits do."""
         loaded = self.table.load()
         if loaded is None:
@@ -156,8 +156,8 @@ class SnapshotStore:
                 times[key] = dt.datetime.fromisoformat(record["taken_at"])
         return times
 
-    def _find(self, copy: Copy) -> Copy | None:
-        copies = self.complete_copies(copy.epoch)
+    def _find(self, copy: Snapshot) -> Snapshot | None:
+        copies = self.complete_snapshots(copy.epoch)
         return next((found for found in copies if found.identity == copy.identity), None)
 
     def _complete(

@@ -33,7 +33,7 @@ _SMALL_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class WindowJournal:
+class WindowIndex:
     """The records of landed windows, from the journal's table and from the log of `raw/changes`."""
 
     table: RawTable

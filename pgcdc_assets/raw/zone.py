@@ -15,7 +15,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationRegistry
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.raw.table import RawTable
-from pgcdc_assets.raw.window_index import WindowJournal
+from pgcdc_assets.raw.window_index import WindowIndex
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RawZone:
         table = self._table("changes", schema.CHANGES, (), changes.STATISTICS)
         windows = self._table("windows", schema.WINDOWS, (), window_index.STATISTICS)
         windows_app_id = f"pgcdc:{self.name}:windows"
-        return ChangeLog(table, WindowJournal(windows, table, windows_app_id), self.name)
+        return ChangeLog(table, WindowIndex(windows, table, windows_app_id), self.name)
 
     @cached_property
     def relations(self) -> RelationRegistry:

@@ -50,11 +50,11 @@ def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> Non
     Raises:
         MergeConflict: two columns collide, or a column with one of ours.
     """
-    ours = {folded(name) for name, _, _ in system}
-    seen: dict[str, str] = {folded(name): name for name, _, _ in system}
+    ours = {normalize_name(name) for name, _, _ in system}
+    seen: dict[str, str] = {normalize_name(name): name for name, _, _ in system}
     for column in relation.columns:
-        other = seen.setdefault(folded(column.name), column.name)
-        if other != column.name or folded(column.name) in ours:
+        other = seen.setdefault(normalize_name(column.name), column.name)
+        if other != column.name or normalize_name(column.name) in ours:
             raise MergeConflict(
                 table=relation.qualified_name,
                 reason=f'column "{column.name}" and column "{other}" differ in case only or not '
@@ -63,7 +63,7 @@ def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> Non
             )
 
 
-def folded(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return what names have in common that Delta cannot tell apart."""
     # Java's equalsIgnoreCase: character by character, so that the length stays.
     return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)

@@ -84,12 +84,14 @@ def read_fence(table: DeltaTable, name: str) -> int:
     return table.transaction_version(fence_app_id(name)) or 0
 
 
-def is_settled(table: DeltaTable, name: str) -> bool:
+def is_watermark_recorded(table: DeltaTable, name: str) -> bool:
     """Say whether the watermark is recorded as the application transaction of its epoch."""
     return (table.transaction_version(_settled_app_id(name)) or 0) == read_fence(table, name)
 
 
-def settling(zone: RawZone, epoch: int, watermark: Lsn, fence: int) -> list[Transaction]:
+def watermark_transactions(
+    zone: RawZone, epoch: int, watermark: Lsn, fence: int
+) -> list[Transaction]:
     """Give the application transactions that record the watermark of a state."""
     return [
         Transaction(zone.app_id(epoch), int(watermark)),
@@ -97,10 +99,10 @@ def settling(zone: RawZone, epoch: int, watermark: Lsn, fence: int) -> list[Tran
     ]
 
 
-def fencing(zone: RawZone, epoch: int, watermark: Lsn, fence: int) -> list[Transaction]:
+def fence_transactions(zone: RawZone, epoch: int, watermark: Lsn, fence: int) -> list[Transaction]:
     """Give the application transactions of a commit that is a state of its own."""
     fence_transaction = Transaction(fence_app_id(zone.name), fence)
-    return [fence_transaction, *settling(zone, epoch, watermark, fence)]
+    return [fence_transaction, *watermark_transactions(zone, epoch, watermark, fence)]
 
 
 def read_watermarks(
@@ -116,7 +118,7 @@ def read_watermarks(
         version = table.transaction_version(zone.app_id(epoch))
         if version is not None:
             found[epoch] = Lsn(version)
-    if not is_settled(table, zone.name):
+    if not is_watermark_recorded(table, zone.name):
         step = _newest_step(zone.lake, table, path, zone.name)
         if step.position is not None:
             epoch, watermark = step.position

@@ -33,20 +33,22 @@ _FILE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class TidyReport:
+class MaintenanceReport:
     """What upkeep did to one SCD table.
 
     Attributes:
-        is_put_off: a merge was faster; the files are as they were.
+        is_postponed: a merge was faster; the files are as they were.
     """
 
     path: str
     files_before: int = 0
     files_after: int = 0
-    is_put_off: bool = False
+    is_postponed: bool = False
 
 
-def tidy_table(spark: SparkSession, lake: Lake, path: str, keep_hours: float) -> TidyReport:
+def maintain_table(
+    spark: SparkSession, lake: Lake, path: str, keep_hours: float
+) -> MaintenanceReport:
     """Merge a table's small files, and delete those that only older versions name.
 
     Args:
@@ -87,7 +89,7 @@ def _clean_log(lake: Lake, path: str) -> None:
             table.cleanup_metadata()
 
 
-def _merge_files(session: SparkSession, path: str) -> TidyReport:
+def _merge_files(session: SparkSession, path: str) -> MaintenanceReport:
     from pgcdc_assets.spark.errors import is_conflict
 
     try:
@@ -95,8 +97,8 @@ def _merge_files(session: SparkSession, path: str) -> TidyReport:
     except Exception as error:
         if not is_conflict(error):
             raise _failure(path, error) from error
-        return TidyReport(path, is_put_off=True)
-    return TidyReport(path, int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))
+        return MaintenanceReport(path, is_postponed=True)
+    return MaintenanceReport(path, int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))
 
 
 def _failure(path: str, error: Exception) -> TransientError:

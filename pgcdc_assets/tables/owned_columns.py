@@ -19,7 +19,7 @@ from pgcdc_assets.tables.columns import (
     SCD2_COLUMNS,
     SOFT_DELETE_COLUMNS,
     UNKNOWN_TYPE,
-    folded,
+    normalize_name,
 )
 
 _SYSTEM = (*SOFT_DELETE_COLUMNS, *CHANGE_LOG_COLUMNS, *SCD2_COLUMNS)
@@ -40,12 +40,12 @@ class OwnedColumns:
     def add_to(self, schema: str) -> str:
         """Add the owner's columns and comments to another schema, as Delta writes it."""
         parsed = json.loads(schema)
-        known = {folded(field["name"]) for field in parsed["fields"]}
+        known = {normalize_name(field["name"]) for field in parsed["fields"]}
         for field in parsed["fields"]:
-            comment = self.comments.get(folded(field["name"]))
+            comment = self.comments.get(normalize_name(field["name"]))
             if comment is not None:
                 field["metadata"] = {**field.get("metadata", {}), "comment": comment}
-        parsed["fields"] += [f for f in self.fields if folded(f["name"]) not in known]
+        parsed["fields"] += [f for f in self.fields if normalize_name(f["name"]) not in known]
         return json.dumps(parsed)
 
 
@@ -61,18 +61,18 @@ def find_owned(schema: str, versions: Iterable[RelationVersion]) -> OwnedColumns
     """
     ours: dict[str, set[str]] = {}
     for name, _, comment in _SYSTEM:
-        ours.setdefault(folded(name), set()).add(comment)
+        ours.setdefault(normalize_name(name), set()).add(comment)
     for version in versions:
         for column in version.relation.columns:
-            ours.setdefault(folded(column.name), set()).add(column.type or "")
+            ours.setdefault(normalize_name(column.name), set()).add(column.type or "")
     fields, comments = [], {}
     for field in json.loads(schema)["fields"]:
         comment = field.get("metadata", {}).get("comment")
-        of_merges = ours.get(folded(field["name"]))
+        of_merges = ours.get(normalize_name(field["name"]))
         if of_merges is None:
             fields.append(field)
         elif comment is not None and comment not in of_merges and comment != UNKNOWN_TYPE:
-            comments[folded(field["name"])] = comment
+            comments[normalize_name(field["name"])] = comment
     return OwnedColumns(tuple(fields), comments)
 
 

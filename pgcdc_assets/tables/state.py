@@ -24,12 +24,12 @@ from pgcdc_assets.table_name import folder_name
 from pgcdc_assets.tables.fence import (
     Step,
     fence_app_id,
-    fencing,
+    fence_transactions,
     find_step,
-    is_settled,
+    is_watermark_recorded,
     read_fence,
     read_watermarks,
-    settling,
+    watermark_transactions,
 )
 
 _ATTEMPTS = 5
@@ -58,18 +58,19 @@ def read_watermark(
     found = open_table(lake, path)
     if found is None:
         return None
-    with reading(path):
+    with explain_read_errors(path):
         return read_position(RawZone(lake, name), found, path)
 
 
 @dataclass(frozen=True)
-class TargetState:
+class ScdState:
     """An SCD table as its log describes it.
 
     Attributes:
         watermark: epoch and LSN; None for a table that holds nothing of ours yet.
         fence: the number of this state, see `fence.py`.
-        is_settled: the watermark is recorded as the application transaction of its epoch.
+        is_watermark_recorded: the watermark is recorded as the application transaction of its
+            epoch.
         columns: names in order.
         schema: as Delta writes it, and Spark reads it: in JSON.
         row_count: rows; None where a file has no statistics.
@@ -80,7 +81,7 @@ class TargetState:
     path: str
     watermark: tuple[int, Lsn] | None
     fence: int
-    is_settled: bool
+    is_watermark_recorded: bool
     properties: Mapping[str, str]
     columns: tuple[str, ...]
     schema: str = field(repr=False)
@@ -104,7 +105,7 @@ class TargetState:
         return _rescued_rows(self.files)
 
 
-def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
+def read_scd_state(lake: Lake, name: str, path: str) -> ScdState | None:
     """Read a table's state; None when it does not exist.
 
     Raises:
@@ -113,18 +114,18 @@ def read_target(lake: Lake, name: str, path: str) -> TargetState | None:
     table = open_table(lake, path)
     if table is None:
         return None
-    with reading(path):
+    with explain_read_errors(path):
         return _read_state(lake, name, path, table)
 
 
-def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> TargetState:
+def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState:
     files = pa.table(table.get_add_actions(flatten=True))
     vectors = pa.table(table.deletion_vectors())
-    return TargetState(
+    return ScdState(
         path=path,
         watermark=read_position(RawZone(lake, name), table, path),
         fence=read_fence(table, name),
-        is_settled=is_settled(table, name),
+        is_watermark_recorded=is_watermark_recorded(table, name),
         properties=table.metadata().configuration,
         columns=tuple(field.name for field in table.schema().fields),
         schema=table.schema().to_json(),
@@ -134,7 +135,7 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> TargetSt
     )
 
 
-def next_step(zone: RawZone, state: TargetState | None, epoch: int, watermark: Lsn) -> Step:
+def next_step(zone: RawZone, state: ScdState | None, epoch: int, watermark: Lsn) -> Step:
     """Plan the write that follows from a table's state.
 
     Args:
@@ -144,7 +145,7 @@ def next_step(zone: RawZone, state: TargetState | None, epoch: int, watermark: L
     return Step(fence_app_id(zone.name), number + 1, (epoch, watermark))
 
 
-def check_unmoved(zone: RawZone, path: str, state: TargetState) -> None:
+def check_not_overtaken(zone: RawZone, path: str, state: ScdState) -> None:
     """Check that no other write followed from a table's state so far.
 
     The fence stops a late write in any case. This check spares the work, and it sees the merges of
@@ -159,10 +160,10 @@ def check_unmoved(zone: RawZone, path: str, state: TargetState) -> None:
         or read_fence(table, zone.name) != state.fence
         or read_position(zone, table, path) != state.watermark
     ):
-        raise overtaken(path)
+        raise overtaken_error(path)
 
 
-def finish_step(zone: RawZone, path: str, step: Step) -> TargetState:
+def finish_step(zone: RawZone, path: str, step: Step) -> ScdState:
     """Check that the commit of a write is there, record its watermark, and read the new state.
 
     Delta leaves a write out without an error if the table has its application transaction.
@@ -171,10 +172,10 @@ def finish_step(zone: RawZone, path: str, step: Step) -> TargetState:
         TransientError: the commit is not there: another merge was faster.
     """
     check_written(zone, path, step)
-    settle(zone, path)
-    state = read_target(zone.lake, zone.name, path)
+    record_watermark(zone, path)
+    state = read_scd_state(zone.lake, zone.name, path)
     if state is None:
-        raise overtaken(path)
+        raise overtaken_error(path)
     return state
 
 
@@ -186,10 +187,10 @@ def check_written(zone: RawZone, path: str, step: Step) -> None:
     """
     table = open_table(zone.lake, path)
     if table is None or find_step(zone.lake, table, path, step) is None:
-        raise overtaken(path)
+        raise overtaken_error(path)
 
 
-def settle(zone: RawZone, path: str) -> None:
+def record_watermark(zone: RawZone, path: str) -> None:
     """Record the watermark of a table's newest write as the application transaction of its epoch.
 
     A failure is no harm: the write's own commit has the watermark, and the next merge tries again.
@@ -197,13 +198,13 @@ def settle(zone: RawZone, path: str) -> None:
     """
     for _ in range(_ATTEMPTS):
         table = open_table(zone.lake, path)
-        if table is None or is_settled(table, zone.name):
+        if table is None or is_watermark_recorded(table, zone.name):
             return
         position = read_position(zone, table, path)
         if position is None:
             return
         try:
-            _commit(table, settling(zone, *position, read_fence(table, zone.name)))
+            _commit(table, watermark_transactions(zone, *position, read_fence(table, zone.name)))
         except CommitFailedError as error:
             if is_unsupported(error):
                 return
@@ -248,7 +249,7 @@ def advance_watermark(
     if table is None or read_position(zone, table, path) != before:
         return
     try:
-        _commit(table, fencing(zone, *after, read_fence(table, zone.name) + 1))
+        _commit(table, fence_transactions(zone, *after, read_fence(table, zone.name) + 1))
     except CommitFailedError:
         # Another writer was faster. The watermark can be recorded by the next merge.
         return
@@ -274,7 +275,7 @@ def is_unsupported(error: CommitFailedError) -> bool:
     return "Unsupported table features" in str(error)
 
 
-def overtaken(path: str) -> TransientError:
+def overtaken_error(path: str) -> TransientError:
     """Say that another merge of a table was faster."""
     return TransientError(
         reason=f"Another process merged the Delta table {path} at the same time, and this merge "
@@ -288,7 +289,7 @@ def open_table(lake: Lake, path: str) -> DeltaTable | None:
     Raises:
         TableDamaged: its log cannot be read.
     """
-    with reading(path):
+    with explain_read_errors(path):
         try:
             return DeltaTable(path, storage_options=dict(lake.storage_options) or None)
         except TableNotFoundError:
@@ -296,7 +297,7 @@ def open_table(lake: Lake, path: str) -> DeltaTable | None:
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
+def explain_read_errors(path: str) -> Iterator[None]:
     """Turn what reading a table's log or files raises into an error that names the table.
 
     Raises:

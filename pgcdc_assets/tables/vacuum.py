@@ -29,7 +29,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.failpoints import AFTER_FILE_DELETED, reach
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.tables.state import open_table, reading
+from pgcdc_assets.tables.state import explain_read_errors, open_table
 
 # What is not worth a look, however small the table is.
 MINIMUM_BYTES = 8 * 1024 * 1024
@@ -124,7 +124,7 @@ def delete_replaced_files(lake: Lake, path: str, keep_hours: float) -> VacuumRep
 def _delete(
     lake: Lake, path: str, table: DeltaTable, keep_hours: float, ratio: float, minimum_bytes: int
 ) -> VacuumReport:
-    with reading(path):
+    with explain_read_errors(path):
         actions = pa.table(table.get_add_actions())
         live = dict(
             zip(

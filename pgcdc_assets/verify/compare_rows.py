@@ -64,7 +64,7 @@ def compare_table(
     target = open_merged(zone, path, str(TableName(schema, table)))
     with _snapshot(settings, publication, schema, table) as (published, snapshot_name):
         side = _Sides(published.relation, target, key)
-        entries = side.read_target()
+        entries = side.read_scd_state()
         target_rows = len(entries)
         source_rows, missing = 0, 0
         differing: dict[bytes, list[str | None]] = {}
@@ -127,7 +127,7 @@ class _Sides:
         self.has_rescued = _RESCUED in arrow.names
         self.keeps_deleted = _DELETED in arrow.names and _DELETED not in names
 
-    def read_target(self) -> dict[bytes, _Entry]:
+    def read_scd_state(self) -> dict[bytes, _Entry]:
         entries = {}
         for values, rescued in self._target_rows():
             entries[_digest([values[i] for i in self.key])] = _Entry(_digest(values), rescued)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pgcdc_assets.merge.fold.key_range import between, has_bounds
+from pgcdc_assets.merge.fold.key_range import between_sql, has_range
 from pgcdc_assets.spark.sql import identifier, string
 
 # Types that hold every text of theirs, as `merge/fold/types.py` chooses them.
@@ -80,7 +80,7 @@ class MergeKey:
         for n, name in self._whole_numbers().items():
             if found[f"unknown{n}"] == 0:
                 least, most = found[f"least{n}"], found[f"most{n}"]
-                parts.append(between(identifier(name), least, most, self.types[name]))
+                parts.append(between_sql(identifier(name), least, most, self.types[name]))
         return " AND ".join(parts) or "true"
 
     def _parts(self) -> list[tuple[str, str]]:
@@ -93,4 +93,4 @@ class MergeKey:
         return parts
 
     def _whole_numbers(self) -> dict[int, str]:
-        return {n: name for n, name in enumerate(self.names) if has_bounds(self.types[name])}
+        return {n: name for n, name in enumerate(self.names) if has_range(self.types[name])}

@@ -140,14 +140,14 @@ class Comparing:
 
 def _content(history: DataFrame, image: DataFrame) -> str:
     """Write the SQL of what is compared: the columns of the source that both tables have alike."""
-    from pgcdc_assets.merge.fold.versions import comparable_value
+    from pgcdc_assets.merge.fold.versions import comparable_value_sql
 
     types = dict(image.dtypes)
     ours = {name for name, _, _ in SCD2_COLUMNS}
     columns = {
         name: kind for name, kind in history.dtypes if name not in ours and types.get(name) == kind
     }
-    parts = [comparable_value(identifier(name), kind.upper()) for name, kind in columns.items()]
+    parts = [comparable_value_sql(identifier(name), kind.upper()) for name, kind in columns.items()]
     # Maps cannot be compared; their order says nothing.
     listed = ", ".join(map(string, columns))
     parts.append(f"array_sort(filter(map_entries(_rescued), entry -> entry.key IN ({listed})))")

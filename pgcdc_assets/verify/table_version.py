@@ -21,7 +21,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.fence import read_watermarks
 from pgcdc_assets.tables.properties import parse_key
-from pgcdc_assets.tables.state import open_table, reading
+from pgcdc_assets.tables.state import explain_read_errors, open_table
 from pgcdc_assets.verify.target import TargetVersion, read_version
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def pin_table(
         TableDamaged: files of it are missing or cut off.
     """
     table = open_merged(zone, path, name)
-    with reading(path):
+    with explain_read_errors(path):
         return _pin(zone, path, table, epochs, version)
 
 

@@ -119,7 +119,7 @@ def version_through(
 def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn) -> bool:
     """Whether nothing happened to the table between a watermark and the moment."""
     place = (table.schema, table.table)
-    for copy in zone.snapshots.complete_copies(moment.epoch):
+    for copy in zone.snapshots.complete_snapshots(moment.epoch):
         if (copy.schema, copy.table) == place and watermark < copy.snapshot_lsn <= moment.lsn:
             return False
     changes = read_changes(

@@ -42,21 +42,21 @@ class JudgedEnds:
 
     Attributes:
         ranges: LSNs of an epoch, from and without end, that the raw zone still has.
-        copied_at: LSNs of copies, where any key may have gone.
+        snapshot_at: LSNs of copies, where any key may have gone.
     """
 
     schema: str
     table: str
     key: tuple[str, ...]
     ranges: tuple[Range, ...]
-    copied_at: tuple[Lsn, ...]
+    snapshot_at: tuple[Lsn, ...]
 
     def condition(self, column: str) -> str:
         """Write the SQL that an LSN is one to judge."""
         within = _any(f"({column} >= {int(s)} AND {column} < {int(e)})" for _, s, e in self.ranges)
-        if not self.copied_at:
+        if not self.snapshot_at:
             return within
-        listed = ", ".join(str(int(lsn)) for lsn in self.copied_at)
+        listed = ", ".join(str(int(lsn)) for lsn in self.snapshot_at)
         return f"({within} AND {column} NOT IN ({listed}))"
 
 
@@ -77,12 +77,12 @@ def judged_ends(
         start = max(epoch.start_lsn, since or Lsn(0), floor or Lsn(0))
         if start < watermark:
             ranges.append((epoch.epoch, start, watermark))
-    copied_at = [
+    snapshot_at = [
         copy.snapshot_lsn
-        for copy in zone.snapshots.complete_copies()
+        for copy in zone.snapshots.complete_snapshots()
         if (copy.schema, copy.table) == name
     ]
-    return JudgedEnds(*name, pinned.key, tuple(ranges), tuple(copied_at))
+    return JudgedEnds(*name, pinned.key, tuple(ranges), tuple(snapshot_at))
 
 
 def leaving_changes(session: SparkSession, zone: RawZone, judged: JudgedEnds) -> DataFrame:

@@ -12,7 +12,7 @@ from psycopg2 import OperationalError
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.landing import Landing
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.demo.programs import run_program
@@ -160,7 +160,7 @@ def test_after_a_failover_that_lost_nothing_the_capture_goes_on(
     with monkeypatch.context() as patch:
         if is_old_lake:
             patch.setattr(Landing, "_timeline", lambda self: None)
-        copy_tables(pair.old.settings(), zone, SLOT, "pub")
+        snapshot_tables(pair.old.settings(), zone, SLOT, "pub")
         pair.old.execute("insert into t values (1), (2)")
         _capture(pair.old, zone)
         pair.wait_for_standby(zone)
@@ -174,14 +174,14 @@ def test_after_a_failover_that_lost_nothing_the_capture_goes_on(
         pair.new.execute("insert into t values (%s)", (number,))
     assert _ids(zone) == [1, 2, 3, 4]
     assert zone.changes.captured_on(1)[1] == 2
-    copy_tables(pair.new.settings(), zone, SLOT, "pub", [("public", "t")])
+    snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [("public", "t")])
 
 
 def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_renewed(
     pair: Pair, zone: RawZone
 ) -> None:
     """B16: once the new primary has written more, its WAL alone tells nothing any more."""
-    copy_tables(pair.old.settings(), zone, SLOT, "pub")
+    snapshot_tables(pair.old.settings(), zone, SLOT, "pub")
     pair.old.execute("insert into t values (1)")
     _capture(pair.old, zone)
     pair.wait_for_standby(zone)
@@ -201,14 +201,14 @@ def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_r
     with pytest.raises(RawZoneError, match=r"timeline 1.*timeline 2 now.*pgcdc renew"):
         _capture(pair.new, zone)
     with pytest.raises(RawZoneError, match="pgcdc renew"):
-        copy_tables(pair.new.settings(), zone, SLOT, "pub", [("public", "t")])
+        snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [("public", "t")])
     assert _errors(pair.new, zone) == ["timeline"]
     assert _confirmed(pair.new) == before
     assert _ids(zone) == [1, 2]
 
     renewed = renew_epoch(pair.new.settings(), zone, SLOT, "pub")
     assert (renewed.epoch, renewed.timeline) == (2, 2)
-    [report] = copy_tables(pair.new.settings(), zone, SLOT, "pub")
+    [report] = snapshot_tables(pair.new.settings(), zone, SLOT, "pub")
     assert report.row_count == 1 + 2901
     pair.new.execute("insert into t values (5000)")
     _capture(pair.new, zone)

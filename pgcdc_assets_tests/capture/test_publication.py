@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import ConfigurationError, DefiniteError
 from pgcdc_assets.lsn import LsnWindow
@@ -42,7 +42,7 @@ def test_changes_written_without_the_publication_are_never_passed_over(
         monkeypatch.setattr(connection, "SocketWire", connection.LibpqWire)
     slot, settings = f"s_{database.name}", database.settings()
     database.execute("create table t (id int primary key); create publication pub for table t")
-    copy_tables(settings, zone, slot, "pub")
+    snapshot_tables(settings, zone, slot, "pub")
     database.execute("insert into t values (1)")
     window = _window(database, zone)
     assert capture_window(settings, zone, slot, "pub", window).counts["public.t"] == {"I": 1}
@@ -59,7 +59,7 @@ def test_changes_written_without_the_publication_are_never_passed_over(
 
     # What the sentence asks for works, and nothing has to be dropped by hand.
     assert renew_epoch(settings, zone, slot, "pub").epoch == 2
-    [report] = copy_tables(settings, zone, slot, "pub")
+    [report] = snapshot_tables(settings, zone, slot, "pub")
     assert report.row_count == 3
     database.execute("insert into t values (4)")
     window = _window(database, zone)
@@ -73,7 +73,7 @@ def test_a_publication_that_was_gone_while_nothing_was_written_needs_no_new_epoc
     """B9: renewing would copy all tables for nothing."""
     slot, settings = f"s_{database.name}", database.settings()
     database.execute("create table t (id int primary key); create publication pub for table t")
-    copy_tables(settings, zone, slot, "pub")
+    snapshot_tables(settings, zone, slot, "pub")
     database.execute("drop publication pub; create publication pub for table t")
     database.execute("insert into t values (1)")
     with pytest.raises(ConfigurationError, match=r"can go on .* pgcdc sync"):
@@ -91,12 +91,12 @@ def test_a_publication_that_is_gone_is_named_with_the_statement_that_makes_it(
     wanted = 'create publication "pub" for table "public"."Order ""Lines", "public"."t"'
     tables = [("public", "t"), ("public", 'Order "Lines')]
     with pytest.raises(ConfigurationError) as caught:
-        copy_tables(settings, zone, slot, "pub", tables)
+        snapshot_tables(settings, zone, slot, "pub", tables)
     assert wanted in str(caught.value)
     [missing] = [f for f in run_preflight(settings, "pub", slot, tables) if f.severity == "error"]
     assert wanted in missing.message
     database.execute(wanted)
-    copy_tables(settings, zone, slot, "pub", tables)
+    snapshot_tables(settings, zone, slot, "pub", tables)
     database.execute("drop publication pub")
     for call in (
         lambda: capture_window(settings, zone, slot, "pub", _window(database, zone)),
@@ -120,7 +120,7 @@ def test_a_slot_older_than_its_publication_is_refused_at_its_first_change(
         pass
     database.execute("insert into t values (1)")
     database.execute("create publication pub for table t")
-    copy_tables(settings, zone, slot, "pub")
+    snapshot_tables(settings, zone, slot, "pub")
     with pytest.raises(DefiniteError, match=r"made after the slot.*pgcdc renew"):
         capture_window(settings, zone, slot, "pub", _window(database, zone))
     assert renew_epoch(settings, zone, slot, "pub").epoch == 2

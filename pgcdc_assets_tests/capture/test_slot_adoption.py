@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.errors import PgcdcError, SlotAdvanced, SlotBusy, SlotTaken
@@ -60,7 +60,7 @@ def _capture(database: Database, zone: RawZone, slot: str) -> None:
 
 
 def _copy(database: Database, zone: RawZone, slot: str, *, adopt_slot: bool = False) -> None:
-    copy_tables(database.settings(), zone, slot, "pub", adopt_slot=adopt_slot)
+    snapshot_tables(database.settings(), zone, slot, "pub", adopt_slot=adopt_slot)
 
 
 def _make_by_hand(database: Database, slot: str, *, two_phase: bool = False) -> None:
@@ -260,11 +260,11 @@ def test_a_known_slot_that_was_made_again_with_two_phase_stops_before_its_stream
 def test_why_a_slot_was_lost_decides_on_what_prevents_it(
     database: Database, slot: str, reason: str | None, sentence: str
 ) -> None:
-    from pgcdc_assets.postgres.slots import lost_slot
+    from pgcdc_assets.postgres.slots import slot_lost_error
 
     _make_by_hand(database, slot)
     status = dataclasses.replace(_status(database, slot), invalidation_reason=reason)
-    assert sentence in str(lost_slot(status))
+    assert sentence in str(slot_lost_error(status))
 
 
 def test_a_standbys_copy_of_a_slot_is_refused_there(database: Database, slot: str) -> None:

@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 from psycopg2.extras import LogicalReplicationConnection
 
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.errors import (
     ConfigurationError,
     PgcdcError,
@@ -45,7 +45,7 @@ def _slots(database: Database) -> list[tuple[str, bool]]:
 
 
 def test_the_first_copy_makes_slot_and_epoch(database: Database, zone: RawZone, slot: str) -> None:
-    [report] = copy_tables(database.settings(), zone, slot, "pub")
+    [report] = snapshot_tables(database.settings(), zone, slot, "pub")
     epoch = zone.epochs.latest()
     assert epoch is not None
     confirmed = database.value(
@@ -64,7 +64,7 @@ def test_a_slot_made_by_an_administrator_is_adopted(
     with create_slot(database.settings(), slot) as made:
         pass
     database.execute("insert into t values (3)")
-    [report] = copy_tables(database.settings(), zone, slot, "pub")
+    [report] = snapshot_tables(database.settings(), zone, slot, "pub")
     epoch = zone.epochs.latest()
     assert epoch is not None
     assert epoch.start_lsn == made.consistent_point < report.snapshot_lsn
@@ -85,21 +85,21 @@ def test_a_slot_that_somebody_reads_is_not_adopted(
     with closing(stream), stream.cursor() as cursor:
         cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})
         with pytest.raises(SlotBusy, match="pgcdc capture other"):
-            copy_tables(database.settings(), zone, slot, "pub")
+            snapshot_tables(database.settings(), zone, slot, "pub")
     assert zone.epochs.latest() is None
 
 
 def test_a_missing_publication_leaves_no_slot(database: Database, zone: RawZone, slot: str) -> None:
     """B9."""
     with pytest.raises(ConfigurationError, match="Publication nowhere does not exist"):
-        copy_tables(database.settings(), zone, slot, "nowhere")
+        snapshot_tables(database.settings(), zone, slot, "nowhere")
     assert _slots(database) == []
     assert zone.epochs.latest() is None
 
 
 def test_a_lake_that_cannot_be_written_leaves_no_slot(database: Database, slot: str) -> None:
     with pytest.raises(ConfigurationError, match="/proc/nowhere"):
-        copy_tables(database.settings(), RawZone(Lake("/proc/nowhere"), "test"), slot, "pub")
+        snapshot_tables(database.settings(), RawZone(Lake("/proc/nowhere"), "test"), slot, "pub")
     assert _slots(database) == []
 
 
@@ -107,15 +107,15 @@ def test_a_raw_zone_filled_from_another_slot_is_refused(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     """Issue 3, bad input."""
-    copy_tables(database.settings(), zone, slot, "pub")
+    snapshot_tables(database.settings(), zone, slot, "pub")
     with pytest.raises(RawZoneError, match=f"filled from slot {slot} of database {database.name}"):
-        copy_tables(database.settings(), zone, "another_slot", "pub")
+        snapshot_tables(database.settings(), zone, "another_slot", "pub")
     assert _slots(database) == [(slot, False)]
     other = create_database(database.server)
     try:
         other.execute("create publication pub")
         with pytest.raises(RawZoneError, match=f"not from slot {slot} of database {other.name}"):
-            copy_tables(other.settings(), zone, slot, "pub")
+            snapshot_tables(other.settings(), zone, slot, "pub")
     finally:
         drop_database(other)
 
@@ -123,18 +123,18 @@ def test_a_raw_zone_filled_from_another_slot_is_refused(
 def test_a_slot_that_went_missing_is_not_made_anew(
     database: Database, zone: RawZone, slot: str
 ) -> None:
-    copy_tables(database.settings(), zone, slot, "pub")
+    snapshot_tables(database.settings(), zone, slot, "pub")
     with query_connection(database.settings(), "test") as conn:
         drop_slot(conn, slot)
     with pytest.raises(SlotMissing, match=f"slot {slot} does not exist"):
-        copy_tables(database.settings(), zone, slot, "pub", [("public", "t")])
+        snapshot_tables(database.settings(), zone, slot, "pub", [("public", "t")])
     assert _slots(database) == []
 
 
 @pytest.mark.every_pg
 def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -> None:
     """B11; servers before 17 give no reason for an invalidation."""
-    copy_tables(database.settings(), zone, slot, "pub")
+    snapshot_tables(database.settings(), zone, slot, "pub")
     database.execute("alter system set max_slot_wal_keep_size = '1MB'")
     try:
         database.execute("select pg_reload_conf()")
@@ -143,7 +143,7 @@ def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -
             database.execute("select pg_switch_wal()")
         database.execute("checkpoint")
         with pytest.raises(SlotLost, match="is lost"):
-            copy_tables(database.settings(), zone, slot, "pub", [("public", "t")])
+            snapshot_tables(database.settings(), zone, slot, "pub", [("public", "t")])
     finally:
         database.execute("alter system reset max_slot_wal_keep_size")
         database.execute("select pg_reload_conf()")
@@ -158,7 +158,7 @@ def test_two_first_runs_at_once_make_one_slot_and_one_epoch(
     def run() -> None:
         try:
             outcomes.append(
-                copy_tables(database.settings(), RawZone(zone.lake, "test"), slot, "pub")
+                snapshot_tables(database.settings(), RawZone(zone.lake, "test"), slot, "pub")
             )
         except PgcdcError as error:
             outcomes.append(error)
@@ -189,8 +189,11 @@ def test_a_connection_cut_in_the_middle_of_a_copy_leaves_nothing(
     cutter.start()
     settings = ConnectionSettings(proxy.conninfo(database.conninfo), "test")
     with pytest.raises(TransientError):
-        copy_tables(settings, zone, slot, "pub", [("public", "wide")])
+        snapshot_tables(settings, zone, slot, "pub", [("public", "wide")])
     cutter.join()
-    assert zone.snapshots.complete_copies() == []
+    assert zone.snapshots.complete_snapshots() == []
     proxy.throttle(None)
-    assert [r.row_count for r in copy_tables(database.settings(), zone, slot, "pub")] == [2, 50_000]
+    assert [r.row_count for r in snapshot_tables(database.settings(), zone, slot, "pub")] == [
+        2,
+        50_000,
+    ]

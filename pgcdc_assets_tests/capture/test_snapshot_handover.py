@@ -14,7 +14,12 @@ from contextlib import contextmanager
 import psycopg2
 import pytest
 
-from pgcdc_assets.capture.snapshot import CopyFailure, CopyReport, copy_each_table, copy_tables
+from pgcdc_assets.capture.snapshot import (
+    SnapshotFailure,
+    SnapshotReport,
+    snapshot_each_table,
+    snapshot_tables,
+)
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -123,10 +128,10 @@ def test_copies_meet_the_stream_exactly_while_writers_go_on(
     )
     database.execute("insert into t select i, 0 from generate_series(1, 10000) i")
     slot, settings = _slot(database), database.settings()
-    reports: list[CopyReport] = []
+    reports: list[SnapshotReport] = []
     with _writers(database, 4):
         for _ in range(4):
-            reports += copy_tables(settings, zone, slot, "pub", [("public", "t")])
+            reports += snapshot_tables(settings, zone, slot, "pub", [("public", "t")])
         last = [c.commit_lsn for c in _captured(database, slot)][-1]
     assert len({report.snapshot_lsn for report in reports}) == 4
     epoch = zone.epochs.latest()
@@ -153,14 +158,14 @@ def test_a_transaction_open_at_the_snapshot_comes_once(database: Database, zone:
         "create table t (id int primary key, n int); create publication pub for table t"
     )
     slot, settings = _slot(database), database.settings()
-    copy_tables(settings, zone, slot, "pub")
+    snapshot_tables(settings, zone, slot, "pub")
     with database.connect(autocommit=False) as late, late.cursor() as cursor:
         cursor.execute("insert into t values (2, 0)")
         database.execute("insert into t values (1, 0)")
         timer = threading.Timer(0.5, late.commit)
         timer.start()
         # The temporary slot waits for the open transaction: it is in the copy, not lost between.
-        [report] = copy_tables(settings, zone, slot, "pub", [("public", "t")])
+        [report] = snapshot_tables(settings, zone, slot, "pub", [("public", "t")])
         timer.join()
     rows = _copy_rows(zone, "t", report.snapshot_lsn)
     assert sorted(rows) == [["1", "0"], ["2", "0"]]
@@ -173,9 +178,9 @@ import sys
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 conninfo, lake, slot = sys.argv[1:]
-copy_tables(ConnectionSettings(conninfo, "test"), RawZone(Lake(lake), "test"), slot, "pub")
+snapshot_tables(ConnectionSettings(conninfo, "test"), RawZone(Lake(lake), "test"), slot, "pub")
 """
 
 
@@ -215,15 +220,15 @@ def test_a_run_killed_anywhere_is_taken_up_by_the_next(
     database.execute("create publication pub for all tables")
     slot, settings = _slot(database), database.settings()
     _run(database, zone, failpoint)
-    assert len(zone.snapshots.complete_copies()) == complete
+    assert len(zone.snapshots.complete_snapshots()) == complete
     database.execute("insert into t0 values (0); insert into t2 values (0)")
 
-    reports = copy_tables(settings, zone, slot, "pub")
+    reports = snapshot_tables(settings, zone, slot, "pub")
     assert len(reports) == 3 - complete
     assert len(zone.epochs.all()) == 1
     epoch = zone.epochs.latest()
     assert epoch is not None
-    copies = zone.snapshots.complete_copies()
+    copies = zone.snapshots.complete_snapshots()
     assert sorted(copy.table for copy in copies) == ["t0", "t1", "t2"]
     with query_connection(settings, "test") as conn:
         changes = peek(conn, slot, "pub").changes
@@ -253,13 +258,13 @@ def test_an_empty_table_has_a_complete_copy(database: Database, zone: RawZone) -
     database.execute(
         "create table t (id int primary key, n numeric(5,2)); create publication pub for table t"
     )
-    [report] = copy_tables(database.settings(), zone, _slot(database), "pub")
+    [report] = snapshot_tables(database.settings(), zone, _slot(database), "pub")
     assert report.row_count == 0
-    [copy] = zone.snapshots.complete_copies(report.epoch)
+    [copy] = zone.snapshots.complete_snapshots(report.epoch)
     assert (copy.table, copy.row_count, copy.relation_version) == ("t", 0, 1)
     [version] = zone.relations.versions(report.epoch)
     assert [column.name for column in version.relation.columns] == ["id", "n"]
-    assert copy_tables(database.settings(), zone, _slot(database), "pub") == []
+    assert snapshot_tables(database.settings(), zone, _slot(database), "pub") == []
 
 
 def test_a_table_that_cannot_be_read_leaves_the_others_alone(
@@ -279,15 +284,15 @@ def test_a_table_that_cannot_be_read_leaves_the_others_alone(
         conninfo = database.conninfo.replace("user=postgres", f"user={role}")
         settings, slot = ConnectionSettings(conninfo, "test"), _slot(database)
         wanted = [("public", name) for name in ("t0", "t1", "v", "nowhere", "t2", "t0")]
-        outcomes = list(copy_each_table(settings, zone, slot, "pub", wanted))
+        outcomes = list(snapshot_each_table(settings, zone, slot, "pub", wanted))
         assert [outcome.table for outcome in outcomes] == ["t0", "t1", "v", "nowhere", "t2"]
-        assert [o.table for o in outcomes if isinstance(o, CopyReport)] == ["t0", "t2"]
-        reasons = [str(o.error) for o in outcomes if isinstance(o, CopyFailure)]
+        assert [o.table for o in outcomes if isinstance(o, SnapshotReport)] == ["t0", "t2"]
+        reasons = [str(o.error) for o in outcomes if isinstance(o, SnapshotFailure)]
         assert f'grant select on "public"."t1" to "{role}"' in reasons[0]
         assert "public.v is a view" in reasons[1]
         assert "public.nowhere does not exist" in reasons[2]
         with pytest.raises(ConfigurationError, match=r"public\.t1 .*public\.v is a view"):
-            copy_tables(settings, zone, slot, "pub", wanted)
+            snapshot_tables(settings, zone, slot, "pub", wanted)
     finally:
         database.execute(f"drop owned by {role}; drop role {role}")
 
@@ -309,7 +314,7 @@ def test_a_table_altered_under_the_copy_is_copied_with_its_new_shape(
         return original(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(snapshot, "copy_published", altered)
-    [report] = copy_tables(database.settings(), zone, _slot(database), "pub")
+    [report] = snapshot_tables(database.settings(), zone, _slot(database), "pub")
     assert len(attempts) == 2
     assert _copy_rows(zone, "t", report.snapshot_lsn) == [["1", "7"]]
     epoch = zone.epochs.latest()
@@ -324,11 +329,11 @@ def test_a_column_added_while_the_copys_slot_is_made_is_in_the_copy(
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1)")
     slot, settings = _slot(database), database.settings()
-    copy_tables(settings, zone, slot, "pub")
-    reports: list[CopyReport] = []
+    snapshot_tables(settings, zone, slot, "pub")
+    reports: list[SnapshotReport] = []
 
     def copy() -> None:
-        reports.extend(copy_tables(settings, zone, slot, "pub", [("public", "t")]))
+        reports.extend(snapshot_tables(settings, zone, slot, "pub", [("public", "t")]))
 
     with database.connect(autocommit=False) as late, late.cursor() as cursor:
         cursor.execute("select pg_current_xact_id()")

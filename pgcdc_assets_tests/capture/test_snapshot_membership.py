@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.capture import snapshot
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 
@@ -73,7 +73,7 @@ def test_a_table_that_joins_while_the_snapshot_starts_loses_no_row(
 
     monkeypatch.setattr(snapshot, "reach", join)
     copies = {
-        report.table: report for report in copy_tables(database.settings(), zone, slot, "pub")
+        report.table: report for report in snapshot_tables(database.settings(), zone, slot, "pub")
     }
     epoch = zone.epochs.latest()
     assert epoch is not None
@@ -97,7 +97,7 @@ def test_a_publication_that_is_altered_for_another_table_costs_no_second_snapsho
             database.execute("alter publication pub add table u; analyze t")
 
     monkeypatch.setattr(snapshot, "reach", join)
-    [report] = copy_tables(
+    [report] = snapshot_tables(
         database.settings(), zone, f"s_{database.name}", "pub", [("public", "t")]
     )
     epoch = zone.epochs.latest()

@@ -83,7 +83,7 @@ def test_a_difference_is_named_and_a_rebuild_mends_it_without_the_source(
     assert main(["verify", "-m", module, "public.nope"]) == 2
 
     def copies() -> int:
-        return len(RawZone(Lake(str(tmp_path / "lake")), "mine").snapshots.complete_copies(1))
+        return len(RawZone(Lake(str(tmp_path / "lake")), "mine").snapshots.complete_snapshots(1))
 
     before = copies()
     database.execute("alter table t alter column id type bigint, add column kept int")

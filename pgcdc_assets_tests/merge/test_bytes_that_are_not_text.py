@@ -9,7 +9,7 @@ import pytest
 from psycopg2 import sql
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.protocol.utf8 import bytes_as_text
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets_tests.support.captures import Capturing
@@ -51,7 +51,7 @@ def test_a_bad_byte_lands_as_hex_and_the_stream_goes_on(ascii_capturing: Capturi
     assert capturing.rows()[2]["old"] == ["1", bad]
     assert report.warnings == {"public.t: values that are not UTF-8, landed as hex": 3}
 
-    (copied,) = copy_tables(
+    (copied,) = snapshot_tables(
         capturing.settings, capturing.zone, capturing.slot, capturing.publication
     )
     assert copied.rescued_count == 1

@@ -82,7 +82,7 @@ def _forget_fence(path: str) -> None:
 def test_a_merge_that_another_overtakes_right_before_its_write_writes_nothing(
     spark: SparkSession, zone: RawZone, race: Race
 ) -> None:
-    landing = race.land_copy(zone)
+    landing = race.land_snapshot(zone)
     path = merge(spark, landing, race.target).path
     first = landing.land(race.first)
     last = landing.land(race.second)
@@ -104,7 +104,7 @@ def test_a_merge_that_another_overtakes_right_before_its_write_writes_nothing(
 def test_a_merge_that_another_overtakes_during_its_write_writes_nothing(
     spark: SparkSession, zone: RawZone, tmp_path: Path, race: Race
 ) -> None:
-    landing = race.land_copy(zone)
+    landing = race.land_snapshot(zone)
     path = merge(spark, landing, race.target).path
     first = landing.land(race.first)
     landing.land(race.second)
@@ -116,7 +116,7 @@ def test_a_merge_that_another_overtakes_during_its_write_writes_nothing(
 
 
 def test_of_two_merges_that_make_a_table_one_does(spark: SparkSession, zone: RawZone) -> None:
-    landing = BAG.land_copy(zone)
+    landing = BAG.land_snapshot(zone)
     first = landing.land(BAG.first)
     landing.land(BAG.second)
     with right_before_the_write(spark, lambda: merge(spark, landing, BAG.target, first)):
@@ -130,7 +130,7 @@ def test_a_newer_copy_that_another_merge_has_applied_is_not_applied_again(
     spark: SparkSession, zone: RawZone
 ) -> None:
     """Its rows would take the place of changes that the other merge folded."""
-    landing = BAG.land_copy(zone)
+    landing = BAG.land_snapshot(zone)
     landing.land([insert("7", "old")])
     path = merge(spark, landing, BAG.target).path
     landing.land([])
@@ -147,7 +147,7 @@ def test_a_newer_copy_that_another_merge_has_applied_is_not_applied_again(
 def test_a_merge_that_a_rebuild_overtakes_writes_nothing(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    landing = BAG.land_copy(zone)
+    landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     first = landing.land(BAG.first)
     landing.land(BAG.second)
@@ -166,7 +166,7 @@ def test_a_merge_prepared_before_an_idle_watermark_moved_writes_nothing(
     spark: SparkSession, zone: RawZone
 ) -> None:
     """The watermark of a table without changes moves by a commit without rows, fenced as others."""
-    landing = BAG.land_copy(zone)
+    landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     for _ in range(IDLE_WINDOWS):
         idle = landing.land([])
@@ -182,12 +182,12 @@ def test_a_merge_that_ends_before_it_records_its_watermark_is_not_repeated(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit of the rows has the watermark; the next run records it for other readers."""
-    landing = BAG.land_copy(zone)
+    landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     landing.land(BAG.first)
     last = landing.land(BAG.second)
     with monkeypatch.context() as killed:
-        killed.setattr(state, "settle", lambda *_: None)
+        killed.setattr(state, "record_watermark", lambda *_: None)
         merge(spark, landing, BAG.target)
     recorded = zone.app_id(1)
     assert DeltaTable(path).transaction_version(recorded) < last.end
@@ -199,7 +199,7 @@ def test_a_merge_that_ends_before_it_records_its_watermark_is_not_repeated(
 
 def test_a_table_without_a_fence_is_merged_on(spark: SparkSession, zone: RawZone) -> None:
     """Tables of earlier releases have the watermark as an application transaction alone."""
-    landing = BAG.land_copy(zone)
+    landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     _forget_fence(path)
     landing.land(BAG.first)
@@ -212,7 +212,7 @@ def test_a_table_without_a_fence_is_merged_on(spark: SparkSession, zone: RawZone
 def test_a_merge_adds_one_commit_without_rows_to_the_log(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    landing = BAG.land_copy(zone)
+    landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     before = DeltaTable(path).version()
     landing.land(BAG.first)

@@ -8,7 +8,7 @@ from pgcdc_assets.errors import MergeConflict, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, Sizes, plan_merge
 from pgcdc_assets.raw.sizes import RowGroup
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.settings import CdcTable, StepLimit
 
@@ -20,8 +20,8 @@ def _window(start: int, end: int, changes: int = 1, epoch: int = 1) -> WindowSum
     return WindowSummary(LsnWindow.of(epoch, start, end), changes, changes, counts)
 
 
-def _copy(lsn: int, epoch: int = 1, table: str = "items") -> Copy:
-    return Copy(epoch, Lsn(lsn), "shop", table, 1, 10)
+def _snapshot(lsn: int, epoch: int = 1, table: str = "items") -> Snapshot:
+    return Snapshot(epoch, Lsn(lsn), "shop", table, 1, 10)
 
 
 def _landed(*windows: WindowSummary) -> Landed:
@@ -34,15 +34,15 @@ NEWEST = WINDOWS[-1].window
 
 
 def test_the_first_merge_takes_the_copy_and_every_window_after_it() -> None:
-    plan = plan_merge(TARGET, None, [_copy(100)], LANDED, NEWEST)
-    assert (plan.start, plan.end, plan.copy) == (100, 400, _copy(100))
+    plan = plan_merge(TARGET, None, [_snapshot(100)], LANDED, NEWEST)
+    assert (plan.start, plan.end, plan.snapshot) == (100, 400, _snapshot(100))
     assert [w.start for w in plan.windows] == [100, 200, 300]
     assert plan.recorded_changes == 6
 
 
 def test_later_merges_go_on_at_the_watermark_and_leave_the_copy_alone() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(200)), [_copy(100)], LANDED, NEWEST)
-    assert (plan.start, plan.end, plan.copy) == (200, 400, None)
+    plan = plan_merge(TARGET, (1, Lsn(200)), [_snapshot(100)], LANDED, NEWEST)
+    assert (plan.start, plan.end, plan.snapshot) == (200, 400, None)
     assert plan.recorded_changes == 5
 
 
@@ -52,19 +52,19 @@ def test_reading_begins_at_the_first_window_that_holds_a_change() -> None:
 
 
 def test_a_newer_copy_in_the_middle_of_a_window_replaces_what_was_before_it() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(200)), [_copy(100), _copy(350)], LANDED, NEWEST)
-    assert (plan.start, plan.copy) == (350, _copy(350))
+    plan = plan_merge(TARGET, (1, Lsn(200)), [_snapshot(100), _snapshot(350)], LANDED, NEWEST)
+    assert (plan.start, plan.snapshot) == (350, _snapshot(350))
     assert [w.start for w in plan.windows] == [300]
 
 
 def test_a_copy_beyond_the_asked_window_is_all_there_is_to_do() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(100)), [_copy(350)], LANDED, WINDOWS[0].window)
+    plan = plan_merge(TARGET, (1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window)
     assert (plan.start, plan.end, plan.windows) == (350, 350, ())
 
 
 def test_a_window_below_the_watermark_is_nothing_to_do() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(400)), [_copy(100)], LANDED, WINDOWS[0].window)
-    assert (plan.start, plan.end, plan.copy, plan.windows) == (400, 400, None, ())
+    plan = plan_merge(TARGET, (1, Lsn(400)), [_snapshot(100)], LANDED, WINDOWS[0].window)
+    assert (plan.start, plan.end, plan.snapshot, plan.windows) == (400, 400, None, ())
 
 
 @pytest.mark.parametrize(
@@ -75,19 +75,19 @@ def test_a_missing_window_is_a_gap_that_names_its_place(
 ) -> None:
     windows = [w for i, w in enumerate(WINDOWS) if i != missing]
     with pytest.raises(WatermarkGap) as caught:
-        plan_merge(TARGET, None, [_copy(100)], _landed(*windows), NEWEST)
+        plan_merge(TARGET, None, [_snapshot(100)], _landed(*windows), NEWEST)
     assert (caught.value.expected, caught.value.found) == (expected, found)
 
 
 def test_a_table_without_a_copy_is_refused() -> None:
     with pytest.raises(MergeConflict, match="snapshot"):
-        plan_merge(TARGET, None, [_copy(100, table="other")], LANDED, NEWEST)
+        plan_merge(TARGET, None, [_snapshot(100, table="other")], LANDED, NEWEST)
 
 
 def test_a_new_epoch_needs_a_new_copy() -> None:
     windows = [_window(50, 60, epoch=2)]
     with pytest.raises(MergeConflict, match="epoch 2"):
-        plan_merge(TARGET, (1, Lsn(400)), [_copy(100)], _landed(*windows), windows[0].window)
+        plan_merge(TARGET, (1, Lsn(400)), [_snapshot(100)], _landed(*windows), windows[0].window)
 
 
 def test_a_copy_of_a_new_epoch_is_newer_whatever_its_lsn() -> None:
@@ -95,7 +95,7 @@ def test_a_copy_of_a_new_epoch_is_newer_whatever_its_lsn() -> None:
     plan = plan_merge(
         TARGET,
         (1, Lsn(400)),
-        [_copy(100), _copy(50, epoch=2)],
+        [_snapshot(100), _snapshot(50, epoch=2)],
         _landed(*windows),
         windows[0].window,
     )
@@ -114,68 +114,86 @@ def test_a_window_that_is_cut_is_read_up_to_the_cut() -> None:
 
 
 def test_a_bounded_merge_does_not_see_copies_above_its_end() -> None:
-    copies = [_copy(100), _copy(350)]
+    copies = [_snapshot(100), _snapshot(350)]
     through = LsnWindow.of(1, 0, 300)
     plan = plan_merge(TARGET, None, copies, LANDED, through, is_bounded=True)
-    assert (plan.copy, plan.end) == (_copy(100), 300)
+    assert (plan.snapshot, plan.end) == (_snapshot(100), 300)
 
 
 def test_history_takes_changes_and_copies_in_order() -> None:
     """A copy in between is the difference to what the changes before it made."""
-    copies = [_copy(100), _copy(350)]
+    copies = [_snapshot(100), _snapshot(350)]
     first = plan_merge(TARGET, None, copies, LANDED, NEWEST, in_order=True)
-    assert (first.copy, first.start, first.end, first.is_last) == (_copy(100), 100, 349, False)
+    assert (first.snapshot, first.start, first.end, first.is_last) == (
+        _snapshot(100),
+        100,
+        349,
+        False,
+    )
     second = plan_merge(TARGET, (1, Lsn(349)), copies, LANDED, NEWEST, in_order=True)
-    assert (second.copy, second.start, second.end, second.is_last) == (_copy(350), 350, 400, True)
+    assert (second.snapshot, second.start, second.end, second.is_last) == (
+        _snapshot(350),
+        350,
+        400,
+        True,
+    )
     late = plan_merge(TARGET, (1, Lsn(200)), copies, LANDED, NEWEST, in_order=True)
-    assert (late.copy, late.start, late.end, late.is_last) == (None, 200, 349, False)
+    assert (late.snapshot, late.start, late.end, late.is_last) == (None, 200, 349, False)
 
 
 def test_history_waits_for_what_lies_before_a_copy_that_is_ahead() -> None:
     """Else the changes between the window and the copy would never be folded."""
-    plan = plan_merge(TARGET, (1, Lsn(100)), [_copy(350)], LANDED, WINDOWS[0].window, in_order=True)
-    assert (plan.copy, plan.start, plan.end, plan.is_last) == (None, 100, 200, True)
+    plan = plan_merge(
+        TARGET, (1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window, in_order=True
+    )
+    assert (plan.snapshot, plan.start, plan.end, plan.is_last) == (None, 100, 200, True)
 
 
 def test_history_that_cannot_be_folded_goes_on_with_the_next_copy() -> None:
     plan = plan_merge(
-        TARGET, (1, Lsn(200)), [_copy(350)], LANDED, NEWEST, in_order=True, skips_to_copy=True
+        TARGET,
+        (1, Lsn(200)),
+        [_snapshot(350)],
+        LANDED,
+        NEWEST,
+        in_order=True,
+        skips_to_snapshot=True,
     )
-    assert (plan.copy, plan.start, plan.end, plan.is_last) == (_copy(350), 350, 400, True)
+    assert (plan.snapshot, plan.start, plan.end, plan.is_last) == (_snapshot(350), 350, 400, True)
 
 
 def test_history_takes_the_rest_of_an_epoch_before_the_copy_of_the_next() -> None:
-    copies = [_copy(100), _copy(50, epoch=2)]
+    copies = [_snapshot(100), _snapshot(50, epoch=2)]
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     through = LsnWindow.of(2, 50, 60)
     rest = plan_merge(TARGET, (1, Lsn(300)), copies, landed, through, in_order=True)
-    assert (rest.epoch, rest.copy, rest.start, rest.end) == (1, None, 300, 400)
+    assert (rest.epoch, rest.snapshot, rest.start, rest.end) == (1, None, 300, 400)
     after = plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True)
-    assert (after.epoch, after.copy, after.end, after.is_last) == (2, copies[1], 60, True)
+    assert (after.epoch, after.snapshot, after.end, after.is_last) == (2, copies[1], 60, True)
 
 
 def test_history_begins_an_epoch_with_its_first_copy_and_waits_for_the_second() -> None:
     """No change of the epoch lies before its first copy, even if the copy is ahead."""
-    copies = [_copy(100), _copy(90, epoch=2), _copy(95, epoch=2)]
+    copies = [_snapshot(100), _snapshot(90, epoch=2), _snapshot(95, epoch=2)]
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     through = LsnWindow.of(2, 50, 60)
     rest = plan_merge(TARGET, (1, Lsn(300)), copies, landed, through, in_order=True)
-    assert (rest.epoch, rest.copy, rest.start, rest.end) == (1, None, 300, 400)
+    assert (rest.epoch, rest.snapshot, rest.start, rest.end) == (1, None, 300, 400)
     assert not rest.is_last
     first = plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True)
-    assert (first.copy, first.start, first.end, first.is_last) == (copies[1], 90, 90, True)
+    assert (first.snapshot, first.start, first.end, first.is_last) == (copies[1], 90, 90, True)
     then = plan_merge(TARGET, (2, Lsn(90)), copies, landed, through, in_order=True)
-    assert (then.epoch, then.copy, then.start, then.end) == (2, None, 90, 90)
+    assert (then.epoch, then.snapshot, then.start, then.end) == (2, None, 90, 90)
     # A window of the epoch before is folded without the copy: later ones may follow.
     older = plan_merge(TARGET, (1, Lsn(200)), copies, landed, NEWEST, in_order=True)
-    assert (older.copy, older.end, older.is_last) == (None, 400, True)
+    assert (older.snapshot, older.end, older.is_last) == (None, 400, True)
 
 
 def test_a_rebuild_does_not_begin_an_epoch_with_a_copy_above_its_end() -> None:
     through = LsnWindow.of(2, 50, 60)
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
-    copies = [_copy(100), _copy(90, epoch=2)]
-    with pytest.raises(MergeConflict, match="epoch 2 of the slot has no copy of it"):
+    copies = [_snapshot(100), _snapshot(90, epoch=2)]
+    with pytest.raises(MergeConflict, match="epoch 2 of the slot has no snapshot of it"):
         plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True, is_bounded=True)
 
 
@@ -188,7 +206,7 @@ def _step(changes: int = 10**9, size: int = 10**18, sizes: Sizes | None = None) 
 
 def test_a_step_ends_where_the_next_changes_would_be_too_many() -> None:
     """The window without changes between comes along: it costs nothing."""
-    plan = plan_merge(TARGET, None, [_copy(100)], LANDED, NEWEST, limits=_step(changes=5))
+    plan = plan_merge(TARGET, None, [_snapshot(100)], LANDED, NEWEST, limits=_step(changes=5))
     assert (plan.start, plan.end, plan.recorded_changes, plan.is_last) == (100, 300, 1, False)
     assert [w.start for w in plan.windows] == [100, 200]
     rest = plan_merge(TARGET, (1, plan.end), [], LANDED, NEWEST, limits=_step(changes=5))
@@ -240,8 +258,8 @@ def test_a_step_is_bounded_by_the_bytes_that_files_and_wal_tell_of() -> None:
 
 
 def test_history_after_a_copy_is_bounded_as_well() -> None:
-    copies = [_copy(100), _copy(500)]
+    copies = [_snapshot(100), _snapshot(500)]
     plan = plan_merge(
         TARGET, None, copies[:1], LANDED, NEWEST, in_order=True, limits=_step(changes=1)
     )
-    assert (plan.copy, plan.end, plan.is_last) == (copies[0], 300, False)
+    assert (plan.snapshot, plan.end, plan.is_last) == (copies[0], 300, False)

@@ -81,14 +81,14 @@ def test_a_copy_taken_again_deletes_what_it_does_not_hold_any_more(
     landing.begin([["1", "1", "a", "1.00", "x"], ["1", "2", "b", "2.00", "y"]])
     landing.land([delete("1", "1", None, None, None)])
     landing.copy([["1", "3", "c", "3.00", "z"]])
-    copied_at = landing.lsn
+    snapshot_at = landing.lsn
     landing.land([insert("1", "1", "again", None, None)])
     (report,) = merge_tables(spark, zone, [_SOFT], landing.windows[-1])
     assert isinstance(report, MergeReport), report.error.__cause__ or report.error
     rows = spark.read.format("delta").load(report.path).orderBy("id").collect()
     assert [(r.id, r.doc, r._deleted, r._deleted_at_lsn) for r in rows] == [
         (1, "again", False, None),
-        (2, "b", True, copied_at),
+        (2, "b", True, snapshot_at),
         (3, "c", False, None),
     ]
     assert rows[2]._ordinal == -1 and rows[2]._commit_ts is None

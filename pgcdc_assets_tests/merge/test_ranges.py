@@ -177,7 +177,7 @@ def test_a_merge_that_another_overtakes_writes_nothing(
     merge(spark, landing, _TARGET)
     first = _land_changes(landing)
     landing.land([update(str(_FIRST + 1), "1", "c", "1.00", "x")])
-    overtake(monkeypatch, base, "find_touched", lambda: merge(spark, landing, _TARGET, first))
+    overtake(monkeypatch, base, "find_affected_rows", lambda: merge(spark, landing, _TARGET, first))
     assert_overtaken(spark, landing, _TARGET)
     report = merge(spark, landing, _TARGET)
     versions = (
@@ -196,7 +196,7 @@ def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
     """Delta leaves out what was done already, and what counts the rows would wait for them."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
-    overtake(monkeypatch, run, "check_unmoved", lambda: merge(spark, landing, _TARGET))
+    overtake(monkeypatch, run, "check_not_overtaken", lambda: merge(spark, landing, _TARGET))
     assert_overtaken(spark, landing, _TARGET)
     assert merge(spark, landing, _TARGET).changes_read == 0
 

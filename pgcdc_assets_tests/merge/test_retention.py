@@ -18,9 +18,9 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.merge.task import prepare
-from pgcdc_assets.raw.retention import remove_copies, remove_windows
+from pgcdc_assets.raw.retention import remove_snapshots, remove_windows
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.maintenance import tidy_table
+from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets.tables.properties import BEGINS_WITH
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
@@ -177,7 +177,7 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
             expiring.pop()
             mark = pipeline.windows[-1].end
             expire(pipeline, mark)
-            assert remove_copies(pipeline.zone, {("public", "t"): (1, mark)}) == 1
+            assert remove_snapshots(pipeline.zone, {("public", "t"): (1, mark)}) == 1
         return works
 
     monkeypatch.setattr("pgcdc_assets.merge.run.prepare", expired)
@@ -201,7 +201,7 @@ def test_a_table_made_anew_as_another_kind_begins_where_that_kind_does(
     expire(pipeline, windows[1].end)
     rebuild_table(pipeline.spark, pipeline.zone, soft, 1)
     assert DeltaTable(pipeline.path()).metadata().configuration[BEGINS_WITH] > began
-    with pytest.raises(DefiniteError, match="no complete copy with all changes after it"):
+    with pytest.raises(DefiniteError, match="no complete snapshot with all changes after it"):
         rebuild_table(pipeline.spark, pipeline.zone, soft, 1, windows[2].end)
 
 
@@ -221,8 +221,8 @@ def test_upkeep_and_merges_at_once_lose_and_double_no_row(pipeline: Pipeline) ->
     def upkeep() -> None:
         while not stop.is_set():
             try:
-                report = tidy_table(pipeline.spark, pipeline.zone.lake, pipeline.path(), 1.0)
-                tidied.append(report.is_put_off)
+                report = maintain_table(pipeline.spark, pipeline.zone.lake, pipeline.path(), 1.0)
+                tidied.append(report.is_postponed)
                 mark = read_watermark(pipeline.zone.lake, pipeline.zone.name, "public", "t", 1)
                 assert mark is not None
                 remove_windows(pipeline.zone, 1, mark[1], dt.datetime.now(dt.UTC) + _TOMORROW)

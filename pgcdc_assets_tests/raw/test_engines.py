@@ -90,9 +90,9 @@ def test_spark_reads_every_kind_of_tuple(filled: RawZone, spark: SparkSession) -
 def test_spark_reads_files_without_rows_and_partition_values(
     zone: RawZone, spark: SparkSession
 ) -> None:
-    zone.snapshots.land_copy(1, Lsn(2**62), relation("full"), 2, [texts(["1", None], [""])])
-    zone.snapshots.land_copy(1, Lsn(50), relation("with space/ö=%"), 1, [texts(["1"])])
-    zone.snapshots.land_copy(1, Lsn(50), relation("empty"), 1, [])
+    zone.snapshots.land_snapshot(1, Lsn(2**62), relation("full"), 2, [texts(["1", None], [""])])
+    zone.snapshots.land_snapshot(1, Lsn(50), relation("with space/ö=%"), 1, [texts(["1"])])
+    zone.snapshots.land_snapshot(1, Lsn(50), relation("empty"), 1, [])
     copies = spark.read.format("delta").load(zone.snapshots.table.uri)
     found = copies.where(f"table = 'full' and snapshot_lsn = {2**62}").select("new", "chunk")
     assert sorted(row["new"] for row in found.collect()) == sorted([["1", None], [""]])

@@ -16,7 +16,7 @@ from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.files import push_to_disk
-from pgcdc_assets.raw.maintenance import UpkeepReport, keep_up
+from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
 from pgcdc_assets.raw.scan import DataFile, scan
 from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, MARK, RawTable
 from pgcdc_assets.raw.zone import RawZone
@@ -36,9 +36,9 @@ def make_old(folder: Path, days: int = 2) -> None:
 
 
 def test_upkeep_with_nothing_due_writes_nothing(zone: RawZone) -> None:
-    assert keep_up(zone) == UpkeepReport()
+    assert maintain_raw_zone(zone) == RawMaintenanceReport()
     land_small_windows(zone, 3)
-    assert keep_up(zone) == UpkeepReport()
+    assert maintain_raw_zone(zone) == RawMaintenanceReport()
 
 
 def test_upkeep_keeps_rows_windows_and_the_application_transaction(zone: RawZone) -> None:
@@ -46,7 +46,7 @@ def test_upkeep_keeps_rows_windows_and_the_application_transaction(zone: RawZone
     windows, rows = zone.changes.windows(1), landed(zone)
     make_old(Path(zone.changes.table.uri))
 
-    report = keep_up(zone, minimum_files=10, minimum_log_entries=20)
+    report = maintain_raw_zone(zone, minimum_files=10, minimum_log_entries=20)
 
     assert report.files_merged == 20
     log = Path(zone.changes.table.uri, "_delta_log")
@@ -76,18 +76,18 @@ def test_the_log_is_on_the_disk_from_its_first_entry_to_its_checkpoint(
     log = table / "_delta_log"
     assert set(log.glob("*.json")) <= set(pushed)
     assert {table, table.parent} <= set(pushed)
-    keep_up(zone, minimum_log_entries=1)
+    maintain_raw_zone(zone, minimum_log_entries=1)
     assert {*log.glob("*.checkpoint*"), log / "_last_checkpoint"} <= set(pushed)
 
 
 def test_windows_come_from_the_journal_and_from_the_log_once_each(zone: RawZone) -> None:
     land_small_windows(zone, 5)
-    keep_up(zone, minimum_log_entries=1)
+    maintain_raw_zone(zone, minimum_log_entries=1)
     zone.changes.land(window(1005, 1006), [transaction(1005, 1)])
     starts = [w.window.start for w in zone.changes.windows(1)]
     assert starts == [1000, 1001, 1002, 1003, 1004, 1005]
     assert [w.window.start for w in zone.changes.windows(1, Lsn(1004))] == [1004, 1005]
-    keep_up(zone, minimum_log_entries=1)
+    maintain_raw_zone(zone, minimum_log_entries=1)
     assert [w.window.start for w in zone.changes.windows(1)] == starts
 
 
@@ -98,7 +98,7 @@ def test_the_journal_keeps_few_files_and_reads_few_of_them(
     journal = zone.changes.journal.table
     for n in range(10):
         land_small_windows(zone, 1, first=1000 + n)
-        keep_up(zone, minimum_log_entries=1)
+        maintain_raw_zone(zone, minimum_log_entries=1)
     loaded = journal.load_or_create()
     assert len(loaded.file_uris()) == 2
     starts = [int(w.window.start) for w in zone.changes.windows(1)]
@@ -120,8 +120,8 @@ def test_upkeep_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) ->
     land_small_windows(zone, 3)
     zone.relations.register(1, relation(), Lsn(1000))
     zone.relations.flush()
-    zone.snapshots.land_copy(1, Lsn(1000), relation(), 1, [])
-    keep_up(zone, minimum_log_entries=1)
+    zone.snapshots.land_snapshot(1, Lsn(1000), relation(), 1, [])
+    maintain_raw_zone(zone, minimum_log_entries=1)
     zone.changes.land(window(1003, 1004), [])
     tables = (zone.changes, zone.snapshots, zone.relations, zone.changes.journal)
     folders = [Path(part.table.uri) for part in tables]
@@ -131,14 +131,14 @@ def test_upkeep_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) ->
         make_old(folder, days=8)
         Path(folder, "part-new.parquet").write_bytes(b"x")
 
-    assert keep_up(zone, minimum_log_entries=1).files_removed == 4
+    assert maintain_raw_zone(zone, minimum_log_entries=1).files_removed == 4
 
     for folder, before in zip(folders, kept, strict=True):
         names = {path.name for path in folder.glob("*.parquet")}
         assert names >= {path.name for path in before} | {"part-new.parquet"}
         assert "part-old.parquet" not in names
     assert len(zone.changes.windows(1)) == 4
-    assert len(zone.relations.versions(1)) == len(zone.snapshots.complete_copies(1)) == 1
+    assert len(zone.relations.versions(1)) == len(zone.snapshots.complete_snapshots(1)) == 1
 
 
 def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:
@@ -155,7 +155,7 @@ def test_compaction_stops_at_a_file_that_is_gone(zone: RawZone) -> None:
     next(Path(zone.changes.table.uri).glob("*.parquet")).unlink()
     version = DeltaTable(zone.changes.table.uri).version()
     with pytest.raises(RawZoneError, match="a file that its log names is gone"):
-        keep_up(zone, minimum_files=2)
+        maintain_raw_zone(zone, minimum_files=2)
     assert DeltaTable(zone.changes.table.uri).version() == version
 
 
@@ -173,7 +173,7 @@ def test_upkeep_spares_the_files_of_a_slow_landing(
         make_old(folder, days)
         for mark in folder.glob("_writers/*"):
             os.utime(mark)
-        keep_up(RawZone(zone.lake, zone.name), minimum_log_entries=1)
+        maintain_raw_zone(RawZone(zone.lake, zone.name), minimum_log_entries=1)
 
     rows = [transaction(1003, 3)]
     report = zone.changes.land(window(1003, 1004), rows, before_commit=wait_long)
@@ -193,7 +193,7 @@ def test_the_files_of_a_writer_that_died_long_ago_go_with_its_mark(
     writer.write(pa.Table.from_pylist([row], schema=schema.CHANGES))
     writer.finish()
     make_old(folder, days=8)
-    keep_up(zone, minimum_log_entries=1)
+    maintain_raw_zone(zone, minimum_log_entries=1)
     assert set(folder.glob("*.parquet")) == before
     assert list(folder.glob("_writers/*")) == []
 
@@ -224,12 +224,12 @@ def test_replaced_files_stay_for_readers_that_began_before(
     folder = Path(zone.changes.table.uri)
     make_old(folder, days=30)
     rows, before = landed(zone), set(folder.glob("*.parquet"))
-    report = keep_up(zone, minimum_files=2, minimum_log_entries=1)
+    report = maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=1)
     assert (report.files_merged, report.files_removed) == (len(before), 0)
     assert set(folder.glob("*.parquet")) > before
     monkeypatch.setattr("pgcdc_assets.raw.vacuum.REPLACED_HOURS", 0)
     zone.changes.land(window(1006, 1007), [])
-    assert keep_up(zone, minimum_log_entries=1).files_removed == len(before)
+    assert maintain_raw_zone(zone, minimum_log_entries=1).files_removed == len(before)
     assert landed(zone) == rows
 
 
@@ -239,7 +239,7 @@ def test_tables_of_an_earlier_release_get_the_longer_retention(zone: RawZone) ->
     table = zone.changes.table
     old = table.load_or_create()
     old.alter.set_table_properties({DELETED_FILE_RETENTION: "interval 1 day"})
-    keep_up(zone, minimum_log_entries=1)
+    maintain_raw_zone(zone, minimum_log_entries=1)
     configuration = table.load_or_create().metadata().configuration
     assert configuration[DELETED_FILE_RETENTION] == "interval 7 days"
     assert configuration[MARK] == "test"

@@ -11,7 +11,7 @@ import pytest
 from pgcdc_assets.errors import RawZoneError, WindowUnavailable
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.maintenance import keep_up
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.raw.rows import landed, relation, transaction, window
 
@@ -83,7 +83,7 @@ def _keep_up_meanwhile(uri: str, through: int) -> int:
     merged = 0
     _meet()
     while (zone.changes.captured_through(1) or 0) < through:
-        merged += keep_up(zone, minimum_files=2, minimum_log_entries=2).files_merged
+        merged += maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=2).files_merged
     return merged
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.maintenance import keep_up
-from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
+from pgcdc_assets.raw.retention import RetentionReport, remove_snapshots, remove_windows
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.raw.rows import COMMIT_TS, landed, relation, transaction, window
 
@@ -61,7 +61,7 @@ def test_nothing_goes_before_its_time_and_nothing_is_nothing(zone: RawZone) -> N
 def test_a_file_that_crosses_the_floor_keeps_its_younger_rows(zone: RawZone) -> None:
     land_days(zone, 6)
     before = landed(zone)
-    keep_up(zone, minimum_files=2)
+    maintain_raw_zone(zone, minimum_files=2)
     loaded = zone.changes.table.load()
     assert loaded is not None
     assert len(loaded.file_uris()) == 1
@@ -82,7 +82,7 @@ def test_windows_without_rows_go_with_an_older_neighbour(zone: RawZone) -> None:
 def test_other_epochs_are_left_alone(zone: RawZone) -> None:
     land_days(zone, 3)
     land_days(zone, 3, epoch=2)
-    keep_up(zone, minimum_files=2)
+    maintain_raw_zone(zone, minimum_files=2)
     assert remove_windows(zone, 1, None, LATER).row_count == 6
     assert starts(zone, 1) == []
     assert starts(zone, 2) == [1000, 1010, 1020]
@@ -106,7 +106,7 @@ def test_landing_goes_on_and_upkeep_too_after_windows_went(zone: RawZone) -> Non
     assert starts(zone) == []
     assert zone.changes.captured_through(1) == Lsn(1040)
     zone.changes.land(window(1040, 1050), [transaction(1045, 1)])
-    keep_up(zone, minimum_files=1, minimum_log_entries=1)
+    maintain_raw_zone(zone, minimum_files=1, minimum_log_entries=1)
     assert starts(zone) == [1040]
     assert landed(zone) == [(1045, 0)]
     assert zone.changes.kept_from(1) == Lsn(1040)
@@ -127,7 +127,7 @@ def test_windows_that_go_are_no_change_to_whoever_reads_the_table_as_a_stream(
     zone: RawZone,
 ) -> None:
     land_days(zone, 4)
-    keep_up(zone, minimum_files=2)
+    maintain_raw_zone(zone, minimum_files=2)
     remove_windows(zone, 1, Lsn(1020), LATER)
     log = Path(zone.changes.table.uri, "_delta_log")
     actions = [json.loads(line) for line in max(log.glob("*.json")).read_text().splitlines()]
@@ -163,7 +163,7 @@ def test_retention_compaction_and_landing_at_once_lose_and_double_nothing(zone: 
     def compaction() -> None:
         while not stop.is_set():
             try:
-                keep_up(zone, minimum_files=4, minimum_log_entries=8)
+                maintain_raw_zone(zone, minimum_files=4, minimum_log_entries=8)
             except TransientError:
                 continue
             except Exception as error:
@@ -193,13 +193,13 @@ def land_copies(zone: RawZone, *lsns: int, table: str = "orders", epoch: int = 1
         {"new": [["1", "a"], ["2", "b"]]}, schema=pa.schema([("new", pa.list_(pa.string()))])
     )
     for lsn in lsns:
-        zone.snapshots.land_copy(epoch, Lsn(lsn), relation(table), 1, [rows])
+        zone.snapshots.land_snapshot(epoch, Lsn(lsn), relation(table), 1, [rows])
 
 
 def copies(zone: RawZone, table: str = "orders") -> list[tuple[int, int, int]]:
     return [
         (copy.epoch, int(copy.snapshot_lsn), copy.row_count)
-        for copy in zone.snapshots.complete_copies()
+        for copy in zone.snapshots.complete_snapshots()
         if copy.table == table
     ]
 
@@ -210,13 +210,13 @@ def test_copies_go_that_changes_are_missing_after_and_a_merged_one_follows(zone:
     land_copies(zone, 1000, 1012, table="history")
     land_copies(zone, 1000, table="only")
     merged = {("shop", "orders"): (1, Lsn(1020)), ("shop", "only"): (1, Lsn(1060))}
-    assert remove_copies(zone, merged) == 0
+    assert remove_snapshots(zone, merged) == 0
     remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
 
-    assert remove_copies(zone, merged) == 1
+    assert remove_snapshots(zone, merged) == 1
     # 1035 is not merged, so 1012 is the newest that is.
     assert copies(zone) == [(1, 1012, 2), (1, 1035, 2)]
-    assert remove_copies(zone, merged | {("shop", "orders"): (1, Lsn(1035))}) == 1
+    assert remove_snapshots(zone, merged | {("shop", "orders"): (1, Lsn(1035))}) == 1
     assert copies(zone) == [(1, 1035, 2)]
     assert copies(zone, "history") == [(1, 1000, 2), (1, 1012, 2)]
     assert copies(zone, "only") == [(1, 1000, 2)]
@@ -228,6 +228,6 @@ def test_copies_of_an_earlier_epoch_go_when_one_of_a_later_epoch_is_merged(zone:
     land_copies(zone, 1000)
     land_copies(zone, 1000, epoch=2)
     remove_windows(zone, 1, None, LATER)
-    assert remove_copies(zone, {("shop", "orders"): (1, Lsn(1020))}) == 0
-    assert remove_copies(zone, {("shop", "orders"): (2, Lsn(1000))}) == 1
+    assert remove_snapshots(zone, {("shop", "orders"): (1, Lsn(1020))}) == 0
+    assert remove_snapshots(zone, {("shop", "orders"): (2, Lsn(1000))}) == 1
     assert copies(zone) == [(2, 1000, 2)]

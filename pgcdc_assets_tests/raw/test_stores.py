@@ -15,7 +15,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.raw.rows import relation
 
@@ -68,13 +68,13 @@ def test_versions_that_were_not_flushed_are_forgotten(zone: RawZone) -> None:
 
 def test_a_copy_counts_once_it_is_committed_an_empty_one_too(zone: RawZone) -> None:
     store = zone.snapshots
-    assert store.land_copy(1, Lsn(50), relation("full"), 1, [texts(["1"], [None])]) == 2
-    assert store.land_copy(1, Lsn(50), relation("empty"), 3, []) == 0
-    assert store.complete_copies() == [
-        Copy(1, Lsn(50), "shop", "empty", 3, 0),
-        Copy(1, Lsn(50), "shop", "full", 1, 2),
+    assert store.land_snapshot(1, Lsn(50), relation("full"), 1, [texts(["1"], [None])]) == 2
+    assert store.land_snapshot(1, Lsn(50), relation("empty"), 3, []) == 0
+    assert store.complete_snapshots() == [
+        Snapshot(1, Lsn(50), "shop", "empty", 3, 0),
+        Snapshot(1, Lsn(50), "shop", "full", 1, 2),
     ]
-    assert store.complete_copies(epoch=2) == []
+    assert store.complete_snapshots(epoch=2) == []
 
 
 def test_a_copy_that_fails_half_way_leaves_nothing(zone: RawZone) -> None:
@@ -83,16 +83,16 @@ def test_a_copy_that_fails_half_way_leaves_nothing(zone: RawZone) -> None:
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        zone.snapshots.land_copy(1, Lsn(50), relation(), 1, broken())
-    assert zone.snapshots.complete_copies() == []
+        zone.snapshots.land_snapshot(1, Lsn(50), relation(), 1, broken())
+    assert zone.snapshots.complete_snapshots() == []
     assert list(Path(zone.snapshots.table.uri).glob("*.parquet")) == []
 
 
 def test_a_copy_of_the_same_snapshot_is_not_landed_twice(zone: RawZone) -> None:
     for _ in range(2):
-        zone.snapshots.land_copy(1, Lsn(50), relation(), 1, [texts(["1"], ["2"])])
-    zone.snapshots.land_copy(1, Lsn(80), relation(), 1, [texts(["1"])])
-    found = [(c.snapshot_lsn, c.row_count) for c in zone.snapshots.complete_copies()]
+        zone.snapshots.land_snapshot(1, Lsn(50), relation(), 1, [texts(["1"], ["2"])])
+    zone.snapshots.land_snapshot(1, Lsn(80), relation(), 1, [texts(["1"])])
+    found = [(c.snapshot_lsn, c.row_count) for c in zone.snapshots.complete_snapshots()]
     assert found == [(50, 2), (80, 1)]
 
 

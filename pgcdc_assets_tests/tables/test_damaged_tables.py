@@ -17,7 +17,7 @@ from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets.tables.state import read_target, read_watermark, table_path
+from pgcdc_assets.tables.state import read_scd_state, read_watermark, table_path
 from pgcdc_assets.verify.table_version import pin_table
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
@@ -125,5 +125,5 @@ def test_a_folder_without_a_log_is_no_table_and_becomes_one(
     path.rename(path.with_name("away"))
     (path / folder).mkdir(parents=True)
     (path / "file.parquet").write_text("no Parquet")
-    assert read_target(landing.zone.lake, landing.zone.name, str(path)) is None
+    assert read_scd_state(landing.zone.lake, landing.zone.name, str(path)) is None
     assert merge(spark, landing, _ITEMS).row_count == 3

@@ -22,7 +22,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import vacuum
-from pgcdc_assets.tables.maintenance import tidy_table
+from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets.tables.vacuum import (
     MINIMUM_BYTES,
     VacuumReport,
@@ -349,7 +349,7 @@ def test_upkeep_leaves_the_ledger_and_cleans_the_log(
     checkpoints = (path / "_delta_log").glob("*.checkpoint.parquet")
     for file in [*entries[:11], *checkpoints, orphan, ledger(path)]:
         os.utime(file, (long_ago, long_ago))
-    tidy_table(spark, lake, str(path), 1)
+    maintain_table(spark, lake, str(path), 1)
     assert ledger(path).exists()
     assert not orphan.exists()
     assert len(data_files(path)) >= 11

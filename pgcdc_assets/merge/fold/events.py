@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from pgcdc_assets.merge.change_stats import ChangeFacts
-from pgcdc_assets.merge.fold.table_schema import Layout, TableShape
+from pgcdc_assets.merge.change_stats import ChangeStats
+from pgcdc_assets.merge.fold.table_schema import Layout, TableSchema
 from pgcdc_assets.spark.sql import identifier, string
 
 _COMMON = ("commit_lsn", "ordinal", "commit_ts", "op")
@@ -29,7 +29,7 @@ _COMMON = ("commit_lsn", "ordinal", "commit_ts", "op")
 NULL_KEY = "pgcdc: NULL in a column of the configured key"
 
 
-def null_key_error(number: int) -> str:
+def null_key_sql(number: int) -> str:
     """Write the SQL of the error that a NULL in one of the key's columns raises.
 
     Args:
@@ -40,20 +40,20 @@ def null_key_error(number: int) -> str:
 
 @dataclass(frozen=True)
 class Fold:
-    """A table's shape together with what its changes need."""
+    """A table's schema together with what its changes need."""
 
-    shape: TableShape
-    facts: ChangeFacts
+    schema: TableSchema
+    stats: ChangeStats
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts that the changes use."""
-        return tuple(x for x in self.shape.layouts if x.version in self.facts.versions)
+        return tuple(x for x in self.schema.layouts if x.version in self.stats.versions)
 
     @property
     def common_fields(self) -> tuple[int, ...]:
         """Fields that every layout of the changes has."""
-        width = range(len(self.shape.fields))
+        width = range(len(self.schema.fields))
         return tuple(i for i in width if all(x.positions[i] is not None for x in self.layouts))
 
     @property
@@ -61,14 +61,14 @@ class Fold:
         """Fields that are unchanged TOAST in some change."""
         found = set()
         for layout in self.layouts:
-            positions = self.facts.unchanged.get(layout.version, set())
+            positions = self.stats.unchanged.get(layout.version, set())
             found |= {i for i, p in enumerate(layout.positions) if p in positions}
         return tuple(sorted(found))
 
     @property
     def unknown(self) -> tuple[int, ...]:
         """Fields that some change leaves out and does not bring in its old tuple either."""
-        return () if self.facts.is_full else self.unchanged
+        return () if self.stats.is_full else self.unchanged
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -78,19 +78,19 @@ class Fold:
     def named(self, typed: str, rescued: str) -> tuple[str, ...]:
         """Name one column per key field, and one more where its type may not hold the text."""
         names = []
-        for number, index in enumerate(self.shape.key):
+        for number, index in enumerate(self.schema.key):
             names.append(f"{typed}{number}")
-            if self.shape.fields[index].type.may_rescue:
+            if self.schema.fields[index].type.may_rescue:
                 names.append(f"{rescued}{number}")
         return tuple(names)
 
     def key_values(self, typed: str, rescued: str, text: Callable[[int], str]) -> list[str]:
         """Write the select expressions of a key, given the SQL of a field's text."""
         expressions = []
-        for number, index in enumerate(self.shape.key):
-            kind, given = self.shape.fields[index].type, text(index)
-            if typed == "k" and index in self.shape.nullable_key:
-                given = f"coalesce({given}, {null_key_error(number)})"
+        for number, index in enumerate(self.schema.key):
+            kind, given = self.schema.fields[index].type, text(index)
+            if typed == "k" and index in self.schema.nullable_key:
+                given = f"coalesce({given}, {null_key_sql(number)})"
             value = kind.expression(given)
             expressions.append(f"{value} AS {typed}{number}")
             if kind.may_rescue:
@@ -100,8 +100,8 @@ class Fold:
     def same_key(self, typed: str, rescued: str) -> str:
         """Write the SQL that the key of a source row `s` is that of the table's row `t`."""
         parts = []
-        for number, index in enumerate(self.shape.key):
-            field = self.shape.fields[index]
+        for number, index in enumerate(self.schema.key):
+            field = self.schema.fields[index]
             name = identifier(field.name)
             if not field.type.may_rescue:
                 parts.append(f"t.{name} = s.{typed}{number}")
@@ -114,8 +114,8 @@ class Fold:
     def stored_key(self) -> list[str]:
         """Write the select expressions of the key of a row of the table."""
         expressions = []
-        for number, index in enumerate(self.shape.key):
-            field = self.shape.fields[index]
+        for number, index in enumerate(self.schema.key):
+            field = self.schema.fields[index]
             expressions.append(f"{identifier(field.name)} AS k{number}")
             if field.type.may_rescue:
                 text = f"try_element_at(_rescued, {string(field.name)})"
@@ -148,13 +148,13 @@ class Fold:
         An old tuple of kind O is the whole row; one of kind K has the key, but NULL in all else.
         """
         unchanged = self.is_unchanged(index)
-        if index in self.shape.key:
+        if index in self.schema.key:
             return f"({unchanged} AND old IS NULL)"
         return f"({unchanged} AND NOT old_kind <=> 'O')"
 
     def tuple_in_newest_layout(self) -> str:
         """Write the SQL of the new tuple with its texts where the newest layout has them."""
-        width = range(len(self.shape.fields))
+        width = range(len(self.schema.fields))
         if not self.unchanged and self._is_newest_only():
             return "new"
         return f"array({', '.join(self.new_text(i) for i in width)})"
@@ -163,10 +163,10 @@ class Fold:
         """Write the SQL of the old tuple, likewise."""
         if self._is_newest_only():
             return "old"
-        return f"array({', '.join(self.old_text(i) for i in range(len(self.shape.fields)))})"
+        return f"array({', '.join(self.old_text(i) for i in range(len(self.schema.fields)))})"
 
     def _is_newest_only(self) -> bool:
-        return all(x.positions == tuple(range(len(self.shape.fields))) for x in self.layouts)
+        return all(x.positions == tuple(range(len(self.schema.fields))) for x in self.layouts)
 
     def _by_layout(self, template: str, index: int, missing: str | None = None) -> str:
         """Write the SQL of what the tuples of each layout say of a field.
@@ -176,7 +176,7 @@ class Fold:
                 the field have.
         """
         if missing is None:
-            default = self.shape.fields[index].default
+            default = self.schema.fields[index].default
             missing = "CAST(NULL AS STRING)" if default is None else string(default)
 
         def one(position: int | None) -> str:
@@ -223,7 +223,7 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
             "false AS is_move",
         ]
     events = changes.where("op IN ('I', 'U', 'D')").selectExpr(*own)
-    if fold.facts.has_old_tuples:
+    if fold.stats.has_old_tuples:
         events = events.unionAll(changes.where(key_changes).selectExpr(*left))
     return events
 
@@ -247,7 +247,7 @@ def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
 
 def _key_changes(fold: Fold) -> str:
     """Write the SQL that says whether an update moves its row to another key."""
-    if not fold.facts.has_old_tuples:
+    if not fold.stats.has_old_tuples:
         return "false"
-    same = " AND ".join(f"{fold.old_text(i)} <=> {fold.new_text(i)}" for i in fold.shape.key)
+    same = " AND ".join(f"{fold.old_text(i)} <=> {fold.new_text(i)}" for i in fold.schema.key)
     return f"(op = 'U' AND old_kind IS NOT NULL AND NOT ({same}))"

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _WHOLE_NUMBERS = {"SMALLINT": 16, "INT": 32, "BIGINT": 64}
 
 
-def has_bounds(ddl: str) -> bool:
+def has_range(ddl: str) -> bool:
     """Say whether the range of a column of this type is asked for."""
     return ddl.upper() in _WHOLE_NUMBERS
 
 
-def widened(least: int, most: int, ddl: str) -> tuple[int, int]:
+def widen_range(least: int, most: int, ddl: str) -> tuple[int, int]:
     """Widen a range such that the ranges of merges that follow each other are often the same.
 
     They are constants in Java source, and Spark compiles other source anew and runs it cold. New
@@ -45,7 +45,7 @@ def widened(least: int, most: int, ddl: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class KeyRange:
+class ColumnRange:
     """A range of one key column of whole numbers, both ends included."""
 
     column: str
@@ -55,10 +55,10 @@ class KeyRange:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class KeyRange:
     """A part of a table: the rows whose key columns lie in these ranges."""
 
-    ranges: tuple[KeyRange, ...]
+    ranges: tuple[ColumnRange, ...]
 
     def condition(self, alias: str | None = None) -> str:
         """Write the SQL of it, with literals of the columns' own types.
@@ -68,7 +68,8 @@ class Bounds:
         """
         prefix = "" if alias is None else f"{alias}."
         return " AND ".join(
-            between(f"{prefix}{identifier(r.column)}", r.least, r.most, r.ddl) for r in self.ranges
+            between_sql(f"{prefix}{identifier(r.column)}", r.least, r.most, r.ddl)
+            for r in self.ranges
         )
 
     def estimate_rows(self, files: pa.Table) -> float | None:
@@ -93,18 +94,18 @@ class Bounds:
         return float(rows.sum())
 
 
-def between(column: str, least: object, most: object, ddl: str) -> str:
+def between_sql(column: str, least: object, most: object, ddl: str) -> str:
     """Write the SQL of a range, with literals of the column's own type."""
     return f"{column} BETWEEN CAST({least} AS {ddl}) AND CAST({most} AS {ddl})"
 
 
-def matched(fold: Fold, bounds: Bounds | None) -> str:
-    """Write the SQL of a MERGE's ON: rows `s` and `t` have one key, and `t` lies in the bounds."""
+def match_sql(fold: Fold, key_range: KeyRange | None) -> str:
+    """Write the SQL of a MERGE's ON: rows `s` and `t` have one key, and `t` is in the range."""
     same_key = fold.same_key("k", "r")
-    return same_key if bounds is None else f"{bounds.condition('t')} AND {same_key}"
+    return same_key if key_range is None else f"{key_range.condition('t')} AND {same_key}"
 
 
-def key_bounds(rows: DataFrame, fold: Fold) -> Bounds | None:
+def find_key_range(rows: DataFrame, fold: Fold) -> KeyRange | None:
     """Find the range of the table that holds the keys of some rows.
 
     None where no field of the key has a range.
@@ -113,9 +114,9 @@ def key_bounds(rows: DataFrame, fold: Fold) -> Bounds | None:
         rows: with `k0` ...; they are read once.
     """
     indexes = {
-        number: fold.shape.fields[index]
-        for number, index in enumerate(fold.shape.key)
-        if has_bounds(fold.shape.fields[index].type.ddl)
+        number: fold.schema.fields[index]
+        for number, index in enumerate(fold.schema.key)
+        if has_range(fold.schema.fields[index].type.ddl)
     }
     if not indexes:
         return None
@@ -129,5 +130,5 @@ def key_bounds(rows: DataFrame, fold: Fold) -> Bounds | None:
         if least is None:
             return None
         ddl = field.type.ddl
-        ranges.append(KeyRange(field.name, ddl, *widened(least, most, ddl)))
-    return Bounds(tuple(ranges))
+        ranges.append(ColumnRange(field.name, ddl, *widen_range(least, most, ddl)))
+    return KeyRange(tuple(ranges))

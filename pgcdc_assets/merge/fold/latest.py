@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pgcdc_assets.merge.fold.events import Fold
 
 
-def newest_per_key(events: DataFrame, fold: Fold) -> DataFrame:
+def keep_newest_per_key(events: DataFrame, fold: Fold) -> DataFrame:
     """Keep the newest event of each key.
 
     Where a departure and a content of one key stand at one position (two texts of one value, such
@@ -34,7 +34,7 @@ def newest_per_key(events: DataFrame, fold: Fold) -> DataFrame:
     return events.selectExpr("*", f"{age} AS age").where("age = 1").drop("age")
 
 
-def left_in_bag(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
+def keep_bag_remainder(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
     """Keep per key the row that was put in last, or the fact that its row is gone.
 
     Args:
@@ -49,7 +49,7 @@ def left_in_bag(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
             "AS last_put_in"
         ),
     ]
-    if len(fold.common_fields) == len(fold.shape.fields):
+    if len(fold.common_fields) == len(fold.schema.fields):
         rows = bag.groupBy(*keys, "tuple").agg(*aggregates)
     else:
         # A row that was put in before a column was added is taken out with the column's default.

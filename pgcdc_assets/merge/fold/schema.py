@@ -1,7 +1,7 @@
-"""The shape of an SCD table: its columns, their types, its key; and how older tuples map to it.
+"""The schema of an SCD table: its columns, their types, its key; and how older tuples map to it.
 
 A tuple is an array of texts in the order of its own relation version. Columns are followed by
-attnum, so the newest version of a range gives the shape and every older version says where each
+attnum, so the newest version of a range gives the schema and every older version says where each
 column stood.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
-from pgcdc_assets.merge.fold.table_schema import Field, Layout, TableShape
+from pgcdc_assets.merge.fold.table_schema import Field, Layout, TableSchema
 from pgcdc_assets.merge.fold.types import delta_type, full_type, keeps_values
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
@@ -23,14 +23,14 @@ from pgcdc_assets.tables.columns import (
 from pgcdc_assets.tables.properties import key_text
 
 
-def build_shape(
+def build_schema(
     versions: Sequence[RelationVersion],
     key: tuple[str, ...] | None,
     known_key: str | None = None,
     system: SystemColumns = SCD1_COLUMNS,
     known: Sequence[RelationVersion] = (),
-) -> TableShape:
-    """Build the shape that holds the tuples of all the versions.
+) -> TableSchema:
+    """Build the schema that holds the tuples of all the versions.
 
     Args:
         versions: of one table, ascending; the last one gives the columns.
@@ -56,7 +56,7 @@ def build_shape(
     for version in versions:
         _check_identity(version.relation, names)
     order = [column.name for column in newest.columns]
-    return TableShape(
+    return TableSchema(
         relation=newest,
         version=versions[-1].version,
         fields=fields,
@@ -123,7 +123,7 @@ def _check_identity(relation: Relation, key: Sequence[str]) -> None:
                 identity=relation.identity_name,
                 reason=f'it does not hold key column "{name}", so a delete does not say which row '
                 "it means",
-                remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then copy the table",
+                remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then pgcdc resnapshot",
             )
 
 

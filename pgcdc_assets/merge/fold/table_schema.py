@@ -1,4 +1,4 @@
-"""The shape of an SCD table: columns, types, key, and the place of each column in older tuples."""
+"""The schema of an SCD table: columns, types, key, and the place of each column in older tuples."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class TableShape:
+class TableSchema:
     """The columns of one SCD table.
 
     Attributes:

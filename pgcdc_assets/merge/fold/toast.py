@@ -67,7 +67,7 @@ def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> Data
     nothing = [f"CAST(NULL AS {winners.schema[k].dataType.simpleString()})" for k in keys]
     empty = [f"{null} AS {o}" for null, o in zip(nothing, origin, strict=True)]
     empty.append("false AS is_elsewhere")
-    if not fold.facts.has_old_tuples:
+    if not fold.stats.has_old_tuples:
         return winners.selectExpr("*", *empty)
     travels = f"(unknown IS NOT NULL AND {_IS_MOVED})"
     settled = winners.where(f"NOT {travels}").selectExpr("*", *empty)
@@ -145,7 +145,7 @@ def fetch_unknown(rows: DataFrame, fold: Fold, stored: DataFrame, position: str)
         stored: the table's rows as they were before the range.
         position: a column of theirs that is never NULL.
     """
-    shape = fold.shape
+    schema = fold.schema
     met = fold.same_key("o", "u")
     joined = rows.alias("s").join(
         stored.alias("t"), on=F.expr(f"is_elsewhere AND {met}"), how="left"
@@ -157,28 +157,28 @@ def fetch_unknown(rows: DataFrame, fold: Fold, stored: DataFrame, position: str)
     ]
     columns = [f"s.{name} AS {name}" for name in kept]
     for i in fold.unknown:
-        mine, theirs = f"s.c{i}", f"t.{identifier(shape.fields[i].name)}"
+        mine, theirs = f"s.c{i}", f"t.{identifier(schema.fields[i].name)}"
         taken = f"s.is_elsewhere AND array_contains(s.unknown, {i})"
         missing = f"t.{identifier(position)} IS NULL"
-        found = f"IF({missing}, {_error(shape.fields[i].type.ddl)}, {theirs})"
+        found = f"IF({missing}, {_error(schema.fields[i].type.ddl)}, {theirs})"
         columns.append(f"IF({taken}, {found}, {mine}) AS c{i}")
-    columns.append(f"IF(s.is_elsewhere, {joined_rescued(fold)}, s.rescued) AS rescued")
+    columns.append(f"IF(s.is_elsewhere, {joined_rescued_sql(fold)}, s.rescued) AS rescued")
     columns.append("IF(s.is_elsewhere, NULL, s.unknown) AS unknown")
     return joined.selectExpr(*columns)
 
 
-def value_or_error(fold: Fold, index: int, prefix: str) -> str:
+def value_or_error_sql(fold: Fold, index: int, prefix: str) -> str:
     """Write the SQL of a field's value where there is no row to take an unknown one from."""
     if index not in fold.unknown:
         return f"{prefix}c{index}"
     unknown = f"coalesce(array_contains({prefix}unknown, {index}), false)"
-    return f"IF({unknown}, {_error(fold.shape.fields[index].type.ddl)}, {prefix}c{index})"
+    return f"IF({unknown}, {_error(fold.schema.fields[index].type.ddl)}, {prefix}c{index})"
 
 
-def joined_rescued(fold: Fold) -> str:
+def joined_rescued_sql(fold: Fold) -> str:
     """Write the SQL of `_rescued` for a row that takes its unknown fields from the table's row."""
     names = [
-        f"IF(array_contains(s.unknown, {i}), {string(fold.shape.fields[i].name)}, NULL)"
+        f"IF(array_contains(s.unknown, {i}), {string(fold.schema.fields[i].name)}, NULL)"
         for i in fold.unknown
     ]
     empty = "CAST(map() AS MAP<STRING, STRING>)"

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pgcdc_assets.merge.change_stats import Truncate
+from pgcdc_assets.merge.change_stats import Truncation
 
 
-def count_before_sql(truncates: Sequence[Truncate], lsn: str = "lsn") -> str:
+def count_before_sql(truncates: Sequence[Truncation], lsn: str = "lsn") -> str:
     """Write the SQL of how many TRUNCATEs came before a row; before a stored row there is none.
 
     Args:
@@ -35,7 +35,7 @@ def count_before_sql(truncates: Sequence[Truncate], lsn: str = "lsn") -> str:
     return f"IF(is_stored, 0, {search})"
 
 
-def next_truncate_sql(truncates: Sequence[Truncate], count: str) -> str:
+def next_truncate_sql(truncates: Sequence[Truncation], count: str) -> str:
     """Write the SQL of the first TRUNCATE after a row: a struct, or NULL.
 
     Args:
@@ -49,7 +49,7 @@ def next_truncate_sql(truncates: Sequence[Truncate], count: str) -> str:
     return f"IF({count} < {len(truncates)}, {found}, NULL)"
 
 
-def truncate_sql(truncate: Truncate) -> str:
+def truncate_sql(truncate: Truncation) -> str:
     """Write the SQL of a TRUNCATE's position and time."""
     return _struct(f"{truncate.commit_lsn}L", f"{truncate.ordinal}L", f"{_micros(truncate)}L")
 
@@ -58,7 +58,7 @@ def _struct(lsn: str, ordinal: str, micros: str) -> str:
     return f"named_struct('lsn', {lsn}, 'ordinal', {ordinal}, 'ts', timestamp_micros({micros}))"
 
 
-def _micros(truncate: Truncate) -> int:
+def _micros(truncate: Truncation) -> int:
     return round(truncate.commit_ts.timestamp() * 1_000_000)
 
 

@@ -16,31 +16,31 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.fold.table_schema import TableShape
+from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.spark.sql import string
-from pgcdc_assets.tables.columns import folded
+from pgcdc_assets.tables.columns import normalize_name
 
 
 @dataclass(frozen=True)
-class CopiedRows:
-    """What a copy holds.
+class SnapshotRows:
+    """What a snapshot holds.
 
     Attributes:
-        frame: one column `new`, in the layout of `shape`.
-        lsn: the copy's snapshot LSN.
-        at: the time to which the copy belongs.
-        position: of the copy, over all epochs.
+        frame: one column `new`, in the layout of `schema`.
+        lsn: the snapshot's snapshot LSN.
+        at: the time to which the snapshot belongs.
+        position: of the snapshot, over all epochs.
     """
 
     frame: DataFrame
-    shape: TableShape
+    schema: TableSchema
     lsn: Lsn
     at: dt.datetime
     position: str
 
 
-def typed(
-    frame: DataFrame, shape: TableShape, text: Callable[[int], str], keep: Sequence[str]
+def type_columns(
+    frame: DataFrame, schema: TableSchema, text: Callable[[int], str], keep: Sequence[str]
 ) -> DataFrame:
     """Give the typed values of texts.
 
@@ -48,28 +48,28 @@ def typed(
         text: the SQL of a field's text over the frame's columns.
         keep: further select expressions over the frame's columns; their results are kept.
     """
-    width = range(len(shape.fields))
+    width = range(len(schema.fields))
     texts = frame.selectExpr(*(f"{text(i)} AS x{i}" for i in width), *keep)
     kept = [name for name in texts.columns if not (name[0] == "x" and name[1:].isdigit())]
     values = texts.selectExpr(
         *(f"x{i} AS x{i}" for i in width),
-        *(f"{shape.fields[i].type.expression(f'x{i}')} AS c{i}" for i in width),
+        *(f"{schema.fields[i].type.expression(f'x{i}')} AS c{i}" for i in width),
         *kept,
     )
-    return values.selectExpr(*(f"c{i}" for i in width), f"{_rescued(shape)} AS rescued", *kept)
+    return values.selectExpr(*(f"c{i}" for i in width), f"{_rescued(schema)} AS rescued", *kept)
 
 
-def _rescued(shape: TableShape) -> str:
+def _rescued(schema: TableSchema) -> str:
     """Write the SQL of the map of texts without a typed value; NULL when every value is typed."""
     lost = {
         i: f"(x{i} IS NOT NULL AND c{i} IS NULL)"
-        for i, field in enumerate(shape.fields)
+        for i, field in enumerate(schema.fields)
         if not field.type.is_text
     }
     if not lost:
         return "CAST(NULL AS MAP<STRING, STRING>)"
     entries = ", ".join(
-        f"IF({condition}, struct({string(shape.fields[i].name)} AS key, x{i} AS value), NULL)"
+        f"IF({condition}, struct({string(schema.fields[i].name)} AS key, x{i} AS value), NULL)"
         for i, condition in lost.items()
     )
     return (
@@ -77,17 +77,17 @@ def _rescued(shape: TableShape) -> str:
     )
 
 
-def target_columns(shape: TableShape, comments: Mapping[str, str] | None = None) -> list[Column]:
+def name_columns(schema: TableSchema, comments: Mapping[str, str] | None = None) -> list[Column]:
     """Name and describe the numbered columns as the table has them.
 
     Args:
         comments: by folded name, those of the table's owner.
     """
-    numbered = [(f"c{i}", f.name, f.comment) for i, f in enumerate(shape.fields)]
-    numbered += [(name.removeprefix("_"), name, comment) for name, _, comment in shape.system]
+    numbered = [(f"c{i}", f.name, f.comment) for i, f in enumerate(schema.fields)]
+    numbered += [(name.removeprefix("_"), name, comment) for name, _, comment in schema.system]
     kept = comments or {}
     return [
-        F.col(number).alias(name, metadata={"comment": kept.get(folded(name), comment)})
+        F.col(number).alias(name, metadata={"comment": kept.get(normalize_name(name), comment)})
         for number, name, comment in numbered
     ]
 
@@ -101,12 +101,12 @@ def local_rows(spark: SparkSession, rows: pa.Table, schema: str) -> DataFrame:
     return spark.createDataFrame(rows, StructType.fromJson(json.loads(schema)))
 
 
-def type_copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFrame:
-    """Give the rows of a copy their types and the copy's position.
+def type_snapshot_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:
+    """Give the rows of a snapshot their types and the snapshot's position.
 
     Args:
-        copied: one column `new`, in the layout of `shape`.
-        lsn: the copy's snapshot LSN.
+        copied: one column `new`, in the layout of `schema`.
+        lsn: the snapshot's snapshot LSN.
     """
     keep = [
         f"CAST({int(lsn)} AS BIGINT) AS lsn",
@@ -115,4 +115,4 @@ def type_copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFram
         "false AS deleted",
         "CAST(NULL AS BIGINT) AS deleted_at_lsn",
     ]
-    return typed(copied, shape, lambda i: f"new[{i}]", keep)
+    return type_columns(copied, schema, lambda i: f"new[{i}]", keep)

@@ -3,7 +3,7 @@
 Each expression is native SQL over the text that Postgres printed, and is NULL whenever the typed
 column cannot hold that text exactly; the caller then keeps the text in `_rescued`. Spark's casts
 are lenient (they trim, they take a year of seven digits, they skip what follows), so the temporal
-types look at the text's shape before they cast. What has no exact Delta type stays text.
+types look at the text's schema before they cast. What has no exact Delta type stays text.
 
 The texts are those of DateStyle ISO, IntervalStyle postgres and bytea_output hex, which every
 connection of ours pins.
@@ -158,14 +158,12 @@ def _array_type(column: Column) -> DeltaType:
         return TEXT
     return DeltaType(
         f"ARRAY<{element.ddl}>",
-        lambda text: array_expression(text, element.ddl, element.expression, element.may_rescue),
+        lambda text: array_sql(text, element.ddl, element.expression, element.may_rescue),
         may_rescue=True,
     )
 
 
-def array_expression(
-    text: str, element_ddl: str, element: Callable[[str], str], may_rescue: bool
-) -> str:
+def array_sql(text: str, element_ddl: str, element: Callable[[str], str], may_rescue: bool) -> str:
     """Write the SQL of the typed array.
 
     Args:

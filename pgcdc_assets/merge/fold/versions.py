@@ -19,17 +19,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
-from pgcdc_assets.merge.fold.key_range import Bounds, key_bounds
-from pgcdc_assets.merge.fold.latest import left_in_bag
-from pgcdc_assets.merge.fold.table_schema import TableShape
+from pgcdc_assets.merge.fold.key_range import KeyRange, find_key_range
+from pgcdc_assets.merge.fold.latest import keep_bag_remainder
+from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.toast import (
     fetch_unknown,
     follow_key_changes,
-    value_or_error,
+    value_or_error_sql,
     with_known_values,
 )
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
-from pgcdc_assets.merge.fold.typed_columns import typed
+from pgcdc_assets.merge.fold.typed_columns import type_columns
 from pgcdc_assets.spark.sql import identifier, string
 
 _COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")
@@ -37,7 +37,7 @@ _COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")
 
 def key_events(changes: DataFrame, fold: Fold) -> DataFrame:
     """Turn raw changes into events without values."""
-    return build_bag(changes, fold) if fold.facts.is_full else build_events(changes, fold)
+    return build_bag(changes, fold) if fold.stats.is_full else build_events(changes, fold)
 
 
 def typed_events(
@@ -51,9 +51,9 @@ def typed_events(
     """
     keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "op", "is_content"]
     if not fold.unknown:
-        if fold.facts.is_full:
-            events = _untangled(events, fold, stored)
-        return typed(events, fold.shape, lambda i: f"tuple[{i}]", keep)
+        if fold.stats.is_full:
+            events = _untangle(events, fold, stored)
+        return type_columns(events, fold.schema, lambda i: f"tuple[{i}]", keep)
     known = with_known_values(events, fold)
     events = follow_key_changes(known, known, fold)
     origin = fold.named("o", "u")
@@ -67,12 +67,14 @@ def typed_events(
         "unknown IS NOT NULL AS is_elsewhere",
     )
 
-    rows = typed(events, fold.shape, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin])
+    rows = type_columns(
+        events, fold.schema, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin]
+    )
     if current is None:
         others = [name for name in rows.columns if name not in {f"c{i}" for i in fold.unknown}]
-        values = [f"{value_or_error(fold, i, '')} AS c{i}" for i in fold.unknown]
+        values = [f"{value_or_error_sql(fold, i, '')} AS c{i}" for i in fold.unknown]
         return rows.selectExpr(*others, *values)
-    return fetch_unknown(rows, fold, current, fold.shape.stored_position[0])
+    return fetch_unknown(rows, fold, current, fold.schema.stored_position[0])
 
 
 def build_versions(
@@ -97,7 +99,7 @@ def build_versions(
         epoch: of the events.
     """
     keys = ", ".join(fold.key_columns)
-    values = [*(f"c{i}" for i in range(len(fold.shape.fields))), "rescued"]
+    values = [*(f"c{i}" for i in range(len(fold.schema.fields))), "rescued"]
     names = [*fold.key_columns, *values, *_COPIED, "epoch"]
     rows = events.selectExpr("*", f"{epoch} AS epoch").selectExpr(*names, "false AS is_stored")
     if stored is not None:
@@ -105,8 +107,8 @@ def build_versions(
         rows = rows.unionAll(there.selectExpr(*names, "true AS is_stored"))
     order = "is_stored DESC, lsn, ordinal, is_content"
     window = f"OVER (PARTITION BY {keys} ORDER BY {order})"
-    truncates = fold.facts.truncates
-    if fold.facts.may_leave_and_come:
+    truncates = fold.stats.truncates
+    if fold.stats.may_leave_and_come:
         # A row that is taken out and put in again by one change has never left.
         rows = rows.selectExpr(
             "*", f"lead(struct(is_content, lsn, ordinal)) {window} AS following"
@@ -114,7 +116,7 @@ def build_versions(
             "is_content OR NOT coalesce(following.is_content AND following.lsn = lsn "
             "AND following.ordinal = ordinal, false)"
         )
-    parts = comparable_parts(fold.shape, tracked)
+    parts = comparable_parts_sql(fold.schema, tracked)
     # A plain column stands for itself: what is named anew is carried through the shuffle twice.
     named = [part if part in values else f"s{n}" for n, part in enumerate(parts)]
     is_same = "".join(f" AND b{n} <=> {name}" for n, name in enumerate(named))
@@ -172,10 +174,10 @@ def build_versions(
 
 def stored_rows(stored: DataFrame, fold: Fold, *further: str) -> DataFrame:
     """Give rows of the table the columns of events, and further ones."""
-    lsn, commit_ts, op = fold.shape.stored_position
+    lsn, commit_ts, op = fold.schema.stored_position
     return stored.selectExpr(
         *fold.stored_key(),
-        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(fold.shape.fields)),
+        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(fold.schema.fields)),
         "_rescued AS rescued",
         f"{lsn} AS lsn",
         "_ordinal AS ordinal",
@@ -205,7 +207,7 @@ def _with_last_values(steps: DataFrame, values: list[str], keys: str, order: str
     ).selectExpr(*others, "has_changed", "newest.*")
 
 
-def _untangled(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
+def _untangle(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
     """Fold transactions in which a key had more than one row, or fewer than none, to one step."""
     keys = ", ".join(fold.key_columns)
     names = [*fold.key_columns, "commit_lsn", "ordinal", "commit_ts", "op", "is_content", "tuple"]
@@ -228,7 +230,7 @@ def _untangled(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFram
         "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
     )
     marked = (
-        rows.selectExpr("*", f"{count_before_sql(fold.facts.truncates, 'commit_lsn')} AS seg")
+        rows.selectExpr("*", f"{count_before_sql(fold.stats.truncates, 'commit_lsn')} AS seg")
         .selectExpr("*", f"{held} NOT IN (0, 1) AS is_odd")
         .where("NOT is_stored")
         .selectExpr(
@@ -239,56 +241,56 @@ def _untangled(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFram
     )
     clean = marked.where("NOT is_tangled").select(*names)
     tangled = marked.where("is_tangled").selectExpr("*", "commit_lsn AS transaction")
-    return clean.unionByName(left_in_bag(tangled, fold, "seg", "transaction").select(*names))
+    return clean.unionByName(keep_bag_remainder(tangled, fold, "seg", "transaction").select(*names))
 
 
 @dataclass(frozen=True)
-class Touched:
+class AffectedRows:
     """What a merge has to look at.
 
     Attributes:
         fold: of the changes.
         events: of the keys that changes name, without values.
         rows: the table's rows that may have these keys; None when it has none.
-        bounds: of a part of the table that holds them; None: all of it.
+        key_range: of a part of the table that holds them; None: all of it.
     """
 
     fold: Fold
     events: DataFrame
     rows: DataFrame | None
-    bounds: Bounds | None = None
+    key_range: KeyRange | None = None
 
     @property
     def stored(self) -> DataFrame | None:
         """The table's rows that do have these keys; None when it has none."""
         if self.rows is None:
             return None
-        return under_touched_keys(self.rows, self.events, self.fold)
+        return with_affected_keys(self.rows, self.events, self.fold)
 
-    def computed(self) -> Touched:
+    def computed(self) -> AffectedRows:
         """Compute the events now, for what reads them several times."""
         return replace(self, events=self.events.localCheckpoint())
 
 
-def find_touched(
+def find_affected_rows(
     changes: DataFrame, rows: DataFrame | None, fold: Fold, *, is_large: bool
-) -> Touched:
+) -> AffectedRows:
     """Find the rows of a table that raw changes concern.
 
     Args:
         rows: the table's rows that changes can end or alter; None when there are none.
         is_large: the table is worth finding out which part of it the changes concern.
     """
-    touched = Touched(fold, key_events(changes, fold), rows)
+    touched = AffectedRows(fold, key_events(changes, fold), rows)
     if rows is None or not is_large:
         return touched
-    bounds = key_bounds(touched.events, fold)
-    if bounds is None:
+    key_range = find_key_range(touched.events, fold)
+    if key_range is None:
         return touched
-    return replace(touched, rows=rows.where(bounds.condition()), bounds=bounds)
+    return replace(touched, rows=rows.where(key_range.condition()), key_range=key_range)
 
 
-def under_touched_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFrame:
+def with_affected_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFrame:
     """Keep the rows of the table whose keys are among the events'."""
     touched = events.select(*fold.key_columns).distinct()
     return rows.alias("t").join(
@@ -296,31 +298,31 @@ def under_touched_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFr
     )
 
 
-def comparable(shape: TableShape) -> str:
+def comparable_sql(schema: TableSchema) -> str:
     """Write the SQL of a content's value, such that equal rows and no others are equal."""
-    parts = comparable_parts(shape)
+    parts = comparable_parts_sql(schema)
     return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"
 
 
-def comparable_parts(shape: TableShape, tracked: Sequence[int] | None = None) -> list[str]:
+def comparable_parts_sql(schema: TableSchema, tracked: Sequence[int] | None = None) -> list[str]:
     """Write the SQL of values by which a content is equal to another, and only then.
 
     Args:
         tracked: indexes of the fields that count; None: all.
     """
-    wanted = range(len(shape.fields)) if tracked is None else tracked
-    parts = [comparable_value(f"c{i}", shape.fields[i].type.ddl) for i in wanted]
-    if shape.may_rescue:
+    wanted = range(len(schema.fields)) if tracked is None else tracked
+    parts = [comparable_value_sql(f"c{i}", schema.fields[i].type.ddl) for i in wanted]
+    if schema.may_rescue:
         # Maps cannot be compared; their order says nothing.
         entries = "array_sort(map_entries(rescued))"
         if tracked is not None:
-            names = ", ".join(string(shape.fields[i].name) for i in tracked)
+            names = ", ".join(string(schema.fields[i].name) for i in tracked)
             entries = f"filter({entries}, e -> e.key IN ({names}))"
         parts.append(entries)
     return parts
 
 
-def comparable_value(column: str, ddl: str) -> str:
+def comparable_value_sql(column: str, ddl: str) -> str:
     """Write the SQL by which values of a column are equal when Postgres prints them alike."""
     # Spark takes 0 and -0 for equal, and Postgres prints them differently.
     return f"CAST({column} AS STRING)" if "FLOAT" in ddl or "DOUBLE" in ddl else column

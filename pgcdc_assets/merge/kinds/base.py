@@ -1,4 +1,4 @@
-"""What every kind of SCD table has: how a copy and changes are applied, and what was counted."""
+"""The base of all kinds of SCD table: how snapshots and changes are applied and counted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.merge.change_stats import ChangeFacts, Truncate
-from pgcdc_assets.merge.fold.events import Fold, null_key_error
-from pgcdc_assets.merge.fold.key_range import Bounds
-from pgcdc_assets.merge.fold.schema import build_shape
-from pgcdc_assets.merge.fold.table_schema import TableShape
-from pgcdc_assets.merge.fold.typed_columns import CopiedRows, typed
-from pgcdc_assets.merge.fold.versions import Touched, find_touched, stored_rows
-from pgcdc_assets.merge.read import read_changes, read_copy, shape_of_changes, version_of_copy
+from pgcdc_assets.merge.change_stats import ChangeStats, Truncation
+from pgcdc_assets.merge.fold.events import Fold, null_key_sql
+from pgcdc_assets.merge.fold.key_range import KeyRange
+from pgcdc_assets.merge.fold.schema import build_schema
+from pgcdc_assets.merge.fold.table_schema import TableSchema
+from pgcdc_assets.merge.fold.typed_columns import SnapshotRows, type_columns
+from pgcdc_assets.merge.fold.versions import AffectedRows, find_affected_rows, stored_rows
+from pgcdc_assets.merge.read import (
+    build_changes_schema,
+    read_changes,
+    read_snapshot,
+    snapshot_version,
+)
 from pgcdc_assets.merge.schema_evolution import (
     add_columns,
     fields_to_fill,
@@ -25,7 +30,7 @@ from pgcdc_assets.merge.schema_evolution import (
     retype_columns,
     set_properties,
 )
-from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.merge.write import (
     alter_all,
     append,
@@ -34,25 +39,25 @@ from pgcdc_assets.merge.write import (
     overwrite,
     run_merge,
 )
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import timestamp
 from pgcdc_assets.spark.tuning import SMALL_BYTES
 from pgcdc_assets.tables.columns import SCD1_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import find_owned, versions_of_table
-from pgcdc_assets.tables.state import TargetState, check_written
+from pgcdc_assets.tables.state import ScdState, check_written
 
 # Their readers would see every row that is written again go and come.
 _SEES_EVERY_ROW = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
 
 
-def rows_in(state: TargetState | None) -> int:
+def rows_in(state: ScdState | None) -> int:
     """Give a table's count of rows."""
     return (state.row_count or 0) if state is not None else 0
 
 
-def is_large(state: TargetState) -> bool:
+def is_large(state: ScdState) -> bool:
     """Say whether a table is worth finding out which part of it a merge concerns."""
     return state.size_bytes > SMALL_BYTES
 
@@ -70,7 +75,7 @@ class Counts:
     deleted: int = 0
     may_be_rescued: bool = False
 
-    def counted(self, before: TargetState | None, after: TargetState) -> Counts:
+    def counted(self, before: ScdState | None, after: ScdState) -> Counts:
         """Fill in what was inserted between two states of the table."""
         if self.inserted is not None:
             return self
@@ -86,7 +91,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Kind(ABC):
+class TableKind(ABC):
     """Writes one SCD table; each method is at most one commit with rows, which carries a step.
 
     Columns that were added or have another type are commits of their own before that.
@@ -94,136 +99,136 @@ class Kind(ABC):
     Attributes:
         spark: a session that nobody else uses meanwhile.
         filled: the columns whose default was given to the rows from before.
-        holds_row: SQL that holds for the table's rows `t` that hold a row of the source.
+        row_condition: SQL that holds for the table's rows `t` that hold a row of the source.
     """
 
     system: ClassVar[SystemColumns] = SCD1_COLUMNS
-    holds_row: ClassVar[str] = "true"
+    row_condition: ClassVar[str] = "true"
     partitioned_by: ClassVar[tuple[str, ...]] = ()
 
     spark: SparkSession
     zone: RawZone
-    work: TableWork
+    task: MergeTask
     filled: list[str] = field(default_factory=list)
 
     @property
-    def takes_copy_with_changes(self) -> bool:
-        """Whether an empty copy needs no commit of its own."""
+    def merges_snapshot_with_changes(self) -> bool:
+        """Whether an empty snapshot needs no commit of its own."""
         return False
 
     @abstractmethod
-    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
-        """Make the table hold what a copy holds."""
+    def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
+        """Make the table hold what a snapshot holds."""
 
     @abstractmethod
-    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
-        """Fold the work's changes into the table.
+    def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
+        """Fold the task's changes into the table.
 
         Args:
             state: None where the changes make the table.
         """
 
-    def shape_of_copy(self, copy: Copy) -> TableShape:
-        """Build the shape of a copy's tuples."""
-        version = version_of_copy(self.work, copy)
-        key, known = self.work.plan.target.key, self.work.relations
-        return build_shape([version], key, system=self.system, known=known)
+    def build_snapshot_schema(self, snapshot: Snapshot) -> TableSchema:
+        """Build the schema of a snapshot's tuples."""
+        version = snapshot_version(self.task, snapshot)
+        key, known = self.task.plan.target.key, self.task.relations
+        return build_schema([version], key, system=self.system, known=known)
 
-    def read_copy(self, copy: Copy, shape: TableShape) -> DataFrame:
-        """Read a copy's tuples: one column `new`. A NULL in the configured key raises an error."""
-        rows = read_copy(self.spark, self.zone, copy)
-        for index in shape.nullable_key:
+    def read_snapshot(self, snapshot: Snapshot, schema: TableSchema) -> DataFrame:
+        """Read a snapshot's tuples, column `new`. A NULL in the configured key raises an error."""
+        rows = read_snapshot(self.spark, self.zone, snapshot)
+        for index in schema.nullable_key:
             is_there = (
-                f"coalesce(new[{index}], {null_key_error(shape.key.index(index))}) IS NOT NULL"
+                f"coalesce(new[{index}], {null_key_sql(schema.key.index(index))}) IS NOT NULL"
             )
             rows = rows.selectExpr(f"IF({is_there}, new, NULL) AS new")
         return rows
 
-    def follow_columns(self, state: TargetState, shape: TableShape, step: Step) -> Step:
+    def follow_columns(self, state: ScdState, schema: TableSchema, step: Step) -> Step:
         """Add the columns that the table lacks, and give its rows their defaults.
 
         Returns:
             The step for the rows: a filled column is one of its own.
         """
-        fields = [] if state.is_empty else fields_to_fill(state, shape)
-        add_columns(self.spark, state, shape, fields)
+        fields = [] if state.is_empty else fields_to_fill(state, schema)
+        add_columns(self.spark, state, schema, fields)
         if not fields:
             return step
         failpoints.reach(failpoints.AFTER_COLUMNS_ADDED)
         fill = step.keeping(state.watermark)
-        fill_columns(self.spark, state.path, fields, self.holds_row, fill)
+        fill_columns(self.spark, state.path, fields, self.row_condition, fill)
         step = self.follow_write(fill, step)
         self.filled.extend(each.name for each in fields)
         return step
 
-    def follow_relation(self, state: TargetState, shape: TableShape, step: Step) -> Step:
-        """Have the table note the relation of a new copy, and take over its columns.
+    def follow_relation(self, state: ScdState, schema: TableSchema, step: Step) -> Step:
+        """Have the table note the relation of a new snapshot, and take over its columns.
 
         Returns:
             The step for the rows: a rewrite of columns is one of its own.
         """
-        path = self.work.path
-        step = self.follow_columns(state, shape, step)
+        path = self.task.path
+        step = self.follow_columns(state, schema, step)
         rewrite = step.keeping(state.watermark)
-        if retype_columns(self.spark, path, shape, self.partitioned_by, rewrite):
+        if retype_columns(self.spark, path, schema, self.partitioned_by, rewrite):
             step = self.follow_write(rewrite, step)
-        set_properties(self.spark, path, state.properties, shape)
+        set_properties(self.spark, path, state.properties, schema)
         return step
 
     def follow_write(self, written: Step, step: Step) -> Step:
         """Check that a write before that of the rows is there, and return the step for the rows."""
-        check_written(self.zone, self.work.path, written)
+        check_written(self.zone, self.task.path, written)
         return replace(step, number=written.number + 1)
 
     def replace_table(
-        self, state: TargetState | None, rows: DataFrame, shape: TableShape, step: Step
+        self, state: ScdState | None, rows: DataFrame, schema: TableSchema, step: Step
     ) -> None:
-        """Write the numbered columns as the table's whole contents, in a table of this shape."""
-        path = self.work.path
+        """Write the numbered columns as the table's whole contents, in a table of this schema."""
+        path = self.task.path
         if state is None:
-            create_or_replace(path, rows, shape, step)
+            create_or_replace(path, rows, schema, step)
             return
-        owned = find_owned(state.schema, versions_of_table(self.zone, *self.work.name))
-        replace_table(self.spark, rows, shape, state, owned, step)
+        owned = find_owned(state.schema, versions_of_table(self.zone, *self.task.name))
+        replace_table(self.spark, rows, schema, state, owned, step)
 
-    def empty(self, state: TargetState | None, step: Step) -> Counts:
-        """Take out all rows, where the changes are TRUNCATEs alone; the table keeps its shape."""
-        overwrite(self.read_table().where("false"), self.work.path, step)
+    def empty(self, state: ScdState | None, step: Step) -> Counts:
+        """Take out all rows, where the changes are TRUNCATEs alone; the table keeps its schema."""
+        overwrite(self.read_table().where("false"), self.task.path, step)
         return Counts(deleted=rows_in(state))
 
-    def may_write_anew(self, state: TargetState, shape: TableShape) -> bool:
+    def may_rewrite(self, state: ScdState, schema: TableSchema) -> bool:
         """Say whether rows that stay can be written again with those that change.
 
         Not where somebody added columns of their own, which only a MERGE leaves alone.
         """
-        known = {field.name for field in shape.fields} | {name for name, _, _ in self.system}
+        known = {field.name for field in schema.fields} | {name for name, _, _ in self.system}
         properties = state.properties
         sees = any(properties.get(name, "").lower() == "true" for name in _SEES_EVERY_ROW)
         return known.issuperset(state.columns) and not sees
 
     def read_table(self) -> DataFrame:
         """Read the table as it is."""
-        return self.spark.read.format("delta").load(self.work.path)
+        return self.spark.read.format("delta").load(self.task.path)
 
 
 @dataclass(frozen=True)
-class Lasting(Kind):
-    """Writes a table that a later copy adds to, as the difference to what is there."""
+class AccumulatingTable(TableKind):
+    """Writes a table that a later snapshot adds to, as the difference to what is there."""
 
     @abstractmethod
-    def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
-        """Make the table of a copy."""
+    def write_first_snapshot(self, copied: SnapshotRows, step: Step) -> None:
+        """Make the table of a snapshot."""
 
     @abstractmethod
     def read_stored(self) -> DataFrame:
         """Read the rows that changes can end or alter."""
 
     @abstractmethod
-    def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
-        """Write a copy as events."""
+    def snapshot_events(self, copied: SnapshotRows, stored: DataFrame | None) -> DataFrame:
+        """Write a snapshot as events."""
 
     @abstractmethod
-    def changed_events(self, touched: Touched) -> DataFrame:
+    def changed_events(self, touched: AffectedRows) -> DataFrame:
         """Give changes as events with their values."""
 
     @abstractmethod
@@ -231,90 +236,91 @@ class Lasting(Kind):
         """Find the rows that events add to the table, and those of it that they end or alter."""
 
     @abstractmethod
-    def statement(self, fold: Fold, bounds: Bounds | None) -> str:
+    def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
         """Write the MERGE of an outcome."""
 
     @abstractmethod
-    def truncating(self, truncate: Truncate) -> str:
+    def truncating(self, truncate: Truncation) -> str:
         """Write the MERGE's clause for the rows that a TRUNCATE took away."""
 
-    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
-        """Begin with the copy, or add what it says differently."""
-        at = self.work.copied_at
+    def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
+        """Begin with the snapshot, or add what it says differently."""
+        at = self.task.snapshot_at
         assert at is not None
-        shape = self.shape_of_copy(copy)
-        lsn = copy.snapshot_lsn
-        rows = self.read_copy(copy, shape)
-        copied = CopiedRows(rows, shape, lsn, at, copy.position)
+        schema = self.build_snapshot_schema(snapshot)
+        lsn = snapshot.snapshot_lsn
+        rows = self.read_snapshot(snapshot, schema)
+        copied = SnapshotRows(rows, schema, lsn, at, snapshot.position)
         if state is None:
-            self.write_first_copy(copied, step)
-            return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
-        step = self.follow_relation(state, shape, self.add_system_columns(state, step))
+            self.write_first_snapshot(copied, step)
+            return Counts(snapshot.row_count, may_be_rescued=schema.may_rescue)
+        step = self.follow_relation(state, schema, self.add_system_columns(state, step))
         stored = None if state.is_empty else self.read_stored()
-        events = self.copied_events(copied, stored)
-        return self._write(state, events, stored, Fold(shape, ChangeFacts()), step)
+        events = self.snapshot_events(copied, stored)
+        return self._write(state, events, stored, Fold(schema, ChangeStats()), step)
 
-    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
+    def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
         """Find what the changes add, end and alter, and write that."""
-        work, facts = self.work, self.work.facts
-        assert facts is not None and state is not None
+        task, stats = self.task, self.task.stats
+        assert stats is not None and state is not None
         step = self.add_system_columns(state, step)
-        if not work.version_order:
-            clause = self.truncating(facts.truncates[0])
-            altered = alter_all(self.spark, work.path, clause, step)
+        if not task.version_order:
+            clause = self.truncating(stats.truncates[0])
+            altered = alter_all(self.spark, task.path, clause, step)
             return Counts(updated=altered)
-        shape = shape_of_changes(work, state, self.system)
-        step = self.follow_columns(state, shape, step)
-        fold = Fold(shape, facts)
-        changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
+        schema = build_changes_schema(task, state, self.system)
+        step = self.follow_columns(state, schema, step)
+        fold = Fold(schema, stats)
+        changes = read_changes(self.spark, self.zone, task, keeps_truncated=True)
         stored = None if state.is_empty else self.read_stored()
-        touched = find_touched(changes, stored, fold, is_large=is_large(state))
+        touched = find_affected_rows(changes, stored, fold, is_large=is_large(state))
         written = self.write_range(state, touched, step)
         if written is not None:
             return written
         if is_large(state):
             touched = touched.computed()
         events = self.changed_events(touched)
-        return self._write(state, events, touched.stored, fold, step, touched.bounds)
+        return self._write(state, events, touched.stored, fold, step, touched.key_range)
 
-    def add_system_columns(self, state: TargetState, step: Step) -> Step:
+    def add_system_columns(self, state: ScdState, step: Step) -> Step:
         """Add columns of ours that a table of an earlier release lacks; give the step for rows."""
         return step
 
-    def write_range(self, state: TargetState, touched: Touched, step: Step) -> Counts | None:
+    def write_range(self, state: ScdState, touched: AffectedRows, step: Step) -> Counts | None:
         """Write the range that changes touch anew; None where a MERGE is better."""
         return None
 
     def _write(
         self,
-        state: TargetState,
+        state: ScdState,
         events: DataFrame,
         stored: DataFrame | None,
         fold: Fold,
         step: Step,
-        bounds: Bounds | None = None,
+        key_range: KeyRange | None = None,
     ) -> Counts:
         rows = self.outcome(events, stored, fold)
         if stored is None:
-            append(self.work.path, rows, fold.shape, step)
-            return Counts(None, may_be_rescued=fold.shape.may_rescue)
+            append(self.task.path, rows, fold.schema, step)
+            return Counts(None, may_be_rescued=fold.schema.may_rescue)
         computes_once = is_large(state)
         if computes_once:
             rows = compute_once(rows)
-        statement = self.statement(fold, bounds)
+        statement = self.statement(fold, key_range)
         inserted, updated, _ = run_merge(
             self.spark, rows, statement, step, is_computed=computes_once
         )
-        return Counts(inserted, updated, may_be_rescued=fold.shape.may_rescue)
+        return Counts(inserted, updated, may_be_rescued=fold.schema.may_rescue)
 
 
-def copied_events(copied: CopiedRows, current: DataFrame | None) -> DataFrame:
-    """Write a copy as events at its LSN: what it holds has come, what it does not hold has gone.
+def snapshot_events(copied: SnapshotRows, current: DataFrame | None) -> DataFrame:
+    """Write a snapshot as events at its LSN: what it holds has come, what it does not hold has
+    gone.
 
     Args:
         current: all current rows of the table.
     """
-    fold = Fold(copied.shape, ChangeFacts())
+    fold = Fold(copied.schema, ChangeStats())
     position = [
         f"CAST({int(copied.lsn)} AS BIGINT) AS lsn",
         "CAST(-1 AS BIGINT) AS ordinal",
@@ -322,7 +328,7 @@ def copied_events(copied: CopiedRows, current: DataFrame | None) -> DataFrame:
         "'S' AS op",
     ]
     keep = [*fold.key_values("k", "r", lambda i: f"new[{i}]"), *position, "true AS is_content"]
-    rows = typed(copied.frame, copied.shape, lambda i: f"new[{i}]", keep)
+    rows = type_columns(copied.frame, copied.schema, lambda i: f"new[{i}]", keep)
     if current is None:
         return rows
     there = stored_rows(current, fold)

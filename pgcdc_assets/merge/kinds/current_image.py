@@ -1,8 +1,8 @@
 """SCD type 1: one row per key, as it is now.
 
-A copy replaces the contents. Changes are folded to one row per key and applied by one MERGE; where
-the table is empty, or a TRUNCATE emptied it in the range, there is nothing to match and the rows
-are written as they are. Each of these is one Delta commit that carries fence and watermark, so
+A snapshot replaces the contents. Changes are folded to one row per key and applied by one MERGE;
+where the table is empty, or a TRUNCATE emptied it in the range, there is nothing to match and the
+rows are written as they are. Each of these is one Delta commit that carries fence and watermark, so
 Delta recognises a repeat and leaves it out.
 """
 
@@ -16,33 +16,33 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
-from pgcdc_assets.merge.fold.key_range import Bounds, key_bounds, matched
-from pgcdc_assets.merge.fold.latest import left_in_bag, newest_per_key
+from pgcdc_assets.merge.fold.key_range import KeyRange, find_key_range, match_sql
+from pgcdc_assets.merge.fold.latest import keep_bag_remainder, keep_newest_per_key
 from pgcdc_assets.merge.fold.toast import (
     fetch_unknown,
     follow_key_changes,
-    joined_rescued,
-    value_or_error,
+    joined_rescued_sql,
+    value_or_error_sql,
     with_known_values,
 )
-from pgcdc_assets.merge.fold.typed_columns import target_columns, type_copied_rows, typed
+from pgcdc_assets.merge.fold.typed_columns import name_columns, type_columns, type_snapshot_rows
 from pgcdc_assets.merge.fold.versions import stored_rows
-from pgcdc_assets.merge.kinds.base import Counts, Kind, is_large, rows_in
-from pgcdc_assets.merge.read import is_made_by_its_changes, read_changes, shape_of_changes
+from pgcdc_assets.merge.kinds.base import Counts, TableKind, is_large, rows_in
+from pgcdc_assets.merge.read import build_changes_schema, is_made_by_its_changes, read_changes
 from pgcdc_assets.merge.write import (
     NEWER,
     SOURCE_VIEW,
     compute_once,
-    insert_clause,
+    insert_sql,
     overwrite,
     replace_contents,
     run_merge,
 )
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.spark.tuning import is_tiny
 from pgcdc_assets.tables.fence import Step
-from pgcdc_assets.tables.state import TargetState, check_written, read_target
+from pgcdc_assets.tables.state import ScdState, check_written, read_scd_state
 
 
 def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
@@ -56,16 +56,18 @@ def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> Da
     """
     keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
     if not fold.unknown:
-        if fold.facts.is_full:
-            winners = left_in_bag(build_bag(changes, fold), fold)
+        if fold.stats.is_full:
+            winners = keep_bag_remainder(build_bag(changes, fold), fold)
         else:
-            winners = newest_per_key(build_events(changes, fold), fold)
-        return typed(winners, fold.shape, lambda i: f"tuple[{i}]", keep)
+            winners = keep_newest_per_key(build_events(changes, fold), fold)
+        return type_columns(winners, fold.schema, lambda i: f"tuple[{i}]", keep)
     events = with_known_values(build_events(changes, fold), fold)
-    winners = follow_key_changes(newest_per_key(events, fold), events, fold)
+    winners = follow_key_changes(keep_newest_per_key(events, fold), events, fold)
     origin = fold.named("o", "u")
-    rows = typed(winners, fold.shape, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin])
-    if stored is None or not fold.facts.has_old_tuples:
+    rows = type_columns(
+        winners, fold.schema, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin]
+    )
+    if stored is None or not fold.stats.has_old_tuples:
         return rows
     return fetch_unknown(rows, fold, stored, "_lsn")
 
@@ -74,9 +76,9 @@ def rows_alone(rows: DataFrame, fold: Fold) -> DataFrame:
     """Make of folded rows the whole contents of a table: there is no row to take anything from."""
     rows = rows.where("is_content")
     if fold.unknown:
-        width = range(len(fold.shape.fields))
+        width = range(len(fold.schema.fields))
         others = [n for n in rows.columns if n not in {f"c{i}" for i in fold.unknown}]
-        known = [f"{value_or_error(fold, i, '')} AS c{i}" for i in fold.unknown]
+        known = [f"{value_or_error_sql(fold, i, '')} AS c{i}" for i in fold.unknown]
         rows = rows.selectExpr(*others, *known).select(
             *(f"c{i}" for i in width), "rescued", "lsn", "ordinal", "commit_ts"
         )
@@ -98,19 +100,19 @@ def merge_rows(
         is_large: the table is worth finding out which part of it the rows concern.
     """
     if not is_large:
-        return run_merge(spark, rows, merge_statement(path, fold), step)
+        return run_merge(spark, rows, merge_sql(path, fold), step)
     rows = compute_once(rows)
-    statement = merge_statement(path, fold, key_bounds(rows, fold))
+    statement = merge_sql(path, fold, find_key_range(rows, fold))
     return run_merge(spark, rows, statement, step, is_computed=True)
 
 
-def merge_statement(path: str, fold: Fold, bounds: Bounds | None = None) -> str:
+def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
     """Write the MERGE.
 
     Args:
-        bounds: of a part of the table that holds every row to be matched.
+        key_range: of a part of the table that holds every row to be matched.
     """
-    fields = fold.shape.fields
+    fields = fold.schema.fields
     updates = []
     inserts = []
     for i, field in enumerate(fields):
@@ -119,23 +121,23 @@ def merge_statement(path: str, fold: Fold, bounds: Bounds | None = None) -> str:
         if i in fold.unknown:
             mine = f"IF(coalesce(array_contains(s.unknown, {i}), false), t.{name}, s.c{i})"
         updates.append(f"t.{name} = {mine}")
-        inserts.append((name, value_or_error(fold, i, "s.")))
+        inserts.append((name, value_or_error_sql(fold, i, "s.")))
     rescued = "s.rescued"
     if fold.unknown:
-        rescued = f"IF(s.unknown IS NULL, s.rescued, {joined_rescued(fold)})"
+        rescued = f"IF(s.unknown IS NULL, s.rescued, {joined_rescued_sql(fold)})"
     system = {"_lsn": "s.lsn", "_ordinal": "s.ordinal", "_commit_ts": "s.commit_ts"}
     updates += [f"t.{name} = {value}" for name, value in system.items()]
     updates.append(f"t._rescued = {rescued}")
     inserts += [*system.items(), ("_rescued", "s.rescued")]
     return (
-        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {matched(fold, bounds)}\n"
+        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {match_sql(fold, key_range)}\n"
         f"WHEN MATCHED AND {NEWER} AND NOT s.is_content THEN DELETE\n"
         f"WHEN MATCHED AND {NEWER} THEN UPDATE SET {', '.join(updates)}\n"
-        f"WHEN NOT MATCHED AND s.is_content THEN {insert_clause(inserts)}"
+        f"WHEN NOT MATCHED AND s.is_content THEN {insert_sql(inserts)}"
     )
 
 
-def read_files(spark: SparkSession, state: TargetState) -> DataFrame:
+def read_files(spark: SparkSession, state: ScdState) -> DataFrame:
     """Read a table as its log describes it.
 
     The files are named to Spark where nothing but their rows counts: to let Delta find them is a
@@ -169,7 +171,7 @@ class WholeTable:
             rows: without unknown fields.
             stored: all of the table's rows; no key of theirs is NULL.
         """
-        values = [*(f"c{i}" for i in range(len(fold.shape.fields))), "rescued"]
+        values = [*(f"c{i}" for i in range(len(fold.schema.fields))), "rescued"]
         names = [*fold.key_columns, *values, "lsn", "ordinal", "commit_ts", "is_content"]
         both = rows.selectExpr(*names, "false AS is_stored").unionAll(
             stored_rows(stored, fold).selectExpr(*names, "true AS is_stored")
@@ -195,7 +197,7 @@ class WholeTable:
         }
         counts = [F.expr(f"count_if({which})").alias(name) for name, which in changed.items()]
         kept = rows.observe(counted, *counts).where("is_content")
-        return cls(kept.select(*target_columns(fold.shape)), counted)
+        return cls(kept.select(*name_columns(fold.schema)), counted)
 
     def write(self, path: str, step: Step) -> None:
         """Write them in one commit."""
@@ -212,65 +214,65 @@ class WholeTable:
 
 
 @dataclass(frozen=True)
-class CurrentImage(Kind):
+class CurrentImage(TableKind):
     """Writes the current image."""
 
     @property
-    def takes_copy_with_changes(self) -> bool:
-        """Whether an empty copy needs no commit of its own."""
-        return is_made_by_its_changes(self.work)
+    def merges_snapshot_with_changes(self) -> bool:
+        """Whether an empty snapshot needs no commit of its own."""
+        return is_made_by_its_changes(self.task)
 
-    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
+    def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Replace the contents."""
-        shape = self.shape_of_copy(copy)
-        copied = self.read_copy(copy, shape)
-        rows = type_copied_rows(copied, shape, copy.snapshot_lsn)
-        self.replace_table(state, rows, shape, step)
-        return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
+        schema = self.build_snapshot_schema(snapshot)
+        copied = self.read_snapshot(snapshot, schema)
+        rows = type_snapshot_rows(copied, schema, snapshot.snapshot_lsn)
+        self.replace_table(state, rows, schema, step)
+        return Counts(snapshot.row_count, 0, rows_in(state), schema.may_rescue)
 
-    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
+    def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
         """Fold the changes to one row a key and merge them."""
-        work, facts = self.work, self.work.facts
-        assert facts is not None
+        task, stats = self.task, self.task.stats
+        assert stats is not None
         before = rows_in(state)
-        if not work.version_order:
+        if not task.version_order:
             return self.empty(state, step)
-        makes_table = self.takes_copy_with_changes
-        shape = shape_of_changes(work, None if makes_table else state, self.system)
-        fold = Fold(shape, facts)
-        changes = read_changes(self.spark, self.zone, work)
+        makes_table = self.merges_snapshot_with_changes
+        schema = build_changes_schema(task, None if makes_table else state, self.system)
+        fold = Fold(schema, stats)
+        changes = read_changes(self.spark, self.zone, task)
         if makes_table:
             rows = rows_alone(fold_changes(changes, fold, None), fold)
-            self.replace_table(state, rows, shape, step)
-            return Counts(None, 0, before, shape.may_rescue)
+            self.replace_table(state, rows, schema, step)
+            return Counts(None, 0, before, schema.may_rescue)
         assert state is not None
-        step = self.follow_columns(state, shape, step)
-        if state.is_empty or facts.truncates:
+        step = self.follow_columns(state, schema, step)
+        if state.is_empty or stats.truncates:
             rows = rows_alone(fold_changes(changes, fold, None), fold)
-            replace_contents(work.path, rows, shape, step)
-            return Counts(None, 0, before, shape.may_rescue)
+            replace_contents(task.path, rows, schema, step)
+            return Counts(None, 0, before, schema.may_rescue)
         stored = self.read_table()
         rows = fold_changes(changes, fold, stored)
-        if self._is_better_written_anew(state, fold):
-            return Counts(*self._write_anew(rows, step, fold), shape.may_rescue)
-        merged = merge_rows(self.spark, work.path, rows, fold, step, is_large=is_large(state))
-        return Counts(*merged, shape.may_rescue)
+        if self._prefers_rewrite(state, fold):
+            return Counts(*self._rewrite(rows, step, fold), schema.may_rescue)
+        merged = merge_rows(self.spark, task.path, rows, fold, step, is_large=is_large(state))
+        return Counts(*merged, schema.may_rescue)
 
-    def _is_better_written_anew(self, state: TargetState, fold: Fold) -> bool:
+    def _prefers_rewrite(self, state: ScdState, fold: Fold) -> bool:
         """Say whether one write of all rows is less than the jobs of a MERGE, and as good."""
         return (
-            is_tiny(fold.facts.change_count, state.size_bytes, self.work.plan.change_bytes)
+            is_tiny(fold.stats.change_count, state.size_bytes, self.task.plan.change_bytes)
             and not fold.unknown
             # A MERGE matches no NULL. Columns of an identity that is an index have none; under FULL
             # the settings may name a key that has.
-            and not (self.work.plan.target.key and fold.shape.relation.replica_identity == "f")
-            and self.may_write_anew(state, fold.shape)
+            and not (self.task.plan.target.key and fold.schema.relation.replica_identity == "f")
+            and self.may_rewrite(state, fold.schema)
         )
 
-    def _write_anew(self, rows: DataFrame, step: Step, fold: Fold) -> tuple[int, int, int]:
-        path = self.work.path
+    def _rewrite(self, rows: DataFrame, step: Step, fold: Fold) -> tuple[int, int, int]:
+        path = self.task.path
         # The state may be from before the tables that were merged first.
-        newest = read_target(self.zone.lake, self.zone.name, path)
+        newest = read_scd_state(self.zone.lake, self.zone.name, path)
         assert newest is not None
         whole = WholeTable.of(rows, read_files(self.spark, newest), fold)
         whole.write(path, step)

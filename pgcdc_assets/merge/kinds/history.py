@@ -18,28 +18,28 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.merge.change_stats import Truncate
+from pgcdc_assets.merge.change_stats import Truncation
 from pgcdc_assets.merge.fold.events import Fold
-from pgcdc_assets.merge.fold.key_range import Bounds, matched
-from pgcdc_assets.merge.fold.table_schema import TableShape
+from pgcdc_assets.merge.fold.key_range import KeyRange, match_sql
+from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.truncates import truncate_sql
-from pgcdc_assets.merge.fold.typed_columns import CopiedRows, target_columns, typed
-from pgcdc_assets.merge.fold.versions import Touched, build_versions, typed_events
+from pgcdc_assets.merge.fold.typed_columns import SnapshotRows, name_columns, type_columns
+from pgcdc_assets.merge.fold.versions import AffectedRows, build_versions, typed_events
 from pgcdc_assets.merge.kinds import base
-from pgcdc_assets.merge.kinds.base import Counts, Lasting
+from pgcdc_assets.merge.kinds.base import AccumulatingTable, Counts
 from pgcdc_assets.merge.kinds.epoch_columns import add_epochs
-from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.merge.write import (
     SOURCE_VIEW,
     create_or_replace,
-    insert_clause,
+    insert_sql,
     replace_where,
     values_by_name,
 )
 from pgcdc_assets.spark.sql import delta_table, identifier, timestamp
 from pgcdc_assets.tables.columns import EPOCH_COLUMNS, SCD2_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
-from pgcdc_assets.tables.state import TargetState, check_written
+from pgcdc_assets.tables.state import ScdState, check_written
 
 # A range is written anew when it has at most so many current versions for each change. Measured up
 # to ten, where it takes as long as a MERGE; but what is written must follow what is changed.
@@ -49,8 +49,8 @@ _IS_CURRENT = "partition._is_current"
 PARTITIONED_BY = ("_is_current",)
 
 
-def write_first_copy(path: str, copied: CopiedRows, epoch: int, step: Step) -> None:
-    """Make the table of a copy: each row is a version that is current since the copy."""
+def write_first_snapshot(path: str, copied: SnapshotRows, epoch: int, step: Step) -> None:
+    """Make the table of a snapshot: each row is a version that is current since the snapshot."""
     keep = [
         f"{timestamp(copied.at)} AS valid_from",
         "CAST(NULL AS TIMESTAMP) AS valid_to",
@@ -62,8 +62,8 @@ def write_first_copy(path: str, copied: CopiedRows, epoch: int, step: Step) -> N
         "CAST(-1 AS BIGINT) AS ordinal",
         "'S' AS op",
     ]
-    rows = typed(copied.frame, copied.shape, lambda i: f"new[{i}]", keep)
-    create_or_replace(path, rows, copied.shape, step, PARTITIONED_BY, copied.position)
+    rows = type_columns(copied.frame, copied.schema, lambda i: f"new[{i}]", keep)
+    create_or_replace(path, rows, copied.schema, step, PARTITIONED_BY, copied.position)
 
 
 def current_rows(spark: SparkSession, path: str) -> DataFrame:
@@ -71,16 +71,16 @@ def current_rows(spark: SparkSession, path: str) -> DataFrame:
     return spark.read.format("delta").load(path).where("_is_current")
 
 
-def merge_statement(
-    path: str, fold: Fold, tracked: Sequence[int] | None, bounds: Bounds | None, epoch: int
+def merge_sql(
+    path: str, fold: Fold, tracked: Sequence[int] | None, key_range: KeyRange | None, epoch: int
 ) -> str:
     """Write the MERGE.
 
     Args:
         epoch: of the changes.
-        bounds: of a part of the table that holds every version to be ended.
+        key_range: of a part of the table that holds every version to be ended.
     """
-    fields = list(enumerate(fold.shape.fields))
+    fields = list(enumerate(fold.schema.fields))
     ends = ["_valid_to", "_valid_to_lsn", "_valid_to_epoch", "_is_current"]
     updates = [f"t.{name} = s.{name.removeprefix('_')}" for name in ends]
     if tracked is not None:
@@ -88,41 +88,41 @@ def merge_statement(
         updates.append("t._rescued = s.rescued")
     statement = (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"
-        f"ON t._is_current AND s.is_stored AND {matched(fold, bounds)}\n"
+        f"ON t._is_current AND s.is_stored AND {match_sql(fold, key_range)}\n"
         f"WHEN MATCHED THEN UPDATE SET {', '.join(updates)}\n"
-        f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_clause(values_by_name(fold.shape))}"
+        f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_sql(values_by_name(fold.schema))}"
     )
-    if fold.facts.truncates:
-        statement += f"\n{ending(fold.facts.truncates[0], epoch)}"
+    if fold.stats.truncates:
+        statement += f"\n{end_versions_sql(fold.stats.truncates[0], epoch)}"
     return statement
 
 
 @dataclass(frozen=True)
-class RangeOfVersions:
+class RewrittenRange:
     """Versions that take the place of the current ones of a range.
 
     Attributes:
         rows: with the table's columns.
-        bounds: of the range.
+        key_range: of the range.
         counted: says, when the rows were written, how many of the table's were `altered`.
     """
 
     rows: DataFrame
-    bounds: Bounds
+    key_range: KeyRange
     counted: Observation
 
     @classmethod
-    def of(cls, versions: DataFrame, bounds: Bounds, shape: TableShape) -> RangeOfVersions:
+    def of(cls, versions: DataFrame, key_range: KeyRange, schema: TableSchema) -> RewrittenRange:
         """Take versions of every row in the range, as `build_versions` gives them."""
         counted = Observation()
         altered = F.expr("count_if(is_stored AND is_touched)").alias("altered")
         return cls(
-            versions.observe(counted, altered).select(*target_columns(shape)), bounds, counted
+            versions.observe(counted, altered).select(*name_columns(schema)), key_range, counted
         )
 
     def write(self, spark: SparkSession, path: str, step: Step) -> None:
         """Write them in one commit."""
-        condition = f"_is_current AND {self.bounds.condition()}"
+        condition = f"_is_current AND {self.key_range.condition()}"
         replace_where(spark, self.rows, path, condition, step)
 
     def count_altered(self) -> int:
@@ -134,7 +134,7 @@ class RangeOfVersions:
         return int(self.counted.get["altered"])
 
 
-def ending(truncate: Truncate, epoch: int) -> str:
+def end_versions_sql(truncate: Truncation, epoch: int) -> str:
     """Write the clause that ends every other current version at a TRUNCATE."""
     first = truncate_sql(truncate)
     return (
@@ -145,33 +145,33 @@ def ending(truncate: Truncate, epoch: int) -> str:
 
 
 @dataclass(frozen=True)
-class History(Lasting):
+class History(AccumulatingTable):
     """Writes the history."""
 
     system: ClassVar[SystemColumns] = SCD2_COLUMNS
     partitioned_by: ClassVar[tuple[str, ...]] = PARTITIONED_BY
 
-    def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
-        """Make the table of a copy."""
-        write_first_copy(self.work.path, copied, self.work.plan.epoch, step)
+    def write_first_snapshot(self, copied: SnapshotRows, step: Step) -> None:
+        """Make the table of a snapshot."""
+        write_first_snapshot(self.task.path, copied, self.task.plan.epoch, step)
 
-    def add_system_columns(self, state: TargetState, step: Step) -> Step:
+    def add_system_columns(self, state: ScdState, step: Step) -> Step:
         """Add the epochs of LSNs."""
         if set(EPOCH_COLUMNS) <= set(state.columns):
             return step
         rewrite = step.keeping(state.watermark)
-        add_epochs(self.spark, self.zone, self.work.path, self.work.name, rewrite)
+        add_epochs(self.spark, self.zone, self.task.path, self.task.name, rewrite)
         return self.follow_write(rewrite, step)
 
     def read_stored(self) -> DataFrame:
         """Read the current versions: the others have ended for good."""
-        return current_rows(self.spark, self.work.path)
+        return current_rows(self.spark, self.task.path)
 
-    def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
-        """Write a copy as events."""
-        return base.copied_events(copied, stored)
+    def snapshot_events(self, copied: SnapshotRows, stored: DataFrame | None) -> DataFrame:
+        """Write a snapshot as events."""
+        return base.snapshot_events(copied, stored)
 
-    def changed_events(self, touched: Touched) -> DataFrame:
+    def changed_events(self, touched: AffectedRows) -> DataFrame:
         """Give changes as events with their values."""
         return typed_events(touched.events, touched.fold, touched.rows, touched.stored)
 
@@ -180,61 +180,61 @@ class History(Lasting):
         return self._versions(events, stored, fold).where("is_touched")
 
     def _versions(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
-        tracked = _tracked(self.work, fold.shape)
-        return build_versions(events, stored, fold, tracked, self.work.plan.epoch)
+        tracked = _tracked(self.task, fold.schema)
+        return build_versions(events, stored, fold, tracked, self.task.plan.epoch)
 
-    def write_range(self, state: TargetState, touched: Touched, step: Step) -> Counts | None:
+    def write_range(self, state: ScdState, touched: AffectedRows, step: Step) -> Counts | None:
         """Write the current versions of the range anew, and add those that have ended."""
         fold = touched.fold
-        if touched.bounds is None or not self._is_better_replaced(state, touched):
+        if touched.key_range is None or not self._prefers_rewrite(state, touched):
             return None
         versions = self._versions(self.changed_events(touched), touched.rows, fold)
-        written = RangeOfVersions.of(versions, touched.bounds, fold.shape)
-        written.write(self.spark, self.work.path, step)
-        check_written(self.zone, self.work.path, step)
-        return Counts(None, written.count_altered(), may_be_rescued=fold.shape.may_rescue)
+        written = RewrittenRange.of(versions, touched.key_range, fold.schema)
+        written.write(self.spark, self.task.path, step)
+        check_written(self.zone, self.task.path, step)
+        return Counts(None, written.count_altered(), may_be_rescued=fold.schema.may_rescue)
 
-    def _is_better_replaced(self, state: TargetState, touched: Touched) -> bool:
+    def _prefers_rewrite(self, state: ScdState, touched: AffectedRows) -> bool:
         """Say whether the range has few versions beside the changes, and nothing else is lost."""
-        assert touched.bounds is not None and touched.rows is not None
-        shape, facts, files = touched.fold.shape, touched.fold.facts, state.files
-        if facts.truncates or not self.may_write_anew(state, shape):
+        assert touched.key_range is not None and touched.rows is not None
+        schema, stats, files = touched.fold.schema, touched.fold.stats, state.files
+        if stats.truncates or not self.may_rewrite(state, schema):
             return False
         if _IS_CURRENT not in files.column_names:
             return False
         current = files.filter(pc.field(_IS_CURRENT))
         # Rows without a key are not told apart, and a MERGE does not touch them.
-        if any(_nulls(current, name) != 0 for name in shape.key_names):
+        if any(_nulls(current, name) != 0 for name in schema.key_names):
             return False
-        most = REPLACED_PER_CHANGE * facts.change_count
-        estimate = touched.bounds.estimate_rows(current)
+        most = REPLACED_PER_CHANGE * stats.change_count
+        estimate = touched.key_range.estimate_rows(current)
         # Most often the estimate spares the count.
         return estimate is not None and estimate <= most and touched.rows.count() <= most
 
-    def statement(self, fold: Fold, bounds: Bounds | None) -> str:
+    def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
         """Write the MERGE of an outcome."""
-        tracked = _tracked(self.work, fold.shape)
-        return merge_statement(self.work.path, fold, tracked, bounds, self.work.plan.epoch)
+        tracked = _tracked(self.task, fold.schema)
+        return merge_sql(self.task.path, fold, tracked, key_range, self.task.plan.epoch)
 
-    def truncating(self, truncate: Truncate) -> str:
+    def truncating(self, truncate: Truncation) -> str:
         """Write the MERGE's clause that ends them."""
-        return ending(truncate, self.work.plan.epoch)
+        return end_versions_sql(truncate, self.task.plan.epoch)
 
 
-def _tracked(work: TableWork, shape: TableShape) -> list[int] | None:
+def _tracked(task: MergeTask, schema: TableSchema) -> list[int] | None:
     """Find the fields whose change opens a version.
 
     Raises:
         ConfigurationError: a tracked column is not there.
     """
-    names = work.plan.target.tracked
+    names = task.plan.target.tracked
     if names is None:
         return None
-    known = [field.name for field in shape.fields]
+    known = [field.name for field in schema.fields]
     missing = [name for name in names if name not in known]
     if missing:
         raise ConfigurationError(
-            reason=f"Table {work.plan.target.qualified_name}: tracked column "
+            reason=f"Table {task.plan.target.qualified_name}: tracked column "
             f'"{missing[0]}" is not among its published columns. Mend `tracked` in its settings.'
         )
     return [known.index(name) for name in names]

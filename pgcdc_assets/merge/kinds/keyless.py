@@ -10,120 +10,124 @@ from pyspark.sql import functions as F
 
 from pgcdc_assets.errors import ReplicaIdentityError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.change_stats import ChangeFacts
+from pgcdc_assets.merge.change_stats import ChangeStats
 from pgcdc_assets.merge.fold.events import Fold, build_bag
-from pgcdc_assets.merge.fold.table_schema import TableShape
-from pgcdc_assets.merge.fold.typed_columns import typed
-from pgcdc_assets.merge.fold.versions import comparable
-from pgcdc_assets.merge.kinds.base import Counts, Kind, rows_in
-from pgcdc_assets.merge.read import read_changes, read_copy, shape_of_changes
-from pgcdc_assets.merge.task import TableWork
+from pgcdc_assets.merge.fold.table_schema import TableSchema
+from pgcdc_assets.merge.fold.typed_columns import type_columns
+from pgcdc_assets.merge.fold.versions import comparable_sql
+from pgcdc_assets.merge.kinds.base import Counts, TableKind, rows_in
+from pgcdc_assets.merge.read import build_changes_schema, read_changes, read_snapshot
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.merge.write import (
     SOURCE_VIEW,
     append,
     create_or_replace,
-    insert_clause,
+    insert_sql,
     replace_contents,
     run_merge,
     values_by_name,
 )
-from pgcdc_assets.raw.snapshots import Copy
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import CHANGE_LOG_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
-from pgcdc_assets.tables.state import TargetState
+from pgcdc_assets.tables.state import ScdState
 
 MISSING_ROW = "pgcdc: a row that was taken out of a bag is not in it"
 _COLUMNS = ("rescued", "lsn", "ordinal", "commit_ts", "is_content")
 
 
 @dataclass(frozen=True)
-class Bag(Kind):
+class KeylessBag(TableKind):
     """Writes the rows that there are, each as often as the source has it."""
 
-    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
+    def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Replace the contents."""
-        shape = self.shape_of_copy(copy)
-        rows = copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
-        self.replace_table(state, rows, shape, step)
-        return Counts(copy.row_count, 0, rows_in(state), shape.may_rescue)
+        schema = self.build_snapshot_schema(snapshot)
+        rows = copied_rows(
+            read_snapshot(self.spark, self.zone, snapshot), schema, snapshot.snapshot_lsn
+        )
+        self.replace_table(state, rows, schema, step)
+        return Counts(snapshot.row_count, 0, rows_in(state), schema.may_rescue)
 
-    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
+    def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
         """Add the rows that stay, and remove as many as were taken out of the table."""
-        work, facts = self.work, self.work.facts
-        assert facts is not None and state is not None
-        if not work.version_order:
+        task, stats = self.task, self.task.stats
+        assert stats is not None and state is not None
+        if not task.version_order:
             return self.empty(state, step)
-        _check_whole_rows(work, facts)
-        shape = shape_of_changes(work, state, self.system)
-        step = self.follow_columns(state, shape, step)
-        fold = Fold(shape, facts)
-        changes = read_changes(self.spark, self.zone, work)
-        if state.is_empty or facts.truncates:
+        _check_whole_rows(task, stats)
+        schema = build_changes_schema(task, state, self.system)
+        step = self.follow_columns(state, schema, step)
+        fold = Fold(schema, stats)
+        changes = read_changes(self.spark, self.zone, task)
+        if state.is_empty or stats.truncates:
             rows = fold_bag(changes, fold, None)
-            replace_contents(work.path, rows, shape, step)
-            return Counts(None, 0, rows_in(state), shape.may_rescue)
-        if not facts.old_kinds:
-            append(work.path, fold_bag(changes, fold, None), shape, step)
-            return Counts(None, may_be_rescued=shape.may_rescue)
+            replace_contents(task.path, rows, schema, step)
+            return Counts(None, 0, rows_in(state), schema.may_rescue)
+        if not stats.old_kinds:
+            append(task.path, fold_bag(changes, fold, None), schema, step)
+            return Counts(None, may_be_rescued=schema.may_rescue)
         rows = fold_bag(changes, fold, self.read_table())
-        statement = merge_statement(work.path, shape)
-        return Counts(*run_merge(self.spark, rows, statement, step), shape.may_rescue)
+        statement = merge_sql(task.path, schema)
+        return Counts(*run_merge(self.spark, rows, statement, step), schema.may_rescue)
 
 
 @dataclass(frozen=True)
-class ChangeLog(Kind):
+class KeylessLog(TableKind):
     """Appends every change as a row."""
 
     system: ClassVar[SystemColumns] = CHANGE_LOG_COLUMNS
-    holds_row: ClassVar[str] = "t._op <> 'T'"
+    row_condition: ClassVar[str] = "t._op <> 'T'"
 
-    def apply_copy(self, state: TargetState | None, copy: Copy, step: Step) -> Counts:
+    def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Add the copied rows; what was logged before stays."""
-        work, shape = self.work, self.shape_of_copy(copy)
-        rows = copied_rows(read_copy(self.spark, self.zone, copy), shape, copy.snapshot_lsn)
+        task, schema = self.task, self.build_snapshot_schema(snapshot)
+        rows = copied_rows(
+            read_snapshot(self.spark, self.zone, snapshot), schema, snapshot.snapshot_lsn
+        )
         if state is None:
-            create_or_replace(work.path, rows, shape, step, begins_with=copy.position)
+            create_or_replace(task.path, rows, schema, step, begins_with=snapshot.position)
         else:
-            step = self.follow_relation(state, shape, step)
-            append(work.path, rows, shape, step)
-        return Counts(copy.row_count, may_be_rescued=shape.may_rescue)
+            step = self.follow_relation(state, schema, step)
+            append(task.path, rows, schema, step)
+        return Counts(snapshot.row_count, may_be_rescued=schema.may_rescue)
 
-    def apply_changes(self, state: TargetState | None, step: Step) -> Counts:
+    def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
         """Add the changes."""
-        work, facts = self.work, self.work.facts
-        assert facts is not None and state is not None
-        if work.version_order:
-            _check_whole_rows(work, facts)
-        shape = shape_of_changes(work, state, self.system)
-        step = self.follow_columns(state, shape, step)
-        changes = read_changes(self.spark, self.zone, work, keeps_truncated=True)
-        rows = logged_changes(changes, Fold(shape, facts))
-        append(work.path, rows, shape, step)
-        return Counts(None, may_be_rescued=shape.may_rescue)
+        task, stats = self.task, self.task.stats
+        assert stats is not None and state is not None
+        if task.version_order:
+            _check_whole_rows(task, stats)
+        schema = build_changes_schema(task, state, self.system)
+        step = self.follow_columns(state, schema, step)
+        changes = read_changes(self.spark, self.zone, task, keeps_truncated=True)
+        rows = logged_changes(changes, Fold(schema, stats))
+        append(task.path, rows, schema, step)
+        return Counts(None, may_be_rescued=schema.may_rescue)
 
 
-def _check_whole_rows(work: TableWork, facts: ChangeFacts) -> None:
+def _check_whole_rows(task: MergeTask, stats: ChangeStats) -> None:
     """Check that updates and deletes say which rows they mean.
 
     Raises:
         ReplicaIdentityError: some came while the replica identity was not FULL.
     """
-    if facts.old_kinds - {"O"}:
+    if stats.old_kinds - {"O"}:
         raise ReplicaIdentityError(
-            relation=work.plan.target.qualified_name,
+            relation=task.plan.target.qualified_name,
             identity="other than FULL",
             reason="updates or deletes came without their whole old rows, and without a key "
             "nothing else says which rows they mean",
-            remedy="ALTER TABLE ... REPLICA IDENTITY FULL; then copy the table anew",
+            remedy="ALTER TABLE ... REPLICA IDENTITY FULL; then pgcdc resnapshot",
         )
 
 
-def copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFrame:
-    """Give the rows of a copy their types and a position each.
+def copied_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:
+    """Give the rows of a snapshot their types and a position each.
 
     Args:
-        copied: one column `new`, in the layout of `shape`.
+        copied: one column `new`, in the layout of `schema`.
     """
     keep = [
         f"CAST({int(lsn)} AS BIGINT) AS lsn",
@@ -131,7 +135,7 @@ def copied_rows(copied: DataFrame, shape: TableShape, lsn: Lsn) -> DataFrame:
         "CAST(NULL AS TIMESTAMP) AS commit_ts",
         "'S' AS op",
     ]
-    return typed(copied, shape, lambda i: f"new[{i}]", keep)
+    return type_columns(copied, schema, lambda i: f"new[{i}]", keep)
 
 
 def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
@@ -145,13 +149,13 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
         stored: the table's rows; None when there were none at the beginning of the range.
     """
     keep = ["commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
-    rows = typed(build_bag(changes, fold), fold.shape, lambda i: f"tuple[{i}]", keep)
-    values = [f"c{i}" for i in range(len(fold.shape.fields))]
-    if not fold.facts.old_kinds:
+    rows = type_columns(build_bag(changes, fold), fold.schema, lambda i: f"tuple[{i}]", keep)
+    values = [f"c{i}" for i in range(len(fold.schema.fields))]
+    if not fold.stats.old_kinds:
         return rows.select(*values, *_COLUMNS)
     order = "OVER (PARTITION BY content ORDER BY lsn, ordinal, is_content ROWS BETWEEN"
     stacks = (
-        rows.selectExpr("*", f"{comparable(fold.shape)} AS content")
+        rows.selectExpr("*", f"{comparable_sql(fold.schema)} AS content")
         .selectExpr(
             "*",
             f"sum(IF(is_content, 1, -1)) {order} UNBOUNDED PRECEDING AND CURRENT ROW) AS height",
@@ -160,8 +164,8 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
     )
     added = stacks.where("is_content AND lowest >= height").select(*values, *_COLUMNS)
     wanted = stacks.groupBy("content").agg(F.expr("-min(height) AS wanted")).where("wanted > 0")
-    removed = _removed(wanted, stored, fold.shape)
-    types = [field.type.ddl for field in fold.shape.fields]
+    removed = _removed(wanted, stored, fold.schema)
+    types = [field.type.ddl for field in fold.schema.fields]
     nothing = [f"CAST(NULL AS {ddl}) AS c{i}" for i, ddl in enumerate(types)]
     return added.unionByName(
         removed.selectExpr(
@@ -175,13 +179,13 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
     )
 
 
-def merge_statement(path: str, shape: TableShape) -> str:
+def merge_sql(path: str, schema: TableSchema) -> str:
     """Write the MERGE."""
     return (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"
         "ON NOT s.is_content AND t._lsn = s.lsn AND t._ordinal = s.ordinal\n"
         "WHEN MATCHED THEN DELETE\n"
-        f"WHEN NOT MATCHED AND s.is_content THEN {insert_clause(values_by_name(shape))}"
+        f"WHEN NOT MATCHED AND s.is_content THEN {insert_sql(values_by_name(schema))}"
     )
 
 
@@ -195,20 +199,20 @@ def logged_changes(changes: DataFrame, fold: Fold) -> DataFrame:
         "commit_lsn AS lsn", "ordinal", "commit_ts", "op", row
     )
     keep = ["lsn", "ordinal", "commit_ts", "op"]
-    return typed(events, fold.shape, lambda i: f"tuple[{i}]", keep)
+    return type_columns(events, fold.schema, lambda i: f"tuple[{i}]", keep)
 
 
-def _removed(wanted: DataFrame, stored: DataFrame | None, shape: TableShape) -> DataFrame:
+def _removed(wanted: DataFrame, stored: DataFrame | None, schema: TableSchema) -> DataFrame:
     """Choose the newest rows of each content, as many as were taken out of the table."""
     error = f"raise_error({string(MISSING_ROW)})"
     if stored is None:
         return wanted.selectExpr(f"CAST({error} AS BIGINT) AS lsn", "0L AS ordinal")
     there = stored.selectExpr(
-        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(shape.fields)),
+        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(schema.fields)),
         "_rescued AS rescued",
         "_lsn",
         "_ordinal",
-    ).selectExpr(f"{comparable(shape)} AS stored_content", "_lsn", "_ordinal")
+    ).selectExpr(f"{comparable_sql(schema)} AS stored_content", "_lsn", "_ordinal")
     found = wanted.join(there, on=F.expr("content = stored_content"), how="left")
     age = "row_number() OVER (PARTITION BY content ORDER BY _lsn DESC, _ordinal DESC) AS age"
     return (

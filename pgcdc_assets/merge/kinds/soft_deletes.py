@@ -13,15 +13,15 @@ from typing import ClassVar
 
 from pyspark.sql import DataFrame
 
-from pgcdc_assets.merge.change_stats import Truncate
+from pgcdc_assets.merge.change_stats import Truncation
 from pgcdc_assets.merge.fold.events import Fold
-from pgcdc_assets.merge.fold.key_range import Bounds, matched
+from pgcdc_assets.merge.fold.key_range import KeyRange, match_sql
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
-from pgcdc_assets.merge.fold.typed_columns import CopiedRows, type_copied_rows
-from pgcdc_assets.merge.fold.versions import Touched, stored_rows, typed_events
+from pgcdc_assets.merge.fold.typed_columns import SnapshotRows, type_snapshot_rows
+from pgcdc_assets.merge.fold.versions import AffectedRows, stored_rows, typed_events
 from pgcdc_assets.merge.kinds import base
-from pgcdc_assets.merge.kinds.base import Lasting
-from pgcdc_assets.merge.write import SOURCE_VIEW, create_or_replace, insert_clause, values_by_name
+from pgcdc_assets.merge.kinds.base import AccumulatingTable
+from pgcdc_assets.merge.write import SOURCE_VIEW, create_or_replace, insert_sql, values_by_name
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
@@ -32,7 +32,7 @@ def in_place(rows: DataFrame) -> DataFrame:
     return rows.where("NOT _deleted")
 
 
-def changed_events(touched: Touched) -> DataFrame:
+def changed_events(touched: AffectedRows) -> DataFrame:
     """Give events with their values; a deleted row has none to give."""
     stored = touched.stored
     if touched.rows is None or stored is None:
@@ -40,14 +40,14 @@ def changed_events(touched: Touched) -> DataFrame:
     return typed_events(touched.events, touched.fold, in_place(touched.rows), in_place(stored))
 
 
-def copied_events(copied: CopiedRows, rows: DataFrame | None) -> DataFrame:
-    """Write a copy as events at its LSN; a copied row has no commit time in SCD1.
+def snapshot_events(copied: SnapshotRows, rows: DataFrame | None) -> DataFrame:
+    """Write a snapshot as events at its LSN; a copied row has no commit time in SCD1.
 
     Args:
         rows: all rows of the table; None when it has none.
     """
     there = None if rows is None else in_place(rows)
-    events = base.copied_events(copied, there)
+    events = base.snapshot_events(copied, there)
     others = [name for name in events.columns if name != "commit_ts"]
     return events.selectExpr(*others, "CAST(NULL AS TIMESTAMP) AS commit_ts")
 
@@ -65,7 +65,7 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
     keys = ", ".join(fold.key_columns)
     kept = [
         *fold.key_columns,
-        *(f"c{i}" for i in range(len(fold.shape.fields))),
+        *(f"c{i}" for i in range(len(fold.schema.fields))),
         *("rescued", "lsn", "ordinal", "commit_ts"),
     ]
     rows = events.selectExpr(
@@ -80,7 +80,7 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
     backward = f"OVER (PARTITION BY {keys}, is_content ORDER BY is_stored, lsn DESC, ordinal DESC)"
     # Nothing but departures follows the last content.
     gone = "coalesce(gone_at, left_at)"
-    truncates = fold.facts.truncates
+    truncates = fold.stats.truncates
     if truncates:
         gone = f"coalesce(gone_at, least(left_at, {next_truncate_sql(truncates, 'seg')}.lsn))"
     last = (
@@ -94,27 +94,27 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
     ).selectExpr(*kept, "deleted_at_lsn IS NOT NULL AS deleted", "deleted_at_lsn", "is_stored")
 
 
-def merge_statement(path: str, fold: Fold, bounds: Bounds | None = None) -> str:
+def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
     """Write the MERGE.
 
     Args:
-        bounds: of a part of the table that holds every row to be matched.
+        key_range: of a part of the table that holds every row to be matched.
     """
-    values = values_by_name(fold.shape)
+    values = values_by_name(fold.schema)
     statement = (
-        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {matched(fold, bounds)}\n"
+        f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {match_sql(fold, key_range)}\n"
         # No fence by LSN: LSNs of a later epoch may be lower, and these rows follow from the
         # table's own.
         "WHEN MATCHED THEN UPDATE SET "
         f"{', '.join(f't.{name} = {value}' for name, value in values)}\n"
-        f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_clause(values)}"
+        f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_sql(values)}"
     )
-    if fold.facts.truncates:
-        statement += f"\n{emptying(fold.facts.truncates[0])}"
+    if fold.stats.truncates:
+        statement += f"\n{mark_deleted_sql(fold.stats.truncates[0])}"
     return statement
 
 
-def emptying(truncate: Truncate) -> str:
+def mark_deleted_sql(truncate: Truncation) -> str:
     """Write the clause that marks every other row in place as deleted by a TRUNCATE."""
     return (
         "WHEN NOT MATCHED BY SOURCE AND NOT t._deleted THEN UPDATE SET "
@@ -123,26 +123,26 @@ def emptying(truncate: Truncate) -> str:
 
 
 @dataclass(frozen=True)
-class SoftDeletes(Lasting):
+class SoftDeletes(AccumulatingTable):
     """Writes the current image and keeps deleted rows in it."""
 
     system: ClassVar[SystemColumns] = SOFT_DELETE_COLUMNS
 
-    def write_first_copy(self, copied: CopiedRows, step: Step) -> None:
-        """Make the table of a copy."""
-        rows = type_copied_rows(copied.frame, copied.shape, copied.lsn)
-        path, shape = self.work.path, copied.shape
-        create_or_replace(path, rows, shape, step, begins_with=copied.position)
+    def write_first_snapshot(self, copied: SnapshotRows, step: Step) -> None:
+        """Make the table of a snapshot."""
+        rows = type_snapshot_rows(copied.frame, copied.schema, copied.lsn)
+        path, schema = self.task.path, copied.schema
+        create_or_replace(path, rows, schema, step, begins_with=copied.position)
 
     def read_stored(self) -> DataFrame:
         """Read all rows: a deleted one may come back."""
         return self.read_table()
 
-    def copied_events(self, copied: CopiedRows, stored: DataFrame | None) -> DataFrame:
-        """Write a copy as events."""
-        return copied_events(copied, stored)
+    def snapshot_events(self, copied: SnapshotRows, stored: DataFrame | None) -> DataFrame:
+        """Write a snapshot as events."""
+        return snapshot_events(copied, stored)
 
-    def changed_events(self, touched: Touched) -> DataFrame:
+    def changed_events(self, touched: AffectedRows) -> DataFrame:
         """Give changes as events with their values."""
         return changed_events(touched)
 
@@ -150,10 +150,10 @@ class SoftDeletes(Lasting):
         """Find what each key last held."""
         return last_contents(events, stored, fold)
 
-    def statement(self, fold: Fold, bounds: Bounds | None) -> str:
+    def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
         """Write the MERGE of an outcome."""
-        return merge_statement(self.work.path, fold, bounds)
+        return merge_sql(self.task.path, fold, key_range)
 
-    def truncating(self, truncate: Truncate) -> str:
+    def truncating(self, truncate: Truncation) -> str:
         """Write the MERGE's clause that marks them."""
-        return emptying(truncate)
+        return mark_deleted_sql(truncate)

@@ -28,13 +28,13 @@ from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
-from pgcdc_assets.orchestration.runs.long_runs import Following
+from pgcdc_assets.orchestration.runs.long_runs import LongRun
 from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.raw.changes import Recount
-from pgcdc_assets.raw.maintenance import UpkeepReport, keep_up
+from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable, StreamPolicy
 
@@ -78,7 +78,7 @@ def build_raw_asset(
     def raw(context: dg.AssetExecutionContext) -> Any:
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
-        following = Following.of(context, names.slot_pool, capture.windows)
+        following = LongRun.of(context, names.slot_pool, capture.windows)
         windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
         with dagster_failures(capture.name):
             landing = _Landing(context, capture, postgres, lake.zone(capture.name))
@@ -90,7 +90,7 @@ def build_raw_asset(
             checks = check_windows(landing.zone, spec.key, recounts)
             yield from _stop_if_incomplete(recounts, checks)
             yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
-            landing.keep_up()
+            landing.maintain_raw_zone()
             for window in landing.next_windows(following):
                 metadata, recount = yield from _land_or_judge(landing, window, spec.key)
                 checks = check_windows(landing.zone, spec.key, [recount])
@@ -98,7 +98,7 @@ def build_raw_asset(
                 yield dg.AssetMaterialization(spec.key, partition=window.key, metadata=metadata)
                 for check in checks:
                     yield evaluation_of(check, window)
-                landing.keep_up()
+                landing.maintain_raw_zone()
 
     return step.restore(raw)
 
@@ -166,7 +166,7 @@ class _Landing:
             self.context.log.warning(f"Window {window.key}: {warning} ({count})")
         return capture_metadata(report, recount.decoded), recount
 
-    def next_windows(self, following: Following) -> Iterator[LsnWindow]:
+    def next_windows(self, following: LongRun) -> Iterator[LsnWindow]:
         """Open one window after the other, as long as the run may go on.
 
         The key is there before the window is landed, as with the sensor: a run that dies in between
@@ -176,7 +176,7 @@ class _Landing:
             self.context.instance.add_dynamic_partitions(self.capture.windows_name, [window.key])
             yield window
 
-    def _next(self, following: Following) -> LsnWindow | None:
+    def _next(self, following: LongRun) -> LsnWindow | None:
         try:
             with self.postgres.query_connection("capture") as conn:
                 return following.find(lambda: self._opened(following, read_current_lsn(conn)))
@@ -185,7 +185,7 @@ class _Landing:
             self.context.log.info(f"No further window: {error}")
             return None
 
-    def _opened(self, following: Following, flush_lsn: Lsn) -> LsnWindow | None:
+    def _opened(self, following: LongRun, flush_lsn: Lsn) -> LsnWindow | None:
         assert self._last is not None
         plan = plan_window(
             CaptureProgress(
@@ -207,14 +207,14 @@ class _Landing:
             return None
         return plan.window
 
-    def keep_up(self) -> None:
+    def maintain_raw_zone(self) -> None:
         """Do the raw zone's upkeep when it is due; the window is landed whatever becomes of it."""
         try:
-            report = keep_up(self.zone)
+            report = maintain_raw_zone(self.zone)
         except PgcdcError as error:
             self.context.log.warning(f"Upkeep of the raw zone was put off: {error}")
             return
-        if report != UpkeepReport():
+        if report != RawMaintenanceReport():
             self.context.log.info(
                 f"Upkeep: {report.files_merged} files merged, {report.log_entries_saved} log "
                 f"entries saved, {report.files_removed} files removed"

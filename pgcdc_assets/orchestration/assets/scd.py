@@ -26,14 +26,14 @@ from pgcdc_assets.orchestration.partitions import shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
-from pgcdc_assets.orchestration.runs.long_runs import Following
+from pgcdc_assets.orchestration.runs.long_runs import LongRun
 from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, PURPOSE_TAG
-from pgcdc_assets.orchestration.runs.snapshot_runs import Copying
-from pgcdc_assets.orchestration.state import copied_tables
+from pgcdc_assets.orchestration.runs.snapshot_runs import RunningSnapshots
+from pgcdc_assets.orchestration.state import newest_snapshots
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.tables.state import read_target
+from pgcdc_assets.tables.state import read_scd_state
 from pgcdc_assets.tables.vacuum import vacuum_after_merge
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def build_scd_assets(
         snapshot: the asset of the copies.
     """
     names = Names.of(capture)
-    copying = Copying(capture, snapshot)
+    copying = RunningSnapshots(capture, snapshot)
     step = StepKeys(capture.name, [INVARIANTS])
     keys = {
         (table, scd): step.key(f"scd{scd}", table, spec.key) for (table, scd), spec in specs.items()
@@ -78,7 +78,7 @@ def build_scd_assets(
     def merge(context: dg.AssetExecutionContext) -> Any:
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
-        following = Following.of(context, names.merge_pool, capture.windows)
+        following = LongRun.of(context, names.merge_pool, capture.windows)
         with dagster_failures(capture.name), ExitStack() as held:
             rounds = _Rounds(
                 context,
@@ -119,7 +119,7 @@ class _Rounds:
     capture: CdcCapture
     specs: Mapping[Place, dg.AssetSpec]
     sources: Mapping[CdcTable, dg.AssetKey]
-    copying: Copying
+    copying: RunningSnapshots
     zone: RawZone
     session: "SparkSession"
     held: ExitStack
@@ -241,7 +241,7 @@ class _Rounds:
         """Evaluate the selected checks of tables that nothing is merged into."""
         yield from self._checks().rest()
 
-    def landed_since(self, following: Following) -> list[LsnWindow] | None:
+    def landed_since(self, following: LongRun) -> list[LsnWindow] | None:
         """List the windows after the last merge, once they hold changes of the selected tables."""
         assert self.through is not None
         epoch, end = self.through.epoch, self.through.end
@@ -271,7 +271,9 @@ class _Rounds:
 
     def _copied_tables(self) -> tuple[int, set[tuple[str, str]]]:
         epoch = self.zone.epochs.latest()
-        return (0, set()) if epoch is None else (epoch.epoch, set(copied_tables(self.zone, epoch)))
+        return (
+            (0, set()) if epoch is None else (epoch.epoch, set(newest_snapshots(self.zone, epoch)))
+        )
 
     def _checks(self) -> MergedChecks:
         wanted = set(self.context.selected_asset_check_keys)
@@ -335,7 +337,7 @@ def _table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> 
         ),
     }
     if report.row_count is None:
-        state = read_target(zone.lake, zone.name, report.path)
+        state = read_scd_state(zone.lake, zone.name, report.path)
         if state is not None and state.row_count is not None:
             metadata["dagster/row_count"] = state.row_count
     return metadata

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.capture.snapshot import CopyFailure, CopyReport, copy_each_table
+from pgcdc_assets.capture.snapshot import SnapshotFailure, SnapshotReport, snapshot_each_table
 from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
@@ -49,13 +49,13 @@ def build_snapshot_asset(
     def snapshot(context: dg.AssetExecutionContext) -> Any:
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
-        failures: list[CopyFailure] = []
+        failures: list[SnapshotFailure] = []
         metadata = _copied_before(context)
         wanted: list[CdcTable] = [tables[k] for k in context.partition_keys if k not in metadata]
         with claim_run(context), dagster_failures(capture.name):
             zone = lake.zone(capture.name)
             merged = [table for table in wanted if watermarks(zone, table)]
-            outcomes = copy_each_table(
+            outcomes = snapshot_each_table(
                 postgres.settings(),
                 zone,
                 capture.slot,
@@ -65,7 +65,7 @@ def build_snapshot_asset(
             )
             for outcome in outcomes:
                 name = TableName(outcome.schema, outcome.table)
-                if isinstance(outcome, CopyFailure):
+                if isinstance(outcome, SnapshotFailure):
                     context.log.error(f"{name}: {outcome.error}")
                     failures.append(outcome)
                     continue
@@ -76,7 +76,7 @@ def build_snapshot_asset(
                     failures.append(passed)
                     continue
                 context.log.info(f"Copied {outcome.row_count} rows of {name}")
-                metadata[table.partition_key] = copy_metadata(outcome)
+                metadata[table.partition_key] = snapshot_metadata(outcome)
                 seen = source_metadata(zone, outcome)
                 context.log_event(dg.AssetObservation(sources[table], metadata=seen))
         if failures:
@@ -105,7 +105,7 @@ def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any
     return {e.partition: dict(e.metadata) for e in events if e is not None and e.partition}
 
 
-def _passed(zone: RawZone, table: CdcTable, report: CopyReport) -> CopyFailure | None:
+def _passed(zone: RawZone, table: CdcTable, report: SnapshotReport) -> SnapshotFailure | None:
     """Say that a table was merged past its copy: by another instance, since ours waits."""
     if all(mark < (report.epoch, report.snapshot_lsn) for mark in watermarks(zone, table)):
         return None
@@ -115,10 +115,10 @@ def _passed(zone: RawZone, table: CdcTable, report: CopyReport) -> CopyFailure |
         f"{resnapshot_remedy(zone.name, table.qualified_name)}, or rebuild it with `pgcdc "
         "rebuild`, which begins with the newest copy.",
     )
-    return CopyFailure(table.schema, table.table, error)
+    return SnapshotFailure(table.schema, table.table, error)
 
 
-def source_metadata(zone: RawZone, report: CopyReport) -> dict[str, Any]:
+def source_metadata(zone: RawZone, report: SnapshotReport) -> dict[str, Any]:
     """Describe a source table as its copy saw it: columns with Postgres's types, and rows."""
     relations = [
         version.relation
@@ -141,7 +141,7 @@ def source_metadata(zone: RawZone, report: CopyReport) -> dict[str, Any]:
     }
 
 
-def copy_metadata(report: CopyReport) -> dict[str, Any]:
+def snapshot_metadata(report: SnapshotReport) -> dict[str, Any]:
     """Describe one table's copy."""
     return {
         "dagster/partition_row_count": report.row_count,

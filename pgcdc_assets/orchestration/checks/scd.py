@@ -24,7 +24,7 @@ from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_fai
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.tables.state import read_target, table_path
+from pgcdc_assets.tables.state import read_scd_state, table_path
 from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,
@@ -150,7 +150,7 @@ class _Checking:
 
     def _is_merged(self, table: CdcTable, scd: int) -> bool:
         path = table_path(self.zone.lake, self.zone.name, table.schema, table.table, scd)
-        return read_target(self.zone.lake, self.zone.name, path) is not None
+        return read_scd_state(self.zone.lake, self.zone.name, path) is not None
 
     def _invariants(self, table: CdcTable, scd: int) -> Findings:
         from pgcdc_assets.spark.session import own_sessions

@@ -32,7 +32,7 @@ def read_table_places(
     }
 
 
-def find_moved(
+def find_moved_tables_of(
     settings: ConnectionSettings, zone: RawZone, capture: CdcCapture, purpose: str
 ) -> list[TableMoved]:
     """Find the declared tables that are not where their changes came from."""

@@ -21,17 +21,17 @@ from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.orchestration.state import Position, read_state, watermarks
-from pgcdc_assets.raw.maintenance import keep_up
-from pgcdc_assets.raw.retention import RetentionReport, remove_copies, remove_windows
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
+from pgcdc_assets.raw.retention import RetentionReport, remove_snapshots, remove_windows
 from pgcdc_assets.raw.staging import STALE_AFTER, remove_stale
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.maintenance import tidy_table
-from pgcdc_assets.tables.state import read_target, table_path
+from pgcdc_assets.tables.maintenance import maintain_table
+from pgcdc_assets.tables.state import read_scd_state, table_path
 
 
-def build_upkeep(
+def build_maintenance_job(
     capture: CdcCapture, raw: dg.AssetKey, keys: Mapping[tuple[str, str, int], dg.AssetKey]
 ) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
     """Build the job and its schedule.
@@ -65,7 +65,7 @@ def build_upkeep(
                 pruned = _prune(context.instance, capture, report)
                 if report.window_count or pruned:
                     context.log_event(dg.AssetObservation(raw, metadata=_metadata(report, pruned)))
-            copies = remove_copies(zone, _merged_images(zone, capture))
+            copies = remove_snapshots(zone, _merged_images(zone, capture))
             if copies:
                 context.log.info(f"Removed {copies} copies that no table can be made of any more")
 
@@ -82,7 +82,7 @@ def build_upkeep(
         zone = lake.zone(capture.name)
         failures: list[tuple[str, Exception]] = []
         with claim_run(context), dagster_failures(capture.name):
-            raw_report = keep_up(zone, minimum_log_entries=1)
+            raw_report = maintain_raw_zone(zone, minimum_log_entries=1)
             context.log.info(
                 f"Raw zone: {raw_report.files_merged} files merged, {raw_report.files_removed} "
                 "removed"
@@ -91,9 +91,9 @@ def build_upkeep(
         for schema, table, scd in sorted(keys):
             path = table_path(zone.lake, zone.name, schema, table, scd)
             try:
-                if read_target(zone.lake, zone.name, path) is None:
+                if read_scd_state(zone.lake, zone.name, path) is None:
                     continue
-                report = tidy_table(spark.session(), zone.lake, path, policy.keep_hours)
+                report = maintain_table(spark.session(), zone.lake, path, policy.keep_hours)
             except PgcdcError as error:
                 failures.append((str(TableName(schema, table)), error))
                 continue
@@ -101,7 +101,7 @@ def build_upkeep(
                 f"{TableName(schema, table)} (scd{scd}): "
                 + (
                     "put off, a merge was faster"
-                    if report.is_put_off
+                    if report.is_postponed
                     else f"{report.files_before} files became {report.files_after}"
                 )
             )

@@ -22,7 +22,7 @@ import dagster as dg
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.checks.source_tables import find_moved
+from pgcdc_assets.orchestration.checks.source_tables import find_moved_tables_of
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
@@ -35,7 +35,7 @@ from pgcdc_assets.orchestration.partitions import (
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.runs.claims import beating, new_claim
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
-from pgcdc_assets.orchestration.runs.errors import error_of_run, joined, naming
+from pgcdc_assets.orchestration.runs.errors import error_of_run, join_errors, name_tables
 from pgcdc_assets.orchestration.runs.records import (
     ADOPT_SLOT_TAG,
     CAPTURE_TAG,
@@ -113,13 +113,13 @@ class _Sync:
                 self._resnapshot(resnapshot)
             self._come_through()
             settings, zone = self.loaded.postgres.settings(), self.loaded.lake.zone(self.name)
-            self.failures += find_moved(settings, zone, self.loaded.capture, "sync")
+            self.failures += find_moved_tables_of(settings, zone, self.loaded.capture, "sync")
         except PgcdcError as error:
             self.failures.append(error)
         finally:
             sync_progress.reset(token)
         if self.failures:
-            raise joined(self.failures)
+            raise join_errors(self.failures)
         self.report.barrier = str(self.progress.barrier)
         return self.report
 
@@ -269,7 +269,7 @@ class _Sync:
         self.failed_copies |= missed
         tables = self.loaded.capture.tables
         names = [table.qualified_name for table in tables if table.partition_key in missed]
-        self._put_off(naming("Not copied", names, error_of_run(result)))
+        self._put_off(name_tables("Not copied", names, error_of_run(result)))
 
     def _merge(self, job_name: str, request: dg.RunRequest) -> None:
         wanted = set(request.asset_selection or ())
@@ -290,7 +290,7 @@ class _Sync:
             missed = wanted - merged or wanted
             self.failed_merges |= missed
             names = {".".join(key.path[1:]) for key in missed}
-            self._put_off(naming("Not merged", names, error_of_run(result)))
+            self._put_off(name_tables("Not merged", names, error_of_run(result)))
 
     def _put_off(self, error: PgcdcError) -> None:
         """Keep an error for the end."""
@@ -370,7 +370,7 @@ class _Sync:
 
 def _is_merged(table: TableState, barrier: Position) -> bool:
     """Whether the newest copy, and all changes before the barrier, are in a table."""
-    copied, watermark, through = table.copied_at, table.watermark, table.merged_through
+    copied, watermark, through = table.snapshot_at, table.watermark, table.merged_through
     if copied is None or watermark is None or through is None:
         return False
     return through >= barrier and copied <= watermark

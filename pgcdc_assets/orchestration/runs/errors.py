@@ -39,14 +39,14 @@ class FailedRun(PgcdcError):
         return error
 
 
-def naming(what: str, tables: Collection[str], error: PgcdcError) -> PgcdcError:
+def name_tables(what: str, tables: Collection[str], error: PgcdcError) -> PgcdcError:
     """Name the tables that a run's error is about; a transient one tells of the first alone."""
     if error.exit_status != TransientError.exit_status:
         return error
     return FailedRun.like(error, f"{what}: {', '.join(sorted(tables))}. {error}")
 
 
-def joined(errors: Sequence[PgcdcError]) -> PgcdcError:
+def join_errors(errors: Sequence[PgcdcError]) -> PgcdcError:
     """Make one error of several: of the worst one's kind, with the sentences of all."""
     worst, *others = sorted(errors, key=lambda error: _WORST_FIRST.index(error.exit_status))
     if not others:

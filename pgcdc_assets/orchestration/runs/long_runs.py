@@ -31,13 +31,13 @@ QUEUED_SECONDS = 15.0
 Found = TypeVar("Found")
 
 
-def may_go_on(policy: WindowPolicy, progress: SyncProgress | None) -> dict[str, str]:
+def may_continue(policy: WindowPolicy, progress: SyncProgress | None) -> dict[str, str]:
     """Give the tag of a run that a sensor asks for; none from a one-shot run."""
     return {} if progress is not None else {SECONDS_TAG: f"{policy.run_seconds:g}"}
 
 
 @dataclass
-class Following:
+class LongRun:
     """Whether a run goes on.
 
     Attributes:
@@ -53,7 +53,7 @@ class Following:
     _began: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, context: dg.AssetExecutionContext, pool: str, policy: WindowPolicy) -> Following:
+    def of(cls, context: dg.AssetExecutionContext, pool: str, policy: WindowPolicy) -> LongRun:
         """Read from a run's tags what its sensor allowed."""
         seconds = float(context.run.tags.get(SECONDS_TAG, "0"))
         idle_seconds = policy.max_age_seconds + IDLE_SECONDS

@@ -23,7 +23,7 @@ _STARTED = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatu
 
 
 @dataclass(frozen=True)
-class Copying:
+class RunningSnapshots:
     """Finds the tables of a capture that are being copied.
 
     Attributes:

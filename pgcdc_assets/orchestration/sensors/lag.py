@@ -28,7 +28,7 @@ from pgcdc_assets.orchestration.partitions import (
 )
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
-from pgcdc_assets.orchestration.runs.long_runs import may_go_on
+from pgcdc_assets.orchestration.runs.long_runs import may_continue
 from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
     PURPOSE_TAG,
@@ -48,11 +48,16 @@ from pgcdc_assets.orchestration.sensors.next_window import (
 from pgcdc_assets.orchestration.state import (
     Position,
     captured_through,
-    copied_tables,
+    newest_snapshots,
     read_state,
     window_end,
 )
-from pgcdc_assets.postgres.slots import SlotStatus, check_slot_usable, lost_slot, read_slot_status
+from pgcdc_assets.postgres.slots import (
+    SlotStatus,
+    check_slot_usable,
+    read_slot_status,
+    slot_lost_error,
+)
 from pgcdc_assets.postgres.wal import emit_heartbeat, read_barrier, read_current_lsn
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
@@ -220,11 +225,11 @@ class _Tick:
 
     def _unusable_slot(self, status: SlotStatus | None, through: Lsn) -> SlotMissing | SlotLost:
         if status is not None:
-            return lost_slot(status)
+            return slot_lost_error(status)
         return SlotMissing(slot=self.capture.slot, raw_zone=self.zone.uri, captured_through=through)
 
     def _ask_for_copies(self, epoch: Epoch | None) -> None:
-        copied = copied_tables(self.zone, epoch) if epoch is not None else {}
+        copied = newest_snapshots(self.zone, epoch) if epoch is not None else {}
         missing = [
             t.partition_key for t in self.capture.tables if (t.schema, t.table) not in copied
         ]
@@ -326,7 +331,7 @@ class _Tick:
                     CAPTURE_TAG: self.capture.name,
                     PURPOSE_TAG: "capture",
                     THROUGH_TAG: key,
-                    **may_go_on(self.capture.windows, self.progress),
+                    **may_continue(self.capture.windows, self.progress),
                 },
             )
         )

@@ -20,7 +20,7 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import range_tags, shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
-from pgcdc_assets.orchestration.runs.long_runs import may_go_on
+from pgcdc_assets.orchestration.runs.long_runs import may_continue
 from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
     MERGE_PURPOSE,
@@ -31,7 +31,7 @@ from pgcdc_assets.orchestration.runs.records import (
     recent_runs,
     seconds_since_end,
 )
-from pgcdc_assets.orchestration.runs.snapshot_runs import Copying
+from pgcdc_assets.orchestration.runs.snapshot_runs import RunningSnapshots
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state, window_end
 from pgcdc_assets.settings import CdcCapture
@@ -54,7 +54,7 @@ def build_merge_sensor(
         snapshot: the asset of the copies.
     """
     names = Names.of(capture)
-    copying = Copying(capture, snapshot)
+    copying = RunningSnapshots(capture, snapshot)
 
     @dg.sensor(
         name=names.merge_sensor,
@@ -143,7 +143,7 @@ class _Tick:
         # Idle tables come along: they cost nearly nothing, and their partitions show as merged.
         failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
         uncopied = {
-            self._key(t) for t in self.state.tables if t.copied_at is None or self._is_copied(t)
+            self._key(t) for t in self.state.tables if t.snapshot_at is None or self._is_copied(t)
         }
         selected = [key for key in self.keys.values() if key not in failing | uncopied]
         last = landed[-1]
@@ -168,7 +168,7 @@ class _Tick:
                 CAPTURE_TAG: self.capture.name,
                 PURPOSE_TAG: MERGE_PURPOSE,
                 THROUGH_TAG: last.key,
-                **may_go_on(self.capture.windows, self.progress),
+                **may_continue(self.capture.windows, self.progress),
             },
         )
 

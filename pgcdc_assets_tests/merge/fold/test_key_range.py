@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcdc_assets.merge.fold.key_range import Bounds, KeyRange, widened
+from pgcdc_assets.merge.fold.key_range import ColumnRange, KeyRange, widen_range
 
 _BITS = {"SMALLINT": 16, "INT": 32, "BIGINT": 64}
 
@@ -17,14 +17,14 @@ def test_a_widened_range_holds_the_range_and_fits_the_type(data: st.DataObject, 
     limit = 1 << (_BITS[ddl] - 1)
     values = st.integers(-limit, limit - 1)
     least, most = sorted((data.draw(values), data.draw(values)))
-    low, high = widened(least, most, ddl)
+    low, high = widen_range(least, most, ddl)
     assert -limit <= low <= least <= most <= high < limit
     length = most - least + 1
     assert least - low <= length / 4 and high - most <= length
 
 
 def test_while_new_keys_come_at_the_upper_end_the_range_is_mostly_the_same() -> None:
-    ranges = [widened(9_000_000, 10_000_000 + 20_000 * step, "BIGINT") for step in range(20)]
+    ranges = [widen_range(9_000_000, 10_000_000 + 20_000 * step, "BIGINT") for step in range(20)]
     assert len(set(ranges)) <= 3
 
 
@@ -44,9 +44,9 @@ def test_rows_in_a_range_are_estimated_from_the_files_statistics(
     )
     # A file without statistics may have all its rows there.
     known, unknown = files.slice(0, 1), files.slice(1)
-    bounds = Bounds((KeyRange("id", "BIGINT", least, most),))
-    assert bounds.estimate_rows(unknown) == 1000
-    assert bounds.estimate_rows(known) == rows
-    assert bounds.estimate_rows(known.drop_columns(["min.id"])) is None
+    key_range = KeyRange((ColumnRange("id", "BIGINT", least, most),))
+    assert key_range.estimate_rows(unknown) == 1000
+    assert key_range.estimate_rows(known) == rows
+    assert key_range.estimate_rows(known.drop_columns(["min.id"])) is None
     counted = known.set_column(0, "num_records", pa.array([None], pa.int64()))
-    assert bounds.estimate_rows(counted) is None
+    assert key_range.estimate_rows(counted) is None

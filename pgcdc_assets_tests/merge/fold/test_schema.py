@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.fold.schema import build_shape
+from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.merge.fold.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
@@ -75,39 +75,39 @@ def test_each_postgres_type_has_its_delta_type(declared: Column, ddl: str) -> No
 )
 def test_names_that_delta_cannot_tell_apart_are_refused(names: tuple[str, ...], shown: str) -> None:
     with pytest.raises(MergeConflict, match=shown):
-        build_shape(_versions(relation(*map(column, names))), None)
+        build_schema(_versions(relation(*map(column, names))), None)
 
 
 def test_the_key_is_the_setting_then_the_primary_key_then_the_identity() -> None:
     columns = [column("a"), column("b"), column("c")]
     made = relation(*columns, key=("c", "a"))
-    assert build_shape(_versions(made), None).key == (2, 0)
+    assert build_schema(_versions(made), None).key == (2, 0)
     full = relation(*columns, key=("c", "a"), identity="f")
-    assert build_shape(_versions(full), ("b",)).key == (1,)
+    assert build_schema(_versions(full), ("b",)).key == (1,)
     indexed = relation(
         column("a"), column("b", is_key=True), column("c", is_key=True), key=(), identity="i"
     )
-    assert build_shape(_versions(indexed), None).key == (1, 2)
+    assert build_schema(_versions(indexed), None).key == (1, 2)
 
 
 @pytest.mark.parametrize("identity", ["d", "n", "f"])
 def test_a_table_whose_rows_nothing_tells_apart_has_no_key(identity: str) -> None:
-    assert build_shape(_versions(relation(column("a"), key=(), identity=identity)), None).key == ()
+    assert build_schema(_versions(relation(column("a"), key=(), identity=identity)), None).key == ()
 
 
 def test_a_key_that_old_tuples_do_not_hold_is_refused() -> None:
     made = relation(column("a"), column("b"), key=("a",))
     with pytest.raises(ReplicaIdentityError, match='"b"'):
-        build_shape(_versions(made), ("b",))
+        build_schema(_versions(made), ("b",))
     with pytest.raises(MergeConflict, match='"missing"'):
-        build_shape(_versions(made), ("missing",))
+        build_schema(_versions(made), ("missing",))
 
 
 def test_an_added_column_is_not_in_older_tuples() -> None:
     before = relation(column("id"), column("v", "text"))
     after = relation(column("id"), column("v", "text"), column("w", "text"))
-    shape = build_shape(_versions(before, after), None)
-    assert [layout.positions for layout in shape.layouts] == [(0, 1, None), (0, 1, 2)]
+    schema = build_schema(_versions(before, after), None)
+    assert [layout.positions for layout in schema.layouts] == [(0, 1, None), (0, 1, 2)]
 
 
 def _change_of(**change: Any) -> tuple[Relation, Relation]:
@@ -136,7 +136,7 @@ def test_a_change_of_columns_that_cannot_be_replayed_names_the_table(
     versions: tuple[Relation, Relation], reason: str
 ) -> None:
     with pytest.raises(SchemaChangeError, match=rf"shop\.items.*{reason}"):
-        build_shape(_versions(*versions), None)
+        build_schema(_versions(*versions), None)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +161,17 @@ def test_a_limit_may_be_widened_and_not_narrowed(
     """F5: where Postgres keeps every value as it is, there is nothing to copy anew."""
     versions = [relation(column("id"), column("v", *declared)) for declared in (before, after)]
     if is_replayed:
-        build_shape(_versions(*versions), None)
+        build_schema(_versions(*versions), None)
         return
     with pytest.raises(SchemaChangeError, match="length or precision"):
-        build_shape(_versions(*versions), None)
+        build_schema(_versions(*versions), None)
 
 
 def test_another_key_than_the_table_was_made_with_is_refused() -> None:
     made = relation(column("id"), column("v"))
     with pytest.raises(SchemaChangeError, match="key"):
-        build_shape(_versions(made), None, known_key='"v"')
-    assert build_shape(_versions(made), None, known_key='"id"').key == (0,)
+        build_schema(_versions(made), None, known_key='"v"')
+    assert build_schema(_versions(made), None, known_key='"id"').key == (0,)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_rows_from_before_a_column_have_its_default_if_it_was_added_since(
     before = replace(relation(key), attribute_count=attribute_count)
     after = _with_default(relation(key, _at(2, "n")), "5", 2)
     versions = _versions(before, after)
-    assert build_shape(versions, ("id",), known=versions).fields[1].default == default
+    assert build_schema(versions, ("id",), known=versions).fields[1].default == default
 
 
 def test_a_default_that_the_catalog_has_forgotten_since_is_still_known() -> None:
@@ -226,6 +226,6 @@ def test_a_default_that_the_catalog_has_forgotten_since_is_still_known() -> None
     with_default = _with_default(relation(key, _at(2, "n")), "5")
     later = relation(key, _at(2, "n"), _at(3, "m"))
     versions = _versions(relation(key), with_default, later)
-    shape = build_shape([versions[0], versions[2]], ("id",), known=versions)
-    assert [field.default for field in shape.fields] == [None, "5", None]
-    assert build_shape(versions[:1], ("id",)).fields[0].default is None
+    schema = build_schema([versions[0], versions[2]], ("id",), known=versions)
+    assert [field.default for field in schema.fields] == [None, "5", None]
+    assert build_schema(versions[:1], ("id",)).fields[0].default is None

@@ -8,17 +8,17 @@ from bisect import bisect_left
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge.change_stats import Truncate
+from pgcdc_assets.merge.change_stats import Truncation
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
 from pgcdc_assets_tests.support.merge.history import CLOCK
 
 MANY = 3000
 
 
-def _truncates(count: int) -> list[Truncate]:
+def _truncates(count: int) -> list[Truncation]:
     """Some of them in one transaction with the one before."""
     return [
-        Truncate(number // 3 * 16, number % 3 * 4, CLOCK + dt.timedelta(microseconds=number))
+        Truncation(number // 3 * 16, number % 3 * 4, CLOCK + dt.timedelta(microseconds=number))
         for number in range(count)
     ]
 

@@ -207,6 +207,6 @@ def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
     """Delta leaves out what was done already, and what counts the rows would wait for them."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
-    overtake(monkeypatch, run, "check_unmoved", lambda: merge(spark, landing, _TARGET))
+    overtake(monkeypatch, run, "check_not_overtaken", lambda: merge(spark, landing, _TARGET))
     assert_overtaken(spark, landing, _TARGET)
     assert merge(spark, landing, _TARGET).changes_read == 0

@@ -39,7 +39,7 @@ def merged_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     own = contextlib.nullcontext((None,))
     monkeypatch.setattr(SparkResource, "session", lambda self: None)
     monkeypatch.setattr(session, "own_sessions", lambda *_: own)
-    monkeypatch.setattr(table_checks, "read_target", lambda *_: "merged")
+    monkeypatch.setattr(table_checks, "read_scd_state", lambda *_: "merged")
     monkeypatch.setattr(table_checks, "source_moment", source_moment)
     monkeypatch.setattr(table_checks, "wait_captured", lambda *_: None)
     monkeypatch.setattr(table_checks, "check_all", check_all)

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, INVARIANTS_IN_FULL
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
@@ -54,7 +54,7 @@ def live(orchestrated: Orchestrated, table: str) -> str:
 
 
 def copies(orchestrated: Orchestrated, table: str) -> list[int]:
-    found = orchestrated.zone.snapshots.complete_copies()
+    found = orchestrated.zone.snapshots.complete_snapshots()
     return [int(copy.snapshot_lsn) for copy in found if copy.table == table]
 
 
@@ -179,7 +179,7 @@ def test_upkeep_removes_old_windows_and_their_keys(
     assert observed.metadata["kept_from"].value == str(floor)
 
     strict.database.execute("delete from a where id = 2")
-    copy_tables(
+    snapshot_tables(
         strict.database.settings(), strict.zone, strict.capture.slot, "pub", [("public", "a")]
     )
     sync(strict)

@@ -18,14 +18,14 @@ from dagster._core.remote_origin import (
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.checks.raw import COUNTED_AS_DECODED, WITHOUT_GAPS
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.runs import long_runs as module
-from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG, Following
+from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG, LongRun
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.settings import CdcTable
@@ -197,7 +197,9 @@ def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
     def copy_and_land() -> None:
         while not wider.instance.get_materialized_partitions(B):
             time.sleep(0.1)
-        copy_tables(database.settings(), wider.zone, wider.capture.slot, "pub", [("public", "c")])
+        snapshot_tables(
+            database.settings(), wider.zone, wider.capture.slot, "pub", [("public", "c")]
+        )
         wider.commit("insert into c values (1)")
         wider.commit("insert into b values (1, 1)")
         land_aside(wider)
@@ -275,9 +277,9 @@ def test_a_capture_ends_when_the_server_does_not_answer(
     assert len(going_on.windows()) == 1
 
 
-def following(going_on: Orchestrated, run: dg.DagsterRun, idle_seconds: float = 5.0) -> Following:
+def following(going_on: Orchestrated, run: dg.DagsterRun, idle_seconds: float = 5.0) -> LongRun:
     names = Names.of(going_on.capture)
-    return Following(going_on.instance, run.run_id, names.slot_pool, 60.0, idle_seconds)
+    return LongRun(going_on.instance, run.run_id, names.slot_pool, 60.0, idle_seconds)
 
 
 def started(going_on: Orchestrated) -> dg.DagsterRun:

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import CopyFailure, copy_each_table
+from pgcdc_assets.capture.snapshot import SnapshotFailure, snapshot_each_table
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.assets.snapshot import build_snapshot_asset
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
@@ -107,14 +107,14 @@ def test_a_copy_that_is_tried_again_copies_only_what_failed(
     def flaky(*args: Any, **options: bool) -> Iterator[object]:
         *others, wanted = args
         asked.append(wanted)
-        for outcome in copy_each_table(*others, wanted, **options):
+        for outcome in snapshot_each_table(*others, wanted, **options):
             if outcome.table == "b" and len(asked) == 1:
                 error = TransientError(reason="The connection was lost.")
-                yield CopyFailure(outcome.schema, outcome.table, error)
+                yield SnapshotFailure(outcome.schema, outcome.table, error)
             else:
                 yield outcome
 
-    monkeypatch.setattr(f"{build_snapshot_asset.__module__}.copy_each_table", flaky)
+    monkeypatch.setattr(f"{build_snapshot_asset.__module__}.snapshot_each_table", flaky)
     job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
     both = {
         "dagster/asset_partition_range_start": "public.a",
@@ -138,13 +138,14 @@ def test_a_copy_that_somebody_else_merged_past_is_not_passed_over_in_silence(
     assert request.skip_message
 
     def slow(*args: Any, **options: bool) -> object:
-        outcomes = list(copy_each_table(*args, **options))
+        outcomes = list(snapshot_each_table(*args, **options))
         merge_both(orchestrated)
         return outcomes
 
-    monkeypatch.setattr(f"{build_snapshot_asset.__module__}.copy_each_table", slow)
+    monkeypatch.setattr(f"{build_snapshot_asset.__module__}.snapshot_each_table", slow)
     monkeypatch.setattr(
-        "pgcdc_assets.orchestration.runs.snapshot_runs.Copying.find", lambda *args: frozenset()
+        "pgcdc_assets.orchestration.runs.snapshot_runs.RunningSnapshots.find",
+        lambda *args: frozenset(),
     )
     job = orchestrated.location.repository.get_job(f"{NAME}_snapshot")
     result = job.execute_in_process(

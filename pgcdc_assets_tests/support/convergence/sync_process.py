@@ -11,7 +11,7 @@ import json
 import random
 import time
 
-from pgcdc_assets.capture.snapshot import CopyFailure, copy_tables
+from pgcdc_assets.capture.snapshot import SnapshotFailure, snapshot_tables
 from pgcdc_assets.capture.window import CaptureLimits, capture_window
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -20,7 +20,7 @@ from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.maintenance import keep_up
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.convergence.workload import KEYED
 
@@ -33,11 +33,11 @@ WINDOWS = 4
 
 
 def copy(settings: ConnectionSettings, zone: RawZone, slot: str, publication: str) -> None:
-    copied = {copy.table for copy in zone.snapshots.complete_copies()}
+    copied = {copy.table for copy in zone.snapshots.complete_snapshots()}
     missing = [("public", table) for table in KEYED if table not in copied]
     if missing:
-        for report in copy_tables(settings, zone, slot, publication, missing):
-            if isinstance(report, CopyFailure):
+        for report in snapshot_tables(settings, zone, slot, publication, missing):
+            if isinstance(report, SnapshotFailure):
                 raise report.error
 
 
@@ -61,7 +61,7 @@ def capture(
         end = barrier if number == WINDOWS - 1 else end
         window = LsnWindow.of(epoch.epoch, start, end)
         capture_window(settings, zone, slot, publication, window, LIMITS)
-        keep_up(zone, minimum_files=4, minimum_log_entries=8)
+        maintain_raw_zone(zone, minimum_files=4, minimum_log_entries=8)
 
 
 def merge(zone: RawZone) -> None:

@@ -130,7 +130,7 @@ class Landing:
         self.copy(copied, at=at)
         for other in {r.relation_id: r for r in self.relations}.values():
             if other.relation_id != self.relation.relation_id:
-                self.zone.snapshots.land_copy(self.epoch, Lsn(self.lsn), other, 1, [])
+                self.zone.snapshots.land_snapshot(self.epoch, Lsn(self.lsn), other, 1, [])
 
     def describe(self) -> None:
         """Store the relation versions."""
@@ -142,7 +142,7 @@ class Landing:
         """Land a copy of the table."""
         texts = pa.array([list(row) for row in rows], type=schema.CHANGES.field("new").type)
         batch = pa.RecordBatch.from_arrays([texts], names=["new"])
-        self.zone.snapshots.land_copy(
+        self.zone.snapshots.land_snapshot(
             self.epoch,
             Lsn(self.lsn if at is None else at),
             self.relations[version - 1],

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.capture.snapshot import copy_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
@@ -46,7 +46,7 @@ class Pipeline:
     def copy(self, *tables: str) -> None:
         """Copy the tables anew; without names, those that have no copy yet."""
         wanted = [("public", table) for table in tables] or None
-        copy_tables(self.database.settings(), self.zone, self.slot, PUBLICATION, wanted)
+        snapshot_tables(self.database.settings(), self.zone, self.slot, PUBLICATION, wanted)
 
     def capture(self) -> LsnWindow:
         """Capture everything that is committed by now as the next window."""

@@ -48,7 +48,7 @@ class Race:
     identity: str = "d"
     operation: str = "MERGE"
 
-    def land_copy(self, zone: RawZone) -> Landing:
+    def land_snapshot(self, zone: RawZone) -> Landing:
         """Land the copy."""
         keys = () if self.identity == "f" else ("id",)
         described = relation(column("id"), column("v", "text"), key=keys, identity=self.identity)
