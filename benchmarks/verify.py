@@ -34,6 +34,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify import Comparison, compare_at, source_moment, wait_captured
 
 SMALL_ROWS, LARGE_ROWS = 200_000, 2_000_000
@@ -106,7 +107,9 @@ def _fill(spark: SparkSession, settings: ConnectionSettings, zone: RawZone, rows
         conn.autocommit = True
         workload.create_tables(conn)
         workload.insert_orders(conn, 1, rows)
-        snapshot_tables(settings, zone, _SLOT, workload.PUBLICATION, [("public", "orders")])
+        snapshot_tables(
+            settings, zone, _SLOT, workload.PUBLICATION, [TableName("public", "orders")]
+        )
         cursor.execute("update customers set vip = vip")
         _capture(settings, zone)
         (report,) = merge_tables(spark, zone, [_ORDERS], _through(zone))

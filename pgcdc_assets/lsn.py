@@ -1,4 +1,4 @@
-"""WAL positions and the windows cut from them.
+"""WAL positions, and windows between them.
 
 `"0/16B3748"` is parsed and printed here and nowhere else, and one class formats and parses a
 window's key, so that a Dagster partition key, a raw-zone value and a log line can never disagree.
@@ -54,6 +54,13 @@ class Lsn(int):
         return format(str(self), spec)
 
 
+class Position(NamedTuple):
+    """A point of the stream over all epochs; positions compare in stream order."""
+
+    epoch: int
+    lsn: Lsn
+
+
 class LsnWindow(NamedTuple):
     """A half-open range of WAL, [start, end), in one epoch: a Dagster partition, captured as one.
 
@@ -97,6 +104,11 @@ class LsnWindow(NamedTuple):
     def key(self) -> str:
         """The Dagster partition key; text order is stream order."""
         return f"{self.epoch:04d}-{int(self.start):016X}-{int(self.end):016X}"
+
+    @property
+    def end_position(self) -> Position:
+        """The first position after the window."""
+        return Position(self.epoch, self.end)
 
     @property
     def size_bytes(self) -> int:

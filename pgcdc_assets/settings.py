@@ -346,9 +346,9 @@ class CdcCapture:
         return f"{self.name}_windows"
 
     @property
-    def table_names(self) -> list[tuple[str, str]]:
-        """(schema, table) of every table."""
-        return [(table.schema, table.table) for table in self.tables]
+    def table_names(self) -> list[TableName]:
+        """The names of all tables."""
+        return [table.name for table in self.tables]
 
 
 def parse_tables(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pgcdc_assets.errors import ConfigurationError
 
@@ -30,9 +30,8 @@ _NOT_ENCODED = re.compile(r"[A-Za-z0-9_$.-]")
 _NOT_IN_IDENTIFIER = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|[^A-WYZa-z0-9_]")
 
 
-@dataclass(frozen=True, order=True)
-class TableName:
-    """Schema and name of a table, as Postgres has them: case counts, nothing is folded."""
+class TableName(NamedTuple):
+    """Schema and name of a table, in the letters that Postgres has."""
 
     schema: str
     table: str

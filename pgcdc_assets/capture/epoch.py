@@ -74,7 +74,7 @@ def renew_epoch(
         with server_timeline(settings) as server:
             has_lost_wal = _has_lost_wal(zone, old, server)
         copies = zone.snapshots.complete_snapshots()
-        read_publication(conn, publication, [(copy.schema, copy.table) for copy in copies])
+        read_publication(conn, publication, [copy.name for copy in copies])
         status = read_slot_status(conn, slot)
         if status is not None:
             check_slot_usable(status, identity.database)

@@ -36,7 +36,7 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.failpoints import reach
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import copy_published, hold_snapshot
@@ -90,6 +90,16 @@ class SnapshotReport:
     bytes: int
     rescued_count: int = 0
 
+    @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
+    def position(self) -> Position:
+        """Epoch and LSN."""
+        return Position(self.epoch, self.snapshot_lsn)
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailure:
@@ -99,13 +109,18 @@ class SnapshotFailure:
     table: str
     error: PgcdcError
 
+    @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
 
 def snapshot_tables(
     settings: ConnectionSettings,
     zone: RawZone,
     slot: str,
     publication: str,
-    tables: Sequence[tuple[str, str]] | None = None,
+    tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
 ) -> list[SnapshotReport]:
@@ -136,7 +151,7 @@ def snapshot_each_table(
     zone: RawZone,
     slot: str,
     publication: str,
-    tables: Sequence[tuple[str, str]] | None = None,
+    tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
 ) -> Iterator[SnapshotReport | SnapshotFailure]:
@@ -172,7 +187,7 @@ def _establish(
     zone: RawZone,
     slot: str,
     publication: str,
-    tables: Sequence[tuple[str, str]],
+    tables: Sequence[TableName],
     open_snapshot: contextlib.ExitStack,
     adopt_slot: bool,
 ) -> tuple[int, ExportedSnapshot | None]:
@@ -288,14 +303,14 @@ def _wanted(
     zone: RawZone,
     epoch: int,
     publication: str,
-    tables: Sequence[tuple[str, str]] | None,
+    tables: Sequence[TableName] | None,
 ) -> list[PublishedTable | SnapshotFailure]:
     published = {
         (table.relation.schema, table.relation.table): table
         for table in published_tables(conn, publication)
     }
     if tables is None:
-        complete = {(copy.schema, copy.table) for copy in zone.snapshots.complete_snapshots(epoch)}
+        complete = {copy.name for copy in zone.snapshots.complete_snapshots(epoch)}
         return [table for name, table in published.items() if name not in complete]
     wanted: list[PublishedTable | SnapshotFailure] = []
     for schema, table in dict.fromkeys(tables):
@@ -331,9 +346,7 @@ def _copy(
             try:
                 snapshot = stack.enter_context(_temporary_snapshot(settings, snapshot.slot))
                 with query_connection(settings, "snapshot") as conn:
-                    again = _wanted(
-                        conn, zone, epoch, publication, [(relation.schema, relation.table)]
-                    )[0]
+                    again = _wanted(conn, zone, epoch, publication, [relation.name])[0]
             except PgcdcError as error:
                 return SnapshotFailure(relation.schema, relation.table, error)
             if isinstance(again, SnapshotFailure):

@@ -206,7 +206,7 @@ def _check_publication(conn: Connection, zone: RawZone, publication: str) -> Non
         read_publication(conn, publication)
     except ConfigurationError:
         copies = zone.snapshots.complete_snapshots()
-        read_publication(conn, publication, [(copy.schema, copy.table) for copy in copies])
+        read_publication(conn, publication, [copy.name for copy in copies])
 
 
 def _check_timeline(zone: RawZone, server: ServerTimeline) -> None:

@@ -65,7 +65,7 @@ def check_capture(
 ) -> list[Finding]:
     """Check what a declared capture needs of its server, and that it fits what is captured."""
     epoch = zone.epochs.latest()
-    keys = {(table.schema, table.table): table.key for table in capture.tables if table.key}
+    keys = {table.name: table.key for table in capture.tables if table.key}
     findings = run_preflight(
         settings,
         capture.publication,

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 import dagster as dg
 
 from pgcdc_assets.cli.tables import duration, print_table, size
+from pgcdc_assets.lsn import Position
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture, load_location
 from pgcdc_assets.orchestration.project.home import open_instance
 from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
-from pgcdc_assets.orchestration.state import CaptureState, Position, TableState, read_state
+from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.scan import read_changes
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 
 _GROUP = ("schema", "table", "relation_id", "relation_version", "op", "old_kind")
 _COLUMNS = (*_GROUP, "commit_lsn", "ordinal", "commit_ts", "unchanged")
@@ -73,16 +74,16 @@ class ChangeStats:
 
 
 def read_change_stats(
-    zone: RawZone, ranges: Mapping[Range, Collection[tuple[str, str]]]
-) -> dict[tuple[Range, tuple[str, str]], ChangeStats]:
+    zone: RawZone, ranges: Mapping[Range, Collection[TableName]]
+) -> dict[tuple[Range, TableName], ChangeStats]:
     """Count the changes of tables in their ranges: one scan for each range.
 
     Args:
         ranges: per epoch, start and end the tables (schema, table) that are folded over it.
     """
-    found: dict[tuple[Range, tuple[str, str]], ChangeStats] = {}
+    found: dict[tuple[Range, TableName], ChangeStats] = {}
     for (epoch, start, end), tables in sorted(ranges.items()):
-        stats: dict[tuple[str, str], ChangeStats] = {}
+        stats: dict[TableName, ChangeStats] = {}
         batches = read_changes(
             zone.changes.table, epoch=epoch, start=start, end=end, columns=_COLUMNS
         )
@@ -95,7 +96,7 @@ def read_change_stats(
 
 
 def versions_in_order(
-    zone: RawZone, within: Range, table: tuple[str, str], stats: ChangeStats
+    zone: RawZone, within: Range, table: TableName, stats: ChangeStats
 ) -> list[int]:
     """List the relation versions of a range by when the stream last used them."""
     last = stats.versions
@@ -122,13 +123,13 @@ def versions_in_order(
 
 
 def _add(
-    stats: dict[tuple[str, str], ChangeStats], wanted: Collection[tuple[str, str]], rows: pa.Table
+    stats: dict[TableName, ChangeStats], wanted: Collection[TableName], rows: pa.Table
 ) -> None:
     counted = rows.group_by(list(_GROUP), use_threads=False).aggregate(
         [([], "count_all"), ("commit_lsn", "max")]
     )
     for group in _of(wanted, counted.to_pylist()):
-        found = stats.setdefault((group["schema"], group["table"]), ChangeStats())
+        found = stats.setdefault(TableName(group["schema"], group["table"]), ChangeStats())
         op, version = group["op"], group["relation_version"]
         found.relation_ids.add(group["relation_id"])
         found.counts[op] = found.counts.get(op, 0) + group["count_all"]
@@ -139,10 +140,10 @@ def _add(
         if op in "UD":
             found.old_kinds.add(group["old_kind"])
     for row in _of(wanted, rows.filter(pc.field("op") == "T").to_pylist()):
-        found = stats[row["schema"], row["table"]]
+        found = stats[TableName(row["schema"], row["table"])]
         found.truncates.append(Truncation(row["commit_lsn"], row["ordinal"], row["commit_ts"]))
     for row in _of(wanted, _unchanged_positions(rows)):
-        found = stats[row["schema"], row["table"]]
+        found = stats[TableName(row["schema"], row["table"])]
         found.unchanged.setdefault(row["relation_version"], set()).add(row["position"])
 
 
@@ -162,7 +163,5 @@ def _unchanged_positions(rows: pa.Table) -> list[dict[str, Any]]:
     return distinct
 
 
-def _of(
-    wanted: Collection[tuple[str, str]], rows: Iterable[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def _of(wanted: Collection[TableName], rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (row for row in rows if (row["schema"], row["table"]) in wanted)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_summary import WindowSummary
@@ -65,7 +65,7 @@ class Plan:
 
 def plan_merge(
     target: CdcTable,
-    watermark: tuple[int, Lsn] | None,
+    watermark: Position | None,
     snapshots: Sequence[Snapshot],
     landed: Landed,
     through: LsnWindow,
@@ -106,9 +106,7 @@ def plan_merge(
     if in_order and usable:
         return _plan_step(target, watermark, usable, landed, through, skips_to_snapshot, limits)
     snapshot = usable[-1] if usable else None
-    epoch, start = (
-        (snapshot.epoch, snapshot.snapshot_lsn) if snapshot is not None else _known(watermark)
-    )
+    epoch, start = snapshot.position if snapshot is not None else _known(watermark)
     if epoch < through.epoch:
         raise _no_snapshot_of_epoch(target, epoch, through.epoch)
     end = through.end if epoch == through.epoch else start
@@ -126,7 +124,7 @@ def _no_snapshot_of_epoch(target: CdcTable, last: int, epoch: int) -> SnapshotNe
 
 def _usable_snapshots(
     target: CdcTable,
-    watermark: tuple[int, Lsn] | None,
+    watermark: Position | None,
     snapshots: Sequence[Snapshot],
     through: LsnWindow | None,
     *,
@@ -143,14 +141,13 @@ def _usable_snapshots(
         (
             snapshot
             for snapshot in snapshots
-            if (snapshot.schema, snapshot.table) == (target.schema, target.table)
-            and (watermark is None or (snapshot.epoch, snapshot.snapshot_lsn) > watermark)
+            if snapshot.name == target.name and (watermark is None or snapshot.position > watermark)
         ),
-        key=lambda snapshot: (snapshot.epoch, snapshot.snapshot_lsn),
+        key=lambda snapshot: snapshot.position,
     )
     if through is None:
         return own
-    usable = [c for c in own if (c.epoch, c.snapshot_lsn) <= (through.epoch, through.end)]
+    usable = [c for c in own if c.position <= through.end_position]
     if begins_epoch and (watermark is None or watermark[0] < through.epoch):
         first = next((snapshot for snapshot in own if snapshot.epoch == through.epoch), None)
         if first is not None and first not in usable:
@@ -160,7 +157,7 @@ def _usable_snapshots(
 
 def _plan_step(
     target: CdcTable,
-    watermark: tuple[int, Lsn] | None,
+    watermark: Position | None,
     snapshots: Sequence[Snapshot],
     landed: Landed,
     through: LsnWindow,
@@ -284,7 +281,7 @@ def _stored_bytes(
     ends = [w.window.end for w in changed]
     sizes = [0] * len(changed)
     for group in groups:
-        if not group.may_hold(target.schema, target.table):
+        if not group.may_hold(target.name):
             continue
         held = range(bisect_right(ends, group.lsns[0]), bisect_left(starts, group.lsns[1] + 1))
         changes = sum(_change_count(name, changed[index]) for index in held)
@@ -293,7 +290,7 @@ def _stored_bytes(
     return sizes
 
 
-def _known(watermark: tuple[int, Lsn] | None) -> tuple[int, Lsn]:
+def _known(watermark: Position | None) -> Position:
     assert watermark is not None
     return watermark
 

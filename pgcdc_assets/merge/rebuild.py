@@ -31,7 +31,7 @@ from pgcdc_assets.errors import (
     resnapshot_remedy,
 )
 from pgcdc_assets.failpoints import reach
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.merge.replaced_table import ReplacedTable, describe_replaced
 from pgcdc_assets.raw.files import filesystem
@@ -72,7 +72,7 @@ class RebuildReport:
     scd: int
     path: str
     epoch: int
-    watermark_before: tuple[int, Lsn] | None
+    watermark_before: Position | None
     watermark_after: Lsn
     row_count: int
     changes_read: int
@@ -193,8 +193,7 @@ def _check_kept(
     snapshots = [
         snapshot
         for snapshot in zone.snapshots.complete_snapshots()
-        if (snapshot.schema, snapshot.table) == (target.schema, target.table)
-        and (snapshot.epoch, snapshot.snapshot_lsn) <= (window.epoch, window.end)
+        if snapshot.name == target.name and snapshot.position <= window.end_position
     ]
     floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
     again = resnapshot_remedy(zone.name, target.qualified_name)
@@ -212,8 +211,8 @@ def _check_kept(
         # A beginning above what was removed would leave out, without a word, what was before it.
         remedy["remedy"] = begin_again
         beginning = live.properties.get(BEGINS_WITH, "")
-        wanted = [snapshot for snapshot in snapshots if snapshot.position >= beginning]
-        is_complete = not wanted or beginning in ("", wanted[0].position)
+        wanted = [snapshot for snapshot in snapshots if snapshot.key >= beginning]
+        is_complete = not wanted or beginning in ("", wanted[0].key)
     if needed is not None:
         is_complete = is_complete and {c.identity for c in needed} <= {
             c.identity for c in snapshots
@@ -299,7 +298,7 @@ def _commit_by_spark(
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
     number = read_fence(_open(zone, replaced.path), zone.name) + 1
-    step = Step(fence_app_id(zone.name), number, (window.epoch, window.end))
+    step = Step(fence_app_id(zone.name), number, window.end_position)
     columns = staged.metadata().partition_columns
     overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)
     check_written(zone, replaced.path, step)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import TableDamaged
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.owned_columns import (
@@ -32,7 +32,7 @@ class ReplacedTable:
     """
 
     path: str
-    watermark: tuple[int, Lsn] | None
+    watermark: Position | None
     properties: Mapping[str, str]
     columns: tuple[str, ...]
     owned: OwnedColumns

@@ -44,6 +44,11 @@ class MergeReport:
     row_count: int | None = None
     seconds: float = 0.0
 
+    @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
     def followed_by(self, later: MergeReport) -> MergeReport:
         """Report two steps of one table as one."""
         return replace(
@@ -71,6 +76,11 @@ class MergeFailure:
     error: PgcdcError
 
     @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
     def qualified_name(self) -> str:
         """The name for messages."""
-        return str(TableName(self.schema, self.table))
+        return str(self.name)

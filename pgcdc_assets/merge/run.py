@@ -22,7 +22,7 @@ from pgcdc_assets.errors import (
     MergeConflict,
     PgcdcError,
 )
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_table_kind
@@ -134,7 +134,7 @@ class _Merge:
         if task.state is not None:
             return None
         try:
-            return self._following(task, skips_to_snapshot=True, after=snapshot.position)
+            return self._following(task, skips_to_snapshot=True, after=snapshot.key)
         except MergeConflict:
             return None
 
@@ -209,7 +209,9 @@ def report_idle(zone: RawZone, task: MergeTask) -> MergeReport:
     """Report a table without changes; its watermark is recorded only now and then."""
     plan = task.plan
     if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= IDLE_WINDOWS):
-        advance_watermark(zone, task.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
+        advance_watermark(
+            zone, task.path, Position(plan.epoch, plan.start), Position(plan.epoch, plan.end)
+        )
     elif task.state is not None and not task.state.is_watermark_recorded:
         record_watermark(zone, task.path)
     return MergeReport(
@@ -255,7 +257,9 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         before, state = state, finish_step(zone, task.path, step)
         counts += written.counted(before, state)
     elif plan.end > plan.start:
-        advance_watermark(zone, task.path, (plan.epoch, plan.start), (plan.epoch, plan.end))
+        advance_watermark(
+            zone, task.path, Position(plan.epoch, plan.start), Position(plan.epoch, plan.end)
+        )
     assert state is not None
     return MergeReport(
         *task.name,

@@ -19,6 +19,7 @@ from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable, StepLimit
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.properties import RELATION_ID
 from pgcdc_assets.tables.state import ScdState, read_scd_state, table_path
 
@@ -57,9 +58,9 @@ class MergeTask:
         return copied + (self.stats.change_count if self.stats is not None else 0)
 
     @property
-    def name(self) -> tuple[str, str]:
+    def name(self) -> TableName:
         """Schema and table."""
-        return self.plan.target.schema, self.plan.target.table
+        return self.plan.target.name
 
     @property
     def watermark_before(self) -> Lsn | None:
@@ -137,7 +138,7 @@ def prepare(
     for place in places:
         usable = kept if place.state is None else snapshots
         if after is not None:
-            usable = [snapshot for snapshot in usable if snapshot.position > after]
+            usable = [snapshot for snapshot in usable if snapshot.key > after]
         try:
             plan = _plan(
                 place, usable, landed, through, root is not None, skips_to_snapshot, limits
@@ -228,12 +229,12 @@ def _find_move(
     if state is None or RELATION_ID not in state.properties:
         return None
     relation_id = int(state.properties[RELATION_ID])
-    own = (target.schema, target.table)
+    own = target.name
     healed = max(
         (
             snapshot.snapshot_lsn
             for snapshot in snapshots
-            if (snapshot.schema, snapshot.table) == own and snapshot.epoch == plan.epoch
+            if snapshot.name == own and snapshot.epoch == plan.epoch
         ),
         default=Lsn(0),
     )
@@ -241,7 +242,7 @@ def _find_move(
         relation = version.relation
         if (
             relation.relation_id == relation_id
-            and (relation.schema, relation.table) != own
+            and relation.name != own
             and max(plan.start, healed) <= version.lsn < plan.end
         ):
             return TableMoved(
@@ -295,7 +296,7 @@ def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:
 
 
 def _with_stats(zone: RawZone, tasks: Sequence[MergeTask]) -> Iterator[MergeTask]:
-    ranges: dict[Range, set[tuple[str, str]]] = {}
+    ranges: dict[Range, set[TableName]] = {}
     for task in tasks:
         if task.plan.recorded_changes:
             ranges.setdefault(_range(task.plan), set()).add(task.name)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import dagster as dg
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.merge.report import MergeReport
 from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
-from pgcdc_assets.orchestration.state import Position, window_end
 
 NO_CHANGE = ""
 
@@ -48,7 +47,7 @@ def data_version(
     before = report.watermark_before
     if not (report.changes_read or report.snapshot_lsn is not None or before is None):
         shown = shown_through(instance, key)
-        if shown is not None and window_end(shown) >= Position(through.epoch, before):
+        if shown is not None and shown.end_position >= Position(through.epoch, before):
             return _shown_version(instance, key, through)
     version = f"{through.epoch}:{report.watermark_after or through.end}"
     return version if report.snapshot_lsn is None else f"{version} snapshot {report.snapshot_lsn}"

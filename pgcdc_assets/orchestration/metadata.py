@@ -17,7 +17,6 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.window_summary import WindowSummary
-from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import open_table
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ class MergeMetadata:
         }
         if report.row_count is not None:
             state["dagster/row_count"] = report.row_count
-        name = TableName(report.schema, report.table).record_name
+        name = report.name.record_name
         changed = {
             summary.window.key: _window_figures(summary.counts[name])
             for summary in windows

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
-from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.state import Position, window_end
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -49,7 +48,7 @@ def unknown_windows(
     A lake outlives an instance: under a new DAGSTER_HOME the windows are there and their keys are
     not.
     """
-    newest = max((window_end(window) for window in known), default=Position(0, Lsn(0)))
+    newest = max((window.end_position for window in known), default=Position(0, Lsn(0)))
     if newest >= through:
         return []
     since = newest.lsn if newest.epoch == epoch.epoch else None
@@ -66,7 +65,7 @@ def surplus_keys(
     if surplus <= 0 or merged_through is None:
         return []
     oldest = sorted(windows)[:surplus]
-    return [window.key for window in oldest if window_end(window) <= merged_through]
+    return [window.key for window in oldest if window.end_position <= merged_through]
 
 
 def shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequence[LsnWindow]:

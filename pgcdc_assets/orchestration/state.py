@@ -10,22 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import read_watermark
-
-
-class Position(NamedTuple):
-    """A point of the stream over all epochs; compares in stream order."""
-
-    epoch: int
-    lsn: Lsn
 
 
 @dataclass(frozen=True)
@@ -93,16 +86,14 @@ def captured_through(zone: RawZone, epoch: Epoch) -> Position:
     return Position(epoch.epoch, zone.changes.captured_through(epoch.epoch) or epoch.start_lsn)
 
 
-def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[tuple[str, str], Position]:
+def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[TableName, Position]:
     """The newest complete copy of each table in an epoch.
 
     Copies of earlier epochs do not count: what happened between two epochs is not in the raw zone.
     """
-    newest: dict[tuple[str, str], Position] = {}
+    newest: dict[TableName, Position] = {}
     for copy in zone.snapshots.complete_snapshots(epoch.epoch):
-        position = Position(copy.epoch, copy.snapshot_lsn)
-        key = (copy.schema, copy.table)
-        newest[key] = max(position, newest.get(key, position))
+        newest[copy.name] = max(copy.position, newest.get(copy.name, copy.position))
     return newest
 
 
@@ -129,15 +120,14 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         merged = watermark
         if watermark is not None and waiting == 0:
             merged = max(watermark, through)
-        copied = copies.get((table.schema, table.table))
+        copied = copies.get(table.name)
         is_broken = (table, scd) in broken
         states.append(TableState(table, scd, watermark, merged, copied, waiting, is_broken))
     return CaptureState(epoch, through, tuple(states))
 
 
 def _watermark(zone: RawZone, table: CdcTable, scd: int) -> Position | None:
-    mark = read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
-    return None if mark is None else Position(*mark)
+    return read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
 
 
 def _windows_above(
@@ -158,10 +148,5 @@ def _changes_above(windows: Sequence[WindowSummary], table: CdcTable, mark: Posi
     return sum(
         sum(summary.counts.get(table.name.record_name, {}).values())
         for summary in windows
-        if window_end(summary.window) > mark
+        if summary.window.end_position > mark
     )
-
-
-def window_end(window: LsnWindow) -> Position:
-    """Where a window ends, over all epochs."""
-    return Position(window.epoch, window.end)

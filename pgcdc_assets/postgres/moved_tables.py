@@ -29,7 +29,7 @@ select w.schema, w.name, n.nspname, c.relname,
 
 
 def find_moved_tables(
-    conn: Connection, publication: str, known: Mapping[tuple[str, str], int]
+    conn: Connection, publication: str, known: Mapping[TableName, int]
 ) -> list[TableMoved]:
     """Find the tables that are not where their changes came from, in one round trip.
 
@@ -43,15 +43,15 @@ def find_moved_tables(
         cursor.execute(_PLACES, (publication, list(schemas), list(names), list(known.values())))
         rows = cursor.fetchall()
     return [
-        TableMoved(relation=str(TableName(schema, name)), reason=reason)
+        TableMoved(relation=str(declared), reason=reason)
         for schema, name, *place in rows
-        if (reason := _reason(publication, (schema, name), *place)) is not None
+        if (reason := _reason(publication, declared := TableName(schema, name), *place)) is not None
     ]
 
 
 def _reason(
     publication: str,
-    declared: tuple[str, str],
+    declared: TableName,
     schema: str | None,
     name: str | None,
     is_taken: bool,

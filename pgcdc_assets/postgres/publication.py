@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.table_name import quoted
+from pgcdc_assets.table_name import TableName, quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -114,7 +114,7 @@ class Member:
 
 
 def read_publication(
-    conn: Connection, publication: str, tables: Iterable[tuple[str, str]] = ()
+    conn: Connection, publication: str, tables: Iterable[TableName] = ()
 ) -> Publication:
     """Read a publication's switches.
 
@@ -141,7 +141,7 @@ def read_publication(
     return Publication(publication, *row)
 
 
-def create_publication_sql(publication: str, tables: Iterable[tuple[str, str]] = ()) -> str:
+def create_publication_sql(publication: str, tables: Iterable[TableName] = ()) -> str:
     """Write the remedy of a publication that is missing."""
     names = ", ".join(quoted(*table) for table in sorted(set(tables)))
     return f"create publication {quoted(publication)} for table {names or 'SCHEMA.TABLE'}"

@@ -17,6 +17,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.scan import data_files, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.table_name import TableName
 
 _ATTEMPTS = 5
 
@@ -46,14 +47,12 @@ class RelationRegistry:
         found = [version for version in stored if version.epoch == epoch]
         return sorted(found, key=lambda v: (v.relation.relation_id, v.version))
 
-    def newest_ids(
-        self, epoch: int, tables: Iterable[tuple[str, str]]
-    ) -> dict[tuple[str, str], int]:
+    def newest_ids(self, epoch: int, tables: Iterable[TableName]) -> dict[TableName, int]:
         """Say by which OID each of these tables was last seen; those never seen are left out."""
         wanted = set(tables)
-        newest: dict[tuple[str, str], RelationVersion] = {}
+        newest: dict[TableName, RelationVersion] = {}
         for version in self.versions(epoch):
-            name = (version.relation.schema, version.relation.table)
+            name = version.relation.name
             if name in wanted and (name not in newest or version.lsn > newest[name].lsn):
                 newest[name] = version
         return {name: version.relation.relation_id for name, version in newest.items()}

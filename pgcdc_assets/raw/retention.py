@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from pgcdc_assets.errors import RawZoneError, TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.compaction import copy_rows, removals
 from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.snapshots import Snapshot, snapshot_of_file
 from pgcdc_assets.raw.table import CommitRefused
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def remove_windows(
     return RetentionReport(epoch, floor, len(gone), row_count, file_count)
 
 
-def remove_snapshots(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, Lsn]]) -> int:
+def remove_snapshots(zone: RawZone, merged: Mapping[TableName, Position]) -> int:
     """Remove copies that no table can be made of any more; return how many.
 
     Those are copies after which retention has removed changes, where a later copy of the table is
@@ -85,7 +86,7 @@ def remove_snapshots(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, 
         copy.identity
         for copy in copies
         if copy.snapshot_lsn < floors[copy.epoch]
-        and _is_superseded(copy, copies, merged.get((copy.schema, copy.table)))
+        and _is_superseded(copy, copies, merged.get(copy.name))
     }
     loaded = snapshots.table.load()
     if not useless or loaded is None:
@@ -109,13 +110,9 @@ def remove_snapshots(zone: RawZone, merged: Mapping[tuple[str, str], tuple[int, 
     return len(useless)
 
 
-def _is_superseded(
-    copy: Snapshot, copies: Sequence[Snapshot], merged: tuple[int, Lsn] | None
-) -> bool:
-    name, place = (copy.schema, copy.table), (copy.epoch, copy.snapshot_lsn)
+def _is_superseded(copy: Snapshot, copies: Sequence[Snapshot], merged: Position | None) -> bool:
     return merged is not None and any(
-        (other.schema, other.table) == name and place < (other.epoch, other.snapshot_lsn) <= merged
-        for other in copies
+        other.name == copy.name and copy.position < other.position <= merged for other in copies
     )
 
 

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.table_name import TableName
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def read_changes(
     epoch: int,
     start: int,
     end: int,
-    source: tuple[str, str] | None = None,
+    source: TableName | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read the changes of an epoch with start <= commit_lsn < end, of one source table or of all.

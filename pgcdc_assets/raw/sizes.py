@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.scan import data_files, files_between
 from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.table_name import TableName
 
 _PLACES = ("schema", "table", "commit_lsn")
 
@@ -33,11 +34,11 @@ class RowGroup:
     lsns: tuple[int, int]
     size_bytes: int
 
-    def may_hold(self, schema: str, table: str) -> bool:
-        """Whether changes of a table may be in it."""
+    def may_hold(self, name: TableName) -> bool:
+        """Return whether changes of a table may be in it."""
         return (
-            self.schemas[0] <= schema <= self.schemas[1]
-            and self.tables[0] <= table <= self.tables[1]
+            self.schemas[0] <= name.schema <= self.schemas[1]
+            and self.tables[0] <= name.table <= self.tables[1]
         )
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.row_groups import gathered
 from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.sizes import uncompressed_bytes
 from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.table_name import TableName
 
 SnapshotIdentity = tuple[int, Lsn, str, str]
 
@@ -38,13 +39,23 @@ class Snapshot:
     row_count: int
 
     @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
+    def position(self) -> Position:
+        """Epoch and LSN."""
+        return Position(self.epoch, self.snapshot_lsn)
+
+    @property
     def identity(self) -> SnapshotIdentity:
-        """Epoch, LSN, schema and table: there is no second one."""
+        """Epoch, LSN, schema and table, which no two snapshots share."""
         return self.epoch, self.snapshot_lsn, self.schema, self.table
 
     @property
-    def position(self) -> str:
-        """Epoch and LSN as text, which sorts as the copies do."""
+    def key(self) -> str:
+        """The position as text, which sorts as positions do."""
         return f"{self.epoch:04d}-{int(self.snapshot_lsn):016X}"
 
 

@@ -22,7 +22,7 @@ from uuid import uuid4
 from deltalake import DeltaTable, Transaction
 
 from pgcdc_assets.errors import TableDamaged
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -41,7 +41,7 @@ class Step:
 
     app_id: str
     number: int
-    position: tuple[int, Lsn] | None
+    position: Position | None
     mark: str = field(default_factory=lambda: str(uuid4()))
 
     @property
@@ -69,7 +69,7 @@ class Step:
             "spark.databricks.delta.commitInfo.userMetadata": self.metadata,
         }
 
-    def keeping(self, position: tuple[int, Lsn] | None) -> Step:
+    def keeping(self, position: Position | None) -> Step:
         """Give another write of the same number, after which the table is at this position."""
         return Step(self.app_id, self.number, position)
 
@@ -176,7 +176,9 @@ def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:
     if number is None:
         return None
     epoch, watermark = written.get("epoch"), written.get("watermark")
-    position = None if epoch is None or watermark is None else (int(epoch), Lsn.parse(watermark))
+    position = None
+    if epoch is not None and watermark is not None:
+        position = Position(int(epoch), Lsn.parse(watermark))
     return Step(app_id, number, position, str(written.get("write")))
 
 

@@ -17,7 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from pgcdc_assets.errors import TableDamaged, TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
@@ -50,9 +50,7 @@ def table_path(
     return lake.path(name, *place) if root is None else "/".join((root.rstrip("/"), *place))
 
 
-def read_watermark(
-    lake: Lake, name: str, schema: str, table: str, scd: int
-) -> tuple[int, Lsn] | None:
+def read_watermark(lake: Lake, name: str, schema: str, table: str, scd: int) -> Position | None:
     """Say through which LSN of which epoch a table is folded; None before its first merge."""
     path = table_path(lake, name, schema, table, scd)
     found = open_table(lake, path)
@@ -79,7 +77,7 @@ class ScdState:
     """
 
     path: str
-    watermark: tuple[int, Lsn] | None
+    watermark: Position | None
     fence: int
     is_watermark_recorded: bool
     properties: Mapping[str, str]
@@ -142,7 +140,7 @@ def next_step(zone: RawZone, state: ScdState | None, epoch: int, watermark: Lsn)
         state: None where the write makes the table.
     """
     number = 0 if state is None else state.fence
-    return Step(fence_app_id(zone.name), number + 1, (epoch, watermark))
+    return Step(fence_app_id(zone.name), number + 1, Position(epoch, watermark))
 
 
 def check_not_overtaken(zone: RawZone, path: str, state: ScdState) -> None:
@@ -233,9 +231,7 @@ def _keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
             table.create_checkpoint()
 
 
-def advance_watermark(
-    zone: RawZone, path: str, before: tuple[int, Lsn] | None, after: tuple[int, Lsn]
-) -> None:
+def advance_watermark(zone: RawZone, path: str, before: Position | None, after: Position) -> None:
     """Record that a table without changes is folded further: one commit without rows.
 
     Args:
@@ -312,7 +308,7 @@ def explain_read_errors(path: str) -> Iterator[None]:
         raise TableDamaged(path=path, reason=f"{reason} ({type(error).__name__})") from error
 
 
-def read_position(zone: RawZone, table: DeltaTable, path: str) -> tuple[int, Lsn] | None:
+def read_position(zone: RawZone, table: DeltaTable, path: str) -> Position | None:
     """Read the newest epoch and its watermark in a version of a table.
 
     Raises:
@@ -320,7 +316,8 @@ def read_position(zone: RawZone, table: DeltaTable, path: str) -> tuple[int, Lsn
     """
     newest = zone.epochs.latest()
     epochs = range(1, (newest.epoch if newest else 1) + 1)
-    return max(read_watermarks(zone, table, path, epochs).items(), default=None)
+    watermarks = read_watermarks(zone, table, path, epochs)
+    return max((Position(*mark) for mark in watermarks.items()), default=None)
 
 
 def _written_rows(files: pa.Table) -> int | None:

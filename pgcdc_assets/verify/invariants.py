@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError, TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.tuning import SMALL_BYTES, tune
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import EPOCH_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.findings import Findings, Rule
@@ -44,7 +45,7 @@ def check_merged(
     zone: RawZone,
     table: CdcTable,
     scd: int,
-    since: tuple[int, Lsn] | None,
+    since: Position | None,
     *,
     whole_below_bytes: int = SMALL_BYTES,
 ) -> Findings:
@@ -83,7 +84,7 @@ class _Check:
     zone: RawZone
     table: CdcTable
     scd: int
-    since: tuple[int, Lsn] | None
+    since: Position | None
     whole_below_bytes: int
     goes_back: bool = False
     row_count: int = 0
@@ -117,8 +118,8 @@ class _Check:
         )
 
     @property
-    def _name(self) -> tuple[str, str]:
-        return self.table.schema, self.table.table
+    def _name(self) -> TableName:
+        return self.table.name
 
     def _begin(self, pinned: PinnedTable, epochs: Sequence[Epoch]) -> Lsn | None:
         """Say from which LSN on rows are looked at; None: all are."""

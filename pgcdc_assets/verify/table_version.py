@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.fence import read_watermarks
@@ -59,9 +59,9 @@ class PinnedTable:
     files: tuple[str, ...] | None
 
     @property
-    def watermark(self) -> tuple[int, Lsn] | None:
+    def watermark(self) -> Position | None:
         """The newest epoch and how far it is merged."""
-        return max(self.watermarks.items(), default=None)
+        return max((Position(*mark) for mark in self.watermarks.items()), default=None)
 
     def is_ordered(self, epochs: Sequence[Epoch]) -> bool:
         """Say whether LSNs alone tell the order of the rows.

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import DefiniteError, PgcdcError, TransientError
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.raw.scan import read_changes
 from pgcdc_assets.raw.staging import VERIFY, staging_root
@@ -62,7 +62,7 @@ def targets_at(
         unfolded = [t for t, version in zip(tables, found, strict=True) if version is None]
         folded = _fold(spark, zone, unfolded, moment, root) if unfolded else {}
         yield [
-            folded[table.schema, table.table] if version is None else version
+            folded[table.name] if version is None else version
             for table, version in zip(tables, found, strict=True)
         ]
 
@@ -90,7 +90,7 @@ def _find_or_stage(
             f"VERSION AS OF {version}"
         )
     # The copy has the rows of the table, and none of its application transactions.
-    advance_watermark(zone, staged, None, (moment.epoch, watermark))
+    advance_watermark(zone, staged, None, Position(moment.epoch, watermark))
     return None
 
 
@@ -118,16 +118,15 @@ def version_through(
 
 def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn) -> bool:
     """Whether nothing happened to the table between a watermark and the moment."""
-    place = (table.schema, table.table)
     for copy in zone.snapshots.complete_snapshots(moment.epoch):
-        if (copy.schema, copy.table) == place and watermark < copy.snapshot_lsn <= moment.lsn:
+        if copy.name == table.name and watermark < copy.snapshot_lsn <= moment.lsn:
             return False
     changes = read_changes(
         zone.changes.table,
         epoch=moment.epoch,
         start=watermark,
         end=moment.lsn,
-        source=place,
+        source=table.name,
         columns=("op",),
     )
     return next(changes, None) is None
@@ -135,19 +134,19 @@ def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn
 
 def _fold(
     spark: SparkSession, zone: RawZone, tables: Sequence[CdcTable], moment: Moment, root: str
-) -> dict[tuple[str, str], TargetVersion | PgcdcError]:
+) -> dict[TableName, TargetVersion | PgcdcError]:
     from pgcdc_assets.merge import merge_tables
 
     targets = [replace(table, scd=(_SCD,)) for table in tables]
     through = LsnWindow.of(moment.epoch, 0, moment.lsn)
-    found: dict[tuple[str, str], TargetVersion | PgcdcError] = {}
+    found: dict[TableName, TargetVersion | PgcdcError] = {}
     for report in merge_tables(spark, zone, targets, through, root=root):
-        name = report.schema, report.table
+        name = report.name
         if isinstance(report, MergeFailure):
             found[name] = report.error
         elif report.watermark_after != moment.lsn:
             found[name] = TransientError(
-                reason=f"Table {TableName(*name)} was not folded through {moment.lsn}, but "
+                reason=f"Table {name} was not folded through {moment.lsn}, but "
                 f"through {report.watermark_after}. Run it again."
             )
         else:

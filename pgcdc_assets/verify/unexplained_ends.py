@@ -24,6 +24,7 @@ from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import string
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify.table_version import PinnedTable
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class JudgedEnds:
 
 def judged_ends(
     zone: RawZone,
-    name: tuple[str, str],
+    name: TableName,
     pinned: PinnedTable,
     epochs: Sequence[Epoch],
     since: Lsn | None,
@@ -78,9 +79,7 @@ def judged_ends(
         if start < watermark:
             ranges.append((epoch.epoch, start, watermark))
     snapshot_at = [
-        copy.snapshot_lsn
-        for copy in zone.snapshots.complete_snapshots()
-        if (copy.schema, copy.table) == name
+        copy.snapshot_lsn for copy in zone.snapshots.complete_snapshots() if copy.name == name
     ]
     return JudgedEnds(*name, pinned.key, tuple(ranges), tuple(snapshot_at))
 
@@ -102,7 +101,7 @@ def leaving_changes(session: SparkSession, zone: RawZone, judged: JudgedEnds) ->
         version
         for epoch, _, _ in judged.ranges
         for version in zone.relations.versions(epoch)
-        if (version.relation.schema, version.relation.table) == (judged.schema, judged.table)
+        if version.relation.name == TableName(judged.schema, judged.table)
     ]
     changes_key = f"op = 'U' AND old_kind IS NOT NULL AND {_key_changes(versions, judged.key)}"
     return (

@@ -23,6 +23,7 @@ from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, pars
 from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -174,7 +175,7 @@ def test_after_a_failover_that_lost_nothing_the_capture_goes_on(
         pair.new.execute("insert into t values (%s)", (number,))
     assert _ids(zone) == [1, 2, 3, 4]
     assert zone.changes.captured_on(1)[1] == 2
-    snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [("public", "t")])
+    snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [TableName("public", "t")])
 
 
 def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_renewed(
@@ -201,7 +202,7 @@ def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_r
     with pytest.raises(RawZoneError, match=r"timeline 1.*timeline 2 now.*pgcdc renew"):
         _capture(pair.new, zone)
     with pytest.raises(RawZoneError, match="pgcdc renew"):
-        snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [("public", "t")])
+        snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [TableName("public", "t")])
     assert _errors(pair.new, zone) == ["timeline"]
     assert _confirmed(pair.new) == before
     assert _ids(zone) == [1, 2]

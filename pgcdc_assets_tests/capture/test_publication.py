@@ -14,6 +14,7 @@ from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -89,7 +90,7 @@ def test_a_publication_that_is_gone_is_named_with_the_statement_that_makes_it(
     slot, settings = f"s_{database.name}", database.settings()
     database.execute('create table t (id int primary key); create table "Order ""Lines" (id int)')
     wanted = 'create publication "pub" for table "public"."Order ""Lines", "public"."t"'
-    tables = [("public", "t"), ("public", 'Order "Lines')]
+    tables = [TableName("public", "t"), TableName("public", 'Order "Lines')]
     with pytest.raises(ConfigurationError) as caught:
         snapshot_tables(settings, zone, slot, "pub", tables)
     assert wanted in str(caught.value)

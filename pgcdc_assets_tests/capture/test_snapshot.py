@@ -24,6 +24,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.slots import create_slot, drop_slot
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
 from pgcdc_assets_tests.support.proxy import TcpProxy
 
@@ -127,7 +128,7 @@ def test_a_slot_that_went_missing_is_not_made_anew(
     with query_connection(database.settings(), "test") as conn:
         drop_slot(conn, slot)
     with pytest.raises(SlotMissing, match=f"slot {slot} does not exist"):
-        snapshot_tables(database.settings(), zone, slot, "pub", [("public", "t")])
+        snapshot_tables(database.settings(), zone, slot, "pub", [TableName("public", "t")])
     assert _slots(database) == []
 
 
@@ -143,7 +144,7 @@ def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -
             database.execute("select pg_switch_wal()")
         database.execute("checkpoint")
         with pytest.raises(SlotLost, match="is lost"):
-            snapshot_tables(database.settings(), zone, slot, "pub", [("public", "t")])
+            snapshot_tables(database.settings(), zone, slot, "pub", [TableName("public", "t")])
     finally:
         database.execute("alter system reset max_slot_wal_keep_size")
         database.execute("select pg_reload_conf()")
@@ -189,7 +190,7 @@ def test_a_connection_cut_in_the_middle_of_a_copy_leaves_nothing(
     cutter.start()
     settings = ConnectionSettings(proxy.conninfo(database.conninfo), "test")
     with pytest.raises(TransientError):
-        snapshot_tables(settings, zone, slot, "pub", [("public", "wide")])
+        snapshot_tables(settings, zone, slot, "pub", [TableName("public", "wide")])
     cutter.join()
     assert zone.snapshots.complete_snapshots() == []
     proxy.throttle(None)

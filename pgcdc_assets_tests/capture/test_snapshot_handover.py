@@ -25,6 +25,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.scan import data_files
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.postgres.wire import peek
 from pgcdc_assets_tests.support.waits import wait_until
@@ -131,7 +132,7 @@ def test_copies_meet_the_stream_exactly_while_writers_go_on(
     reports: list[SnapshotReport] = []
     with _writers(database, 4):
         for _ in range(4):
-            reports += snapshot_tables(settings, zone, slot, "pub", [("public", "t")])
+            reports += snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")])
         last = [c.commit_lsn for c in _captured(database, slot)][-1]
     assert len({report.snapshot_lsn for report in reports}) == 4
     epoch = zone.epochs.latest()
@@ -165,7 +166,7 @@ def test_a_transaction_open_at_the_snapshot_comes_once(database: Database, zone:
         timer = threading.Timer(0.5, late.commit)
         timer.start()
         # The temporary slot waits for the open transaction: it is in the copy, not lost between.
-        [report] = snapshot_tables(settings, zone, slot, "pub", [("public", "t")])
+        [report] = snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")])
         timer.join()
     rows = _copy_rows(zone, "t", report.snapshot_lsn)
     assert sorted(rows) == [["1", "0"], ["2", "0"]]
@@ -283,7 +284,7 @@ def test_a_table_that_cannot_be_read_leaves_the_others_alone(
         database.execute("create view v as select 1")
         conninfo = database.conninfo.replace("user=postgres", f"user={role}")
         settings, slot = ConnectionSettings(conninfo, "test"), _slot(database)
-        wanted = [("public", name) for name in ("t0", "t1", "v", "nowhere", "t2", "t0")]
+        wanted = [TableName("public", name) for name in ("t0", "t1", "v", "nowhere", "t2", "t0")]
         outcomes = list(snapshot_each_table(settings, zone, slot, "pub", wanted))
         assert [outcome.table for outcome in outcomes] == ["t0", "t1", "v", "nowhere", "t2"]
         assert [o.table for o in outcomes if isinstance(o, SnapshotReport)] == ["t0", "t2"]
@@ -333,7 +334,7 @@ def test_a_column_added_while_the_copys_slot_is_made_is_in_the_copy(
     reports: list[SnapshotReport] = []
 
     def copy() -> None:
-        reports.extend(snapshot_tables(settings, zone, slot, "pub", [("public", "t")]))
+        reports.extend(snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")]))
 
     with database.connect(autocommit=False) as late, late.cursor() as cursor:
         cursor.execute("select pg_current_xact_id()")

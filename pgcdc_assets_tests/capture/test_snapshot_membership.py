@@ -7,6 +7,7 @@ import pytest
 from pgcdc_assets.capture import snapshot
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -98,7 +99,7 @@ def test_a_publication_that_is_altered_for_another_table_costs_no_second_snapsho
 
     monkeypatch.setattr(snapshot, "reach", join)
     [report] = snapshot_tables(
-        database.settings(), zone, f"s_{database.name}", "pub", [("public", "t")]
+        database.settings(), zone, f"s_{database.name}", "pub", [TableName("public", "t")]
     )
     epoch = zone.epochs.latest()
     assert epoch is not None

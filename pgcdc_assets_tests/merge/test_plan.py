@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.errors import MergeConflict, WatermarkGap
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, Sizes, plan_merge
 from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.settings import CdcTable, StepLimit
+from pgcdc_assets.table_name import TableName
 
 TARGET = CdcTable("shop", "items")
 
@@ -41,29 +42,31 @@ def test_the_first_merge_takes_the_copy_and_every_window_after_it() -> None:
 
 
 def test_later_merges_go_on_at_the_watermark_and_leave_the_copy_alone() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(200)), [_snapshot(100)], LANDED, NEWEST)
+    plan = plan_merge(TARGET, Position(1, Lsn(200)), [_snapshot(100)], LANDED, NEWEST)
     assert (plan.start, plan.end, plan.snapshot) == (200, 400, None)
     assert plan.recorded_changes == 5
 
 
 def test_reading_begins_at_the_first_window_that_holds_a_change() -> None:
-    assert plan_merge(TARGET, (1, Lsn(200)), [], LANDED, NEWEST).first_change == 300
-    assert plan_merge(TARGET, (1, Lsn(350)), [], LANDED, NEWEST).first_change == 350
+    assert plan_merge(TARGET, Position(1, Lsn(200)), [], LANDED, NEWEST).first_change == 300
+    assert plan_merge(TARGET, Position(1, Lsn(350)), [], LANDED, NEWEST).first_change == 350
 
 
 def test_a_newer_copy_in_the_middle_of_a_window_replaces_what_was_before_it() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(200)), [_snapshot(100), _snapshot(350)], LANDED, NEWEST)
+    plan = plan_merge(
+        TARGET, Position(1, Lsn(200)), [_snapshot(100), _snapshot(350)], LANDED, NEWEST
+    )
     assert (plan.start, plan.snapshot) == (350, _snapshot(350))
     assert [w.start for w in plan.windows] == [300]
 
 
 def test_a_copy_beyond_the_asked_window_is_all_there_is_to_do() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window)
+    plan = plan_merge(TARGET, Position(1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window)
     assert (plan.start, plan.end, plan.windows) == (350, 350, ())
 
 
 def test_a_window_below_the_watermark_is_nothing_to_do() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(400)), [_snapshot(100)], LANDED, WINDOWS[0].window)
+    plan = plan_merge(TARGET, Position(1, Lsn(400)), [_snapshot(100)], LANDED, WINDOWS[0].window)
     assert (plan.start, plan.end, plan.snapshot, plan.windows) == (400, 400, None, ())
 
 
@@ -87,14 +90,16 @@ def test_a_table_without_a_copy_is_refused() -> None:
 def test_a_new_epoch_needs_a_new_copy() -> None:
     windows = [_window(50, 60, epoch=2)]
     with pytest.raises(MergeConflict, match="epoch 2"):
-        plan_merge(TARGET, (1, Lsn(400)), [_snapshot(100)], _landed(*windows), windows[0].window)
+        plan_merge(
+            TARGET, Position(1, Lsn(400)), [_snapshot(100)], _landed(*windows), windows[0].window
+        )
 
 
 def test_a_copy_of_a_new_epoch_is_newer_whatever_its_lsn() -> None:
     windows = [_window(50, 60, epoch=2)]
     plan = plan_merge(
         TARGET,
-        (1, Lsn(400)),
+        Position(1, Lsn(400)),
         [_snapshot(100), _snapshot(50, epoch=2)],
         _landed(*windows),
         windows[0].window,
@@ -103,12 +108,12 @@ def test_a_copy_of_a_new_epoch_is_newer_whatever_its_lsn() -> None:
 
 
 def test_a_window_of_an_older_epoch_has_no_effect() -> None:
-    plan = plan_merge(TARGET, (2, Lsn(50)), [], LANDED, NEWEST)
+    plan = plan_merge(TARGET, Position(2, Lsn(50)), [], LANDED, NEWEST)
     assert (plan.epoch, plan.start, plan.end) == (2, 50, 50)
 
 
 def test_a_window_that_is_cut_is_read_up_to_the_cut() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(100)), [], LANDED, LsnWindow.of(1, 0, 350))
+    plan = plan_merge(TARGET, Position(1, Lsn(100)), [], LANDED, LsnWindow.of(1, 0, 350))
     assert (plan.start, plan.end) == (100, 350)
     assert [w.start for w in plan.windows] == [100, 200, 300]
 
@@ -130,21 +135,21 @@ def test_history_takes_changes_and_copies_in_order() -> None:
         349,
         False,
     )
-    second = plan_merge(TARGET, (1, Lsn(349)), copies, LANDED, NEWEST, in_order=True)
+    second = plan_merge(TARGET, Position(1, Lsn(349)), copies, LANDED, NEWEST, in_order=True)
     assert (second.snapshot, second.start, second.end, second.is_last) == (
         _snapshot(350),
         350,
         400,
         True,
     )
-    late = plan_merge(TARGET, (1, Lsn(200)), copies, LANDED, NEWEST, in_order=True)
+    late = plan_merge(TARGET, Position(1, Lsn(200)), copies, LANDED, NEWEST, in_order=True)
     assert (late.snapshot, late.start, late.end, late.is_last) == (None, 200, 349, False)
 
 
 def test_history_waits_for_what_lies_before_a_copy_that_is_ahead() -> None:
     """Else the changes between the window and the copy would never be folded."""
     plan = plan_merge(
-        TARGET, (1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window, in_order=True
+        TARGET, Position(1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window, in_order=True
     )
     assert (plan.snapshot, plan.start, plan.end, plan.is_last) == (None, 100, 200, True)
 
@@ -152,7 +157,7 @@ def test_history_waits_for_what_lies_before_a_copy_that_is_ahead() -> None:
 def test_history_that_cannot_be_folded_goes_on_with_the_next_copy() -> None:
     plan = plan_merge(
         TARGET,
-        (1, Lsn(200)),
+        Position(1, Lsn(200)),
         [_snapshot(350)],
         LANDED,
         NEWEST,
@@ -166,9 +171,9 @@ def test_history_takes_the_rest_of_an_epoch_before_the_copy_of_the_next() -> Non
     copies = [_snapshot(100), _snapshot(50, epoch=2)]
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     through = LsnWindow.of(2, 50, 60)
-    rest = plan_merge(TARGET, (1, Lsn(300)), copies, landed, through, in_order=True)
+    rest = plan_merge(TARGET, Position(1, Lsn(300)), copies, landed, through, in_order=True)
     assert (rest.epoch, rest.snapshot, rest.start, rest.end) == (1, None, 300, 400)
-    after = plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True)
+    after = plan_merge(TARGET, Position(1, Lsn(400)), copies, landed, through, in_order=True)
     assert (after.epoch, after.snapshot, after.end, after.is_last) == (2, copies[1], 60, True)
 
 
@@ -177,15 +182,15 @@ def test_history_begins_an_epoch_with_its_first_copy_and_waits_for_the_second() 
     copies = [_snapshot(100), _snapshot(90, epoch=2), _snapshot(95, epoch=2)]
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     through = LsnWindow.of(2, 50, 60)
-    rest = plan_merge(TARGET, (1, Lsn(300)), copies, landed, through, in_order=True)
+    rest = plan_merge(TARGET, Position(1, Lsn(300)), copies, landed, through, in_order=True)
     assert (rest.epoch, rest.snapshot, rest.start, rest.end) == (1, None, 300, 400)
     assert not rest.is_last
-    first = plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True)
+    first = plan_merge(TARGET, Position(1, Lsn(400)), copies, landed, through, in_order=True)
     assert (first.snapshot, first.start, first.end, first.is_last) == (copies[1], 90, 90, True)
-    then = plan_merge(TARGET, (2, Lsn(90)), copies, landed, through, in_order=True)
+    then = plan_merge(TARGET, Position(2, Lsn(90)), copies, landed, through, in_order=True)
     assert (then.epoch, then.snapshot, then.start, then.end) == (2, None, 90, 90)
     # A window of the epoch before is folded without the copy: later ones may follow.
-    older = plan_merge(TARGET, (1, Lsn(200)), copies, landed, NEWEST, in_order=True)
+    older = plan_merge(TARGET, Position(1, Lsn(200)), copies, landed, NEWEST, in_order=True)
     assert (older.snapshot, older.end, older.is_last) == (None, 400, True)
 
 
@@ -194,7 +199,9 @@ def test_a_rebuild_does_not_begin_an_epoch_with_a_copy_above_its_end() -> None:
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     copies = [_snapshot(100), _snapshot(90, epoch=2)]
     with pytest.raises(MergeConflict, match="epoch 2 of the slot has no snapshot of it"):
-        plan_merge(TARGET, (1, Lsn(400)), copies, landed, through, in_order=True, is_bounded=True)
+        plan_merge(
+            TARGET, Position(1, Lsn(400)), copies, landed, through, in_order=True, is_bounded=True
+        )
 
 
 MEGABYTE = 1024 * 1024
@@ -209,12 +216,12 @@ def test_a_step_ends_where_the_next_changes_would_be_too_many() -> None:
     plan = plan_merge(TARGET, None, [_snapshot(100)], LANDED, NEWEST, limits=_step(changes=5))
     assert (plan.start, plan.end, plan.recorded_changes, plan.is_last) == (100, 300, 1, False)
     assert [w.start for w in plan.windows] == [100, 200]
-    rest = plan_merge(TARGET, (1, plan.end), [], LANDED, NEWEST, limits=_step(changes=5))
+    rest = plan_merge(TARGET, Position(1, plan.end), [], LANDED, NEWEST, limits=_step(changes=5))
     assert (rest.start, rest.end, rest.recorded_changes, rest.is_last) == (300, 400, 5, True)
 
 
 def test_a_window_above_the_limit_is_a_step_of_its_own() -> None:
-    plan = plan_merge(TARGET, (1, Lsn(300)), [], LANDED, NEWEST, limits=_step(changes=1))
+    plan = plan_merge(TARGET, Position(1, Lsn(300)), [], LANDED, NEWEST, limits=_step(changes=1))
     assert (plan.start, plan.end, plan.recorded_changes, plan.is_last) == (300, 400, 5, True)
 
 
@@ -222,7 +229,9 @@ def test_a_step_does_not_grow_with_the_windows_that_are_landed_after_it() -> Non
     few = [_window(n, n + 1) for n in range(100, 110)]
     many = [_window(n, n + 1) for n in range(100, 500)]
     steps = [
-        plan_merge(TARGET, (1, Lsn(100)), [], _landed(*w), w[-1].window, limits=_step(changes=4))
+        plan_merge(
+            TARGET, Position(1, Lsn(100)), [], _landed(*w), w[-1].window, limits=_step(changes=4)
+        )
         for w in (few, many)
     ]
     assert {(step.end, step.recorded_changes) for step in steps} == {(104, 4)}
@@ -242,14 +251,16 @@ def test_a_step_is_bounded_by_the_bytes_that_files_and_wal_tell_of() -> None:
     ]
 
     def sizes(epoch: int, start: Lsn, end: Lsn) -> list[RowGroup]:
-        one = RowGroup(("shop", "shop"), ("items", "items"), (start, end - 1), 4 * 60 * MEGABYTE)
+        one = RowGroup(
+            TableName("shop", "shop"), ("items", "items"), (start, end - 1), 4 * 60 * MEGABYTE
+        )
         other = RowGroup(("shop", "shop"), ("small", "small"), (start, end - 1), 10**12)
         return [one, other]
 
     def plan(found: Sizes | None) -> Plan:
         limits = _step(size=130 * MEGABYTE, sizes=found)
         return plan_merge(
-            TARGET, (1, Lsn(size)), [], _landed(*windows), windows[-1].window, limits=limits
+            TARGET, Position(1, Lsn(size)), [], _landed(*windows), windows[-1].window, limits=limits
         )
 
     assert (plan(None).end, plan(None).is_last) == (5 * size, True)

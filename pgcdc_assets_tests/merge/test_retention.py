@@ -14,12 +14,13 @@ from deltalake import DeltaTable
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import DefiniteError, RawExpired
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.merge.task import prepare
 from pgcdc_assets.raw.retention import remove_snapshots, remove_windows
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets.tables.properties import BEGINS_WITH
 from pgcdc_assets.tables.state import read_watermark, table_path
@@ -177,7 +178,9 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
             expiring.pop()
             mark = pipeline.windows[-1].end
             expire(pipeline, mark)
-            assert remove_snapshots(pipeline.zone, {("public", "t"): (1, mark)}) == 1
+            assert (
+                remove_snapshots(pipeline.zone, {TableName("public", "t"): Position(1, mark)}) == 1
+            )
         return works
 
     monkeypatch.setattr("pgcdc_assets.merge.run.prepare", expired)

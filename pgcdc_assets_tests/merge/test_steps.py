@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, run
 from pgcdc_assets.merge import (
     run as one_table,
@@ -23,6 +23,7 @@ from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.spark.session import own_sessions
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import log_of, merge
@@ -127,7 +128,7 @@ def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
     assert isinstance(failure, MergeFailure)
     lake, name = far_behind.zone.lake, far_behind.zone.name
     reached = read_watermark(lake, name, "shop", "items", 2)
-    assert reached == (1, Lsn(far_behind.windows[PER_STEP - 1].end))
+    assert reached == Position(1, Lsn(far_behind.windows[PER_STEP - 1].end))
 
     (report,) = merge_tables(spark, far_behind.zone, [target], far_behind.windows[-1], limit=limit)
     assert isinstance(report, MergeReport), report
@@ -230,7 +231,7 @@ def test_the_footers_of_the_raw_zone_tell_the_bytes_of_a_table(zone: RawZone) ->
     large = [insert(str(n), f"{n}" * 100_000) for n in range(20)]
     window = landing.land(large)
     groups = RowGroups(zone.changes.table).between(1, window.start, window.end)
-    held = [group for group in groups if group.may_hold("shop", "items")]
+    held = [group for group in groups if group.may_hold(TableName("shop", "items"))]
     text = sum(len(change.new[1] or "") for change in large if change.new is not None)
     assert 0.9 * text < sum(group.size_bytes for group in held) < 1.5 * text
-    assert not any(group.may_hold("shop", "zebras") for group in groups)
+    assert not any(group.may_hold(TableName("shop", "zebras")) for group in groups)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.partitions import neighbours, surplus_keys
-from pgcdc_assets.orchestration.state import Position
 
 WINDOWS = [LsnWindow.of(1, start, start + 10) for start in range(0, 50, 10)]
 

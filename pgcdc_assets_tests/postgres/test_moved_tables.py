@@ -7,6 +7,7 @@ import pytest
 
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.moved_tables import find_moved_tables
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -18,7 +19,7 @@ def test_each_table_that_is_not_where_it_was_is_found(database: Database) -> Non
         database.execute(f"create table {table} (id int primary key)")
     database.execute(f"create publication pub for table {', '.join(tables)}")
     known = {
-        ("public", table): database.value("select %s::regclass::oid::bigint", (table,))
+        TableName("public", table): database.value("select %s::regclass::oid::bigint", (table,))
         for table in tables
     }
     with query_connection(database.settings(), "test") as conn:

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.retention import RetentionReport, remove_snapshots, remove_windows
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.raw.rows import COMMIT_TS, landed, relation, transaction, window
 
 DAY = dt.timedelta(days=1)
@@ -209,14 +210,19 @@ def test_copies_go_that_changes_are_missing_after_and_a_merged_one_follows(zone:
     land_copies(zone, 1000, 1012, 1035)
     land_copies(zone, 1000, 1012, table="history")
     land_copies(zone, 1000, table="only")
-    merged = {("shop", "orders"): (1, Lsn(1020)), ("shop", "only"): (1, Lsn(1060))}
+    merged = {
+        TableName("shop", "orders"): Position(1, Lsn(1020)),
+        TableName("shop", "only"): Position(1, Lsn(1060)),
+    }
     assert remove_snapshots(zone, merged) == 0
     remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
 
     assert remove_snapshots(zone, merged) == 1
     # 1035 is not merged, so 1012 is the newest that is.
     assert copies(zone) == [(1, 1012, 2), (1, 1035, 2)]
-    assert remove_snapshots(zone, merged | {("shop", "orders"): (1, Lsn(1035))}) == 1
+    assert (
+        remove_snapshots(zone, merged | {TableName("shop", "orders"): Position(1, Lsn(1035))}) == 1
+    )
     assert copies(zone) == [(1, 1035, 2)]
     assert copies(zone, "history") == [(1, 1000, 2), (1, 1012, 2)]
     assert copies(zone, "only") == [(1, 1000, 2)]
@@ -228,6 +234,6 @@ def test_copies_of_an_earlier_epoch_go_when_one_of_a_later_epoch_is_merged(zone:
     land_copies(zone, 1000)
     land_copies(zone, 1000, epoch=2)
     remove_windows(zone, 1, None, LATER)
-    assert remove_snapshots(zone, {("shop", "orders"): (1, Lsn(1020))}) == 0
-    assert remove_snapshots(zone, {("shop", "orders"): (2, Lsn(1000))}) == 1
+    assert remove_snapshots(zone, {TableName("shop", "orders"): Position(1, Lsn(1020))}) == 0
+    assert remove_snapshots(zone, {TableName("shop", "orders"): Position(2, Lsn(1000))}) == 1
     assert copies(zone) == [(2, 1000, 2)]

@@ -9,6 +9,7 @@ from psycopg2 import sql
 
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 
 
@@ -28,7 +29,8 @@ def findings_of(
     publication: str = "pub",
     **options: object,
 ) -> list[Finding]:
-    return run_preflight(settings, publication, slot, tables, **options)  # type: ignore[arg-type]
+    names = None if tables is None else [TableName(*table) for table in tables]
+    return run_preflight(settings, publication, slot, names, **options)  # type: ignore[arg-type]
 
 
 def problems_in(findings: list[Finding]) -> dict[tuple[str, str | None], str]:

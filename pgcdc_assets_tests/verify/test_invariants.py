@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -240,7 +240,7 @@ def full_tables(session: SparkSession, tmp_path_factory: pytest.TempPathFactory)
     )
     merged = Merged(session, landing)
     merged.merge(HISTORY)
-    merged.since = (1, Lsn(landing.lsn - 0x30))
+    merged.since = Position(1, Lsn(landing.lsn - 0x30))
     return merged
 
 
@@ -301,7 +301,7 @@ def test_where_an_epoch_begins_below_the_last_one_the_stored_epochs_give_the_ord
     landing.begin([("1", "b"), ("3", "a")])
     landing.land()
     tables.merge(HISTORY)
-    tables.since = (2, Lsn(0x1000))
+    tables.since = Position(2, Lsn(0x1000))
     for found in (tables.check_merged(2, HISTORY), tables.check_all(2, HISTORY)):
         assert set(found.not_judged) == {Rule.UNEXPLAINED_ENDS}
         assert not broken(found)

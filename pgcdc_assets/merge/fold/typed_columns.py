@@ -29,14 +29,14 @@ class SnapshotRows:
         frame: one column `new`, in the layout of `schema`.
         lsn: the snapshot's snapshot LSN.
         at: the time to which the snapshot belongs.
-        position: of the snapshot, over all epochs.
+        key: the snapshot's position as text.
     """
 
     frame: DataFrame
     schema: TableSchema
     lsn: Lsn
     at: dt.datetime
-    position: str
+    key: str
 
 
 def type_columns(

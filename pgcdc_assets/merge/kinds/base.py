@@ -250,7 +250,7 @@ class AccumulatingTable(TableKind):
         schema = self.build_snapshot_schema(snapshot)
         lsn = snapshot.snapshot_lsn
         rows = self.read_snapshot(snapshot, schema)
-        copied = SnapshotRows(rows, schema, lsn, at, snapshot.position)
+        copied = SnapshotRows(rows, schema, lsn, at, snapshot.key)
         if state is None:
             self.write_first_snapshot(copied, step)
             return Counts(snapshot.row_count, may_be_rescued=schema.may_rescue)

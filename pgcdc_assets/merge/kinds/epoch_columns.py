@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.write import overwrite_with_new_columns
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import EPOCH_COLUMNS, SCD2_COLUMNS
 from pgcdc_assets.tables.fence import Step, read_watermarks
 from pgcdc_assets.tables.state import open_table
@@ -39,9 +40,7 @@ class MergedEpoch:
     begins_at: dt.datetime
 
 
-def add_epochs(
-    spark: SparkSession, zone: RawZone, path: str, name: tuple[str, str], step: Step
-) -> None:
+def add_epochs(spark: SparkSession, zone: RawZone, path: str, name: TableName, step: Step) -> None:
     """Add the two columns and fill them, in one commit.
 
     Args:
@@ -59,7 +58,7 @@ def add_epochs(
     overwrite_with_new_columns(rows.select("*", *columns), path, step)
 
 
-def find_merged_epochs(zone: RawZone, path: str, name: tuple[str, str]) -> list[MergedEpoch]:
+def find_merged_epochs(zone: RawZone, path: str, name: TableName) -> list[MergedEpoch]:
     """List the epochs that a table holds changes of, the newest first."""
     epochs = {epoch.epoch: epoch for epoch in zone.epochs.all()}
     table = open_table(zone.lake, path)

@@ -63,7 +63,7 @@ def write_first_snapshot(path: str, copied: SnapshotRows, epoch: int, step: Step
         "'S' AS op",
     ]
     rows = type_columns(copied.frame, copied.schema, lambda i: f"new[{i}]", keep)
-    create_or_replace(path, rows, copied.schema, step, PARTITIONED_BY, copied.position)
+    create_or_replace(path, rows, copied.schema, step, PARTITIONED_BY, copied.key)
 
 
 def current_rows(spark: SparkSession, path: str) -> DataFrame:

@@ -87,7 +87,7 @@ class KeylessLog(TableKind):
             read_snapshot(self.spark, self.zone, snapshot), schema, snapshot.snapshot_lsn
         )
         if state is None:
-            create_or_replace(task.path, rows, schema, step, begins_with=snapshot.position)
+            create_or_replace(task.path, rows, schema, step, begins_with=snapshot.key)
         else:
             step = self.follow_relation(state, schema, step)
             append(task.path, rows, schema, step)

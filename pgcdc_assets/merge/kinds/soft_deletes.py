@@ -132,7 +132,7 @@ class SoftDeletes(AccumulatingTable):
         """Make the table of a snapshot."""
         rows = type_snapshot_rows(copied.frame, copied.schema, copied.lsn)
         path, schema = self.task.path, copied.schema
-        create_or_replace(path, rows, schema, step, begins_with=copied.position)
+        create_or_replace(path, rows, schema, step, begins_with=copied.key)
 
     def read_stored(self) -> DataFrame:
         """Read all rows: a deleted one may come back."""

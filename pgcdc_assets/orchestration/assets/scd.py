@@ -33,6 +33,7 @@ from pgcdc_assets.orchestration.state import newest_snapshots
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import read_scd_state
 from pgcdc_assets.tables.vacuum import vacuum_after_merge
 
@@ -269,7 +270,7 @@ class _Rounds:
         copied = self.copying.find(self.context.instance, self.zone)
         return {table for table, _ in self._selected if table.partition_key in copied}
 
-    def _copied_tables(self) -> tuple[int, set[tuple[str, str]]]:
+    def _copied_tables(self) -> tuple[int, set[TableName]]:
         epoch = self.zone.epochs.latest()
         return (
             (0, set()) if epoch is None else (epoch.epoch, set(newest_snapshots(self.zone, epoch)))
@@ -287,7 +288,7 @@ class _Rounds:
         return MergedChecks(
             self.zone,
             open_session=lambda: self._checking_session,
-            targets={(t.schema, t.table): t for t, _ in self.specs},
+            targets={t.name: t for t, _ in self.specs},
             merging={(t.schema, t.table, scd) for t, scd in self._selected},
             wanted={
                 name: check

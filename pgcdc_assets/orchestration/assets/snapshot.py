@@ -19,7 +19,6 @@ from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.table_name import TableName
 
 
 def build_snapshot_asset(
@@ -60,11 +59,11 @@ def build_snapshot_asset(
                 zone,
                 capture.slot,
                 capture.publication,
-                [(table.schema, table.table) for table in wanted],
+                [table.name for table in wanted],
                 adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
             )
             for outcome in outcomes:
-                name = TableName(outcome.schema, outcome.table)
+                name = outcome.name
                 if isinstance(outcome, SnapshotFailure):
                     context.log.error(f"{name}: {outcome.error}")
                     failures.append(outcome)
@@ -85,7 +84,7 @@ def build_snapshot_asset(
                 context.log_event(
                     dg.AssetMaterialization(spec.key, partition=key, metadata=entries)
                 )
-            named = [(str(TableName(f.schema, f.table)), f.error) for f in failures]
+            named = [(str(f.name), f.error) for f in failures]
             raise_failed("Not copied", named, capture.name)
         for key, entries in metadata.items():
             context.add_asset_metadata(entries, asset_key=spec.key, partition_key=key)
@@ -107,7 +106,7 @@ def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any
 
 def _passed(zone: RawZone, table: CdcTable, report: SnapshotReport) -> SnapshotFailure | None:
     """Say that a table was merged past its copy: by another instance, since ours waits."""
-    if all(mark < (report.epoch, report.snapshot_lsn) for mark in watermarks(zone, table)):
+    if all(mark < report.position for mark in watermarks(zone, table)):
         return None
     error = MergeConflict(
         table=table.qualified_name,
@@ -123,7 +122,7 @@ def source_metadata(zone: RawZone, report: SnapshotReport) -> dict[str, Any]:
     relations = [
         version.relation
         for version in zone.relations.versions(report.epoch)
-        if (version.relation.schema, version.relation.table) == (report.schema, report.table)
+        if version.relation.name == report.name
     ]
     columns = [
         dg.TableColumn(

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge.report import MergeReport
 from pgcdc_assets.orchestration.runs.failures import sentence_of
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify import Findings, check_merged
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class _Touched:
         is_idle: nothing was.
     """
 
-    since: tuple[int, Lsn] | None = None
+    since: Position | None = None
     is_idle: bool = False
 
     @classmethod
@@ -103,7 +104,7 @@ class _Touched:
         """
         if report.snapshot_lsn is not None or report.watermark_before is None:
             return cls(None)
-        return cls((epoch, report.watermark_before), is_idle=not report.changes_read)
+        return cls(Position(epoch, report.watermark_before), is_idle=not report.changes_read)
 
     def together(self, other: _Touched) -> _Touched:
         """Say what the merges of two tables touched in either."""
@@ -129,7 +130,7 @@ class MergedChecks:
 
     zone: RawZone
     open_session: Callable[[], SparkSession]
-    targets: Mapping[tuple[str, str], CdcTable]
+    targets: Mapping[TableName, CdcTable]
     merging: Collection[Place]
     wanted: Mapping[Place, dg.AssetCheckKey]
     _touched: dict[Place, _Touched] = field(default_factory=dict)
@@ -176,7 +177,7 @@ class MergedChecks:
             if self._session is None:
                 self._session = self.open_session()
             findings = check_merged(
-                self._session, self.zone, self.targets[schema, table], scd, touched.since
+                self._session, self.zone, self.targets[TableName(schema, table)], scd, touched.since
             )
         except Exception as error:
             yield not_checked(check, error)

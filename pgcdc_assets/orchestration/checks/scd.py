@@ -24,6 +24,7 @@ from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_fai
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import read_scd_state, table_path
 from pgcdc_assets.verify import (
     Comparison,
@@ -59,12 +60,12 @@ def build_table_checks(
         raw: the raw asset.
     """
     names = Names.of(capture)
-    tables = {(t.schema, t.table): t for t in capture.tables}
+    tables = {t.name: t for t in capture.tables}
     places = {key: place for place, key in keys.items()}
     materialised = frozenset({raw, *places})
     step = StepKeys(capture.name)
     step_keys = {
-        (schema, table, scd): step.key(f"scd{scd}", tables[schema, table], key)
+        (schema, table, scd): step.key(f"scd{scd}", tables[TableName(schema, table)], key)
         for (schema, table, scd), key in keys.items()
     }
 
@@ -75,7 +76,7 @@ def build_table_checks(
             *(
                 _equality_spec(key)
                 for (schema, table, scd), key in step_keys.items()
-                if scd == 1 and tables[schema, table].mirrors_source
+                if scd == 1 and tables[TableName(schema, table)].mirrors_source
             ),
         ],
         can_subset=True,
@@ -99,7 +100,7 @@ def build_table_checks(
             wanted = {}
             for check in checks:
                 schema, table, scd = places[check.asset_key]
-                wanted[check] = tables[schema, table], scd
+                wanted[check] = tables[TableName(schema, table)], scd
             for check, outcome in checking.make(wanted):
                 if isinstance(outcome, dg.AssetCheckResult):
                     yield outcome

@@ -25,11 +25,7 @@ def read_table_places(
     known = zone.relations.newest_ids(epoch.epoch, capture.table_names)
     with query_connection(settings, purpose) as conn:
         moved = {e.relation: e for e in find_moved_tables(conn, capture.publication, known)}
-    return {
-        table: moved.get(str(table.name))
-        for table in capture.tables
-        if (table.schema, table.table) in known
-    }
+    return {table: moved.get(str(table.name)) for table in capture.tables if table.name in known}
 
 
 def find_moved_tables_of(

@@ -13,14 +13,14 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
-from pgcdc_assets.orchestration.state import Position, read_state, watermarks
+from pgcdc_assets.orchestration.state import read_state, watermarks
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.retention import RetentionReport, remove_snapshots, remove_windows
 from pgcdc_assets.raw.staging import STALE_AFTER, remove_stale
@@ -137,14 +137,14 @@ def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
     return min(known) if known and len(known) == len(marks) else None
 
 
-def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[tuple[str, str], Position]:
+def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[TableName, Position]:
     """Say how far the tables are merged that a copy replaces as a whole."""
     merged = {}
     for table in capture.tables:
         target, marks = table, watermarks(zone, table)
         keeps_history = any(target.keeps_history(scd) for scd in table.scd)
         if marks and len(marks) == len(table.scd) and not keeps_history:
-            merged[table.schema, table.table] = min(marks)
+            merged[table.name] = min(marks)
     return merged
 
 

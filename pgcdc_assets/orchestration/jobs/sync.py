@@ -21,7 +21,7 @@ import dagster as dg
 
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.checks.source_tables import find_moved_tables_of
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.names import Names
@@ -44,7 +44,7 @@ from pgcdc_assets.orchestration.runs.records import (
     find_unfinished,
 )
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
-from pgcdc_assets.orchestration.state import Position, TableState, read_state
+from pgcdc_assets.orchestration.state import TableState, read_state
 from pgcdc_assets.settings import CdcTable
 
 __all__ = ["SyncLimits", "SyncReport", "requested_job", "sync_capture"]

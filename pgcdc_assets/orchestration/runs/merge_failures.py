@@ -10,7 +10,7 @@ from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.runs.failures import FAILED_TABLES
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, PURPOSE_TAG, THROUGH_TAG
-from pgcdc_assets.orchestration.state import TableState, window_end
+from pgcdc_assets.orchestration.state import TableState
 
 _RUNS_TO_READ = 20
 
@@ -30,7 +30,7 @@ def find_merge_failures(
     failed = RunsFilter(tags=tags, statuses=[DagsterRunStatus.FAILURE])
     found: dict[str, str] = {}
     for run in instance.get_runs(failed, limit=_RUNS_TO_READ):
-        through = window_end(LsnWindow.parse(run.tags[THROUGH_TAG]))
+        through = LsnWindow.parse(run.tags[THROUGH_TAG]).end_position
         for table, reason in _failed_tables(instance, run.run_id).items():
             state = waiting.get(table)
             if state is None or table in found:

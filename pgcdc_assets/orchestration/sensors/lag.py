@@ -17,7 +17,7 @@ import dagster as dg
 
 from pgcdc_assets.capture.window import check_has_wal
 from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
@@ -46,11 +46,9 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     plan_window,
 )
 from pgcdc_assets.orchestration.state import (
-    Position,
     captured_through,
     newest_snapshots,
     read_state,
-    window_end,
 )
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
@@ -230,9 +228,7 @@ class _Tick:
 
     def _ask_for_copies(self, epoch: Epoch | None) -> None:
         copied = newest_snapshots(self.zone, epoch) if epoch is not None else {}
-        missing = [
-            t.partition_key for t in self.capture.tables if (t.schema, t.table) not in copied
-        ]
+        missing = [t.partition_key for t in self.capture.tables if t.name not in copied]
         if not missing:
             return
         instance = self.context.instance
@@ -270,7 +266,7 @@ class _Tick:
         landed_ago: float | None,
     ) -> None:
         instance = self.context.instance
-        open_windows = tuple(w for w in windows if window_end(w) > through)
+        open_windows = tuple(w for w in windows if w.end_position > through)
         past = None
         if open_windows and not self.is_capturing:
             past = attempts_for(

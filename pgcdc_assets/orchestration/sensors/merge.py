@@ -33,7 +33,7 @@ from pgcdc_assets.orchestration.runs.records import (
 )
 from pgcdc_assets.orchestration.runs.snapshot_runs import RunningSnapshots
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
-from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state, window_end
+from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
 from pgcdc_assets.settings import CdcCapture
 
 MINIMUM_INTERVAL_SECONDS = 2
@@ -122,7 +122,7 @@ class _Tick:
             return dg.SkipReason(f"being copied anew: {', '.join(sorted(self.copied))}")
         known = self.instance.get_dynamic_partitions(self.capture.windows_name)
         windows = [LsnWindow.parse(key) for key in known]
-        landed = sorted(w for w in windows if window_end(w) <= self.state.captured_through)
+        landed = sorted(w for w in windows if w.end_position <= self.state.captured_through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
         if self.progress is not None and self.is_merging:
@@ -205,7 +205,7 @@ class _Tick:
             return False
         if run.status == DagsterRunStatus.SUCCESS:
             return False
-        through = window_end(LsnWindow.parse(run.tags[THROUGH_TAG]))
+        through = LsnWindow.parse(run.tags[THROUGH_TAG]).end_position
         return table.merged_through is None or table.merged_through < through
 
     def _is_copied(self, table: TableState) -> bool:

@@ -19,6 +19,7 @@ from pgcdc_assets.postgres.preflight.server import (
 )
 from pgcdc_assets.postgres.preflight.tables import check_tables
 from pgcdc_assets.postgres.publication import read_publication
+from pgcdc_assets.table_name import TableName
 
 __all__ = ["Finding", "raise_errors", "run_preflight"]
 
@@ -27,8 +28,8 @@ def run_preflight(
     settings: ConnectionSettings,
     publication: str,
     slot: str,
-    tables: Sequence[tuple[str, str]] | None = None,
-    keys: Mapping[tuple[str, str], Sequence[str]] | None = None,
+    tables: Sequence[TableName] | None = None,
+    keys: Mapping[TableName, Sequence[str]] | None = None,
     *,
     is_slot_ours: bool = True,
 ) -> list[Finding]:

@@ -72,8 +72,8 @@ def check_publication(publication: Publication, table_count: int) -> Iterator[Fi
 def check_tables(
     conn: Connection,
     publication: Publication,
-    tables: Sequence[tuple[str, str]] | None,
-    keys: Mapping[tuple[str, str], Sequence[str]],
+    tables: Sequence[TableName] | None,
+    keys: Mapping[TableName, Sequence[str]],
     role: str,
 ) -> Iterator[Finding]:
     """Check each published table, or the ones named.
@@ -82,10 +82,7 @@ def check_tables(
         keys: of the tables whose key is declared in the definitions, so that they need none in
             the catalog.
     """
-    published = {
-        (table.relation.schema, table.relation.table): table
-        for table in published_tables(conn, publication.name)
-    }
+    published = {table.relation.name: table for table in published_tables(conn, publication.name)}
     yield from check_publication(publication, len(published))
     relation_ids = [table.relation.relation_id for table in published.values()]
     access = _read_access(conn, relation_ids)
@@ -96,11 +93,11 @@ def check_tables(
         [published[name].relation for name in wanted if name in published], access, quoted(role)
     )
     if tables is not None:
-        names = [str(TableName(*name)) for name in published]
-        declared = [str(TableName(*name)) for name in wanted]
+        names = [str(name) for name in published]
+        declared = [str(name) for name in wanted]
         yield from check_undeclared(names, declared, publication.name)
     for name in wanted:
-        found, shown = published.get(name), str(TableName(*name))
+        found, shown = published.get(name), str(name)
         if found is None:
             reason = explain_unpublished(conn, publication.name, *name)
             yield Finding("table", "error", f"Table {shown} {reason}.", table=shown)

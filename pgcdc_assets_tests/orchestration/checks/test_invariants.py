@@ -23,6 +23,7 @@ from pgcdc_assets.orchestration.checks.invariants import (
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Findings, Rule
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
@@ -146,7 +147,7 @@ def checks(zone: RawZone, merging: tuple[int, ...] = (1, 2)) -> MergedChecks:
     return MergedChecks(
         zone,
         open_session=lambda: None,  # type: ignore[arg-type,return-value]
-        targets={("shop", "items"): CdcTable("shop", "items", (1, 2))},
+        targets={TableName("shop", "items"): CdcTable("shop", "items", (1, 2))},
         merging={("shop", "items", scd) for scd in merging},
         wanted={
             ("shop", "items", 1): dg.AssetCheckKey(IMAGE, INVARIANTS),

@@ -17,6 +17,7 @@ from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
 from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
 from pgcdc_assets.settings import RetentionPolicy
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
@@ -180,7 +181,11 @@ def test_upkeep_removes_old_windows_and_their_keys(
 
     strict.database.execute("delete from a where id = 2")
     snapshot_tables(
-        strict.database.settings(), strict.zone, strict.capture.slot, "pub", [("public", "a")]
+        strict.database.settings(),
+        strict.zone,
+        strict.capture.slot,
+        "pub",
+        [TableName("public", "a")],
     )
     sync(strict)
     assert spark.sql(f"SELECT * FROM {live(strict, 'a')}").count() == 9

@@ -30,6 +30,7 @@ from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_session
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.waits import wait_until
@@ -198,7 +199,7 @@ def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
         while not wider.instance.get_materialized_partitions(B):
             time.sleep(0.1)
         snapshot_tables(
-            database.settings(), wider.zone, wider.capture.slot, "pub", [("public", "c")]
+            database.settings(), wider.zone, wider.capture.slot, "pub", [TableName("public", "c")]
         )
         wider.commit("insert into c values (1)")
         wider.commit("insert into b values (1, 1)")

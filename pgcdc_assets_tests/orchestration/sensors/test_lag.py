@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from pgcdc_assets.errors import RawZoneError, SlotAdvanced, SlotLost, SlotMissing
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH
 from pgcdc_assets.settings import WindowPolicy
 from pgcdc_assets.tables.state import advance_watermark, table_path
@@ -206,7 +206,7 @@ def merged_through(orchestrated: Orchestrated, table: str, lsn: Lsn) -> None:
     zone = orchestrated.zone
     path = table_path(zone.lake, zone.name, "public", table, 1)
     write_deltalake(path, pa.table({"id": pa.array([], pa.int32())}))
-    advance_watermark(zone, path, None, (1, lsn))
+    advance_watermark(zone, path, None, Position(1, lsn))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.convergence.workload import KEYED
 
 # Small batches, so that a transaction spans several and can be cut anywhere.
@@ -34,7 +35,7 @@ WINDOWS = 4
 
 def copy(settings: ConnectionSettings, zone: RawZone, slot: str, publication: str) -> None:
     copied = {copy.table for copy in zone.snapshots.complete_snapshots()}
-    missing = [("public", table) for table in KEYED if table not in copied]
+    missing = [TableName("public", table) for table in KEYED if table not in copied]
     if missing:
         for report in snapshot_tables(settings, zone, slot, publication, missing):
             if isinstance(report, SnapshotFailure):

@@ -14,6 +14,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Comparison, compare_table
 from pgcdc_assets_tests.support.database import Database
@@ -45,7 +46,7 @@ class Pipeline:
 
     def copy(self, *tables: str) -> None:
         """Copy the tables anew; without names, those that have no copy yet."""
-        wanted = [("public", table) for table in tables] or None
+        wanted = [TableName("public", table) for table in tables] or None
         snapshot_tables(self.database.settings(), self.zone, self.slot, PUBLICATION, wanted)
 
     def capture(self) -> LsnWindow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -31,7 +31,7 @@ class Merged:
 
     session: SparkSession
     landing: Landing
-    since: tuple[int, Lsn] = (1, Lsn(0))
+    since: Position = field(default_factory=lambda: Position(1, Lsn(0)))
 
     @property
     def zone(self) -> RawZone:
@@ -44,7 +44,7 @@ class Merged:
         """Merge what is landed."""
         for report in merge_tables(self.session, self.zone, [table], self.landing.windows[-1]):
             assert isinstance(report, MergeReport), report.error.__cause__ or report.error
-            self.since = (self.landing.epoch, report.watermark_before or Lsn(0))
+            self.since = Position(self.landing.epoch, report.watermark_before or Lsn(0))
 
     def check_merged(self, scd: int, table: CdcTable) -> Findings:
         """Look at what the last merge touched, as in a table that is large."""
