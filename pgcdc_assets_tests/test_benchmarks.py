@@ -18,7 +18,7 @@ from benchmarks.page import PAGE, README, generate
 from benchmarks.processes import CommandFailedError, run_measured
 from benchmarks.results import FIRST, Result, entry_of, read_entries, save
 from benchmarks.turns import in_turns
-from pgcdc_assets_tests.fixtures.syntax import syntax_tree
+from pgcdc_assets_tests.support.syntax import syntax_tree
 
 _FOLDER = Path(results.__file__).parent
 _CONTEXT_FIELDS = {
