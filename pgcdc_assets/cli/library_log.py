@@ -41,6 +41,7 @@ class LibraryLog:
     _fd: int
     _kept: dict[int, int] = field(default_factory=dict)
     _streams: tuple[TextIO, TextIO] = field(default_factory=lambda: (sys.stdout, sys.stderr))
+    _opened: list[TextIO] = field(default_factory=list)
     _closed: threading.Event = field(default_factory=threading.Event)
 
     def has_content(self) -> bool:
@@ -68,6 +69,10 @@ class LibraryLog:
             os.close(kept)
         sys.stdout, sys.stderr = self._streams
         _terminal = None
+        for stream in self._opened:
+            # What is not written yet may have nowhere to go, as with a closed pipe.
+            with suppress(OSError):
+                stream.close()
         os.close(self._fd)
 
     def _redirect(self) -> None:
@@ -83,6 +88,7 @@ class LibraryLog:
         for number in self._kept:
             os.dup2(self._fd, number)
         sys.stderr = os.fdopen(os.dup(self._fd), "w", buffering=1, errors="backslashreplace")
+        self._opened += {sys.stdout, sys.stderr, _terminal} - {out, err}
         threading.Thread(target=self._watch, name="library log", daemon=True).start()
 
     def _watch(self) -> None:
