@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
+from pgcdc_assets.orchestration.feature_warnings import checks_definition
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import identifier
 
@@ -143,6 +144,5 @@ class StepKeys:
         """Give the assets, checks and dependencies of a step their own keys."""
         restored = definition.with_attributes(asset_key_replacements=self.own)
         if isinstance(definition, dg.AssetChecksDefinition):
-            # Dagster would turn it into one in each process, and warn of its own beta features.
-            return dg.AssetChecksDefinition(**restored.get_attributes_dict())
+            return checks_definition(restored)
         return restored

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import dagster as dg
@@ -18,6 +19,7 @@ from pgcdc_assets.orchestration.project.code_location import (
     load_defs_folders,
     load_location,
 )
+from pgcdc_assets.orchestration.project.defs_tables import component_yaml
 from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.translator import AssetData, Layer
 from pgcdc_assets.settings import CheckPolicy, RetentionPolicy
@@ -104,7 +106,10 @@ def test_jobs_sensors_pools_and_executor(location: CodeLocation) -> None:
         assert repository.get_job(job).executor_def is run_executor
     assert location.definitions.executor is run_executor
     pools = {
-        node.pool for job in repository.get_all_jobs() for node in job.all_node_defs if node.pool
+        node.pool
+        for job in repository.get_all_jobs()
+        for node in job.all_node_defs
+        if isinstance(node, dg.OpDefinition) and node.pool
     }
     assert pools == {
         "pgcdc/shop/slot",
@@ -267,12 +272,20 @@ def test_importing_the_protocol_does_not_import_dagster() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("declared", ["in Python", "in YAML"])
 def test_a_code_server_that_lists_the_checks_prints_no_warning_of_beta_features(
-    recwarn: pytest.WarningsRecorder,
+    declared: str, tmp_path: Path
 ) -> None:
     """Dagster turns check definitions of another class into its own, outside of our code."""
     capture = CdcCapture("shop", "pub", (CdcTable("public", "orders"),))
-    repository = build_cdc_definitions(capture).get_repository_def()
-    recwarn.clear()
-    assert repository.asset_checks_defs_by_key
-    assert [str(warning.message) for warning in recwarn] == []
+    if declared == "in Python":
+        definitions = build_cdc_definitions(capture)
+    else:
+        (tmp_path / "shop").mkdir()
+        text = component_yaml(capture.name, capture.publication, capture.tables, slot=capture.slot)
+        (tmp_path / "shop" / "defs.yaml").write_text(text)
+        definitions = load_defs_folders([tmp_path])
+    repository = definitions.get_repository_def()
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        assert repository.asset_checks_defs_by_key
+    assert [str(warning.message) for warning in caught] == []

@@ -17,7 +17,10 @@ from dagster_shared.record import replace
 from pydantic import ValidationError
 
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
-from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
+from pgcdc_assets.orchestration.feature_warnings import (
+    checks_definition,
+    without_feature_warnings,
+)
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
@@ -89,10 +92,15 @@ def load_defs_folders(folders: Sequence[Path]) -> dg.Definitions:
 def _load(folder: Path) -> dg.Definitions:
     tree = dg.ComponentTree(defs_module=_module_of(folder), project_root=folder.parent)
     try:
-        return tree.build_defs()
+        definitions = tree.build_defs()
     except Exception as error:
         explained, may_be_shown = _explained(folder, error)
         raise explained from (error if may_be_shown else None)
+    checks = [
+        checks_definition(check) if type(check) is dg.AssetsDefinition else check
+        for check in definitions.asset_checks or ()
+    ]
+    return replace(definitions, asset_checks=checks)
 
 
 @without_feature_warnings()
