@@ -118,14 +118,15 @@ def _constants(node: ast.AST) -> Iterator[str]:
             if isinstance(target, ast.Name) and named.search(target.id):
                 dicts.append(node.value)
             elif isinstance(target, ast.Subscript) and named.search(ast.unparse(target.value)):
-                yield from (n.value for n in [target.slice] if isinstance(n, ast.Constant))
+                if isinstance(target.slice, ast.Constant):
+                    yield str(target.slice.value)
     elif isinstance(node, ast.FunctionDef) and named.search(node.name):
         dicts += [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
     for found in dicts:
         if isinstance(found, ast.Dict):
             for key in found.keys:
                 if isinstance(key, ast.Constant):
-                    yield key.value
+                    yield str(key.value)
 
 
 def test_the_page_of_metrics_lists_the_metadata_of_the_code() -> None:

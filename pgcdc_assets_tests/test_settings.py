@@ -85,8 +85,9 @@ def test_windows_of_no_size_are_refused() -> None:
 @pytest.mark.parametrize("count", [0, 0.5, -1, float("nan")])
 @pytest.mark.parametrize("unit", ["old_version_hours", "old_version_days"])
 def test_old_versions_are_kept_longer_than_a_merge_reads_them(unit: str, count: float) -> None:
+    options: dict[str, Any] = {unit: count}
     with pytest.raises(ConfigurationError, match=rf"retention\.{unit} must be 1 or more"):
-        RetentionPolicy(**{unit: count})
+        RetentionPolicy(**options)
 
 
 def test_days_go_before_hours() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import psycopg2
@@ -82,7 +82,7 @@ def copy_relation(
     row_filter: str | None = None,
     publication: str = "",
     chunk_bytes: int = _CHUNK_BYTES,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Yield a table's rows as of a snapshot: one column `new`, the texts of each row's columns.
 
     Args:

@@ -39,8 +39,9 @@ def test_changes_written_without_the_publication_are_never_passed_over(
     if is_encrypted:
         # Which of the two ways of reading is taken depends on nothing else.
         from pgcdc_assets.postgres.stream import connection
+        from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 
-        monkeypatch.setattr(connection, "SocketWire", connection.LibpqWire)
+        monkeypatch.setattr(connection, "SocketWire", LibpqWire)
     slot, settings = f"s_{database.name}", database.settings()
     database.execute("create table t (id int primary key); create publication pub for table t")
     snapshot_tables(settings, zone, slot, "pub")

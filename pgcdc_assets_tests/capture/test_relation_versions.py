@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pgcdc_assets_tests.support.captures import Capturing
@@ -101,9 +103,12 @@ def test_a_table_that_is_announced_hundreds_of_times_is_looked_up_over_one_conne
                 cursor.execute(f"truncate t{i}; insert into t{i} values ({number})")
     scans = []
     read = RelationRegistry._read
-    monkeypatch.setattr(
-        RelationRegistry, "_read", lambda registry: [scans.append(1), read(registry)][1]
-    )
+
+    def recorded(registry: RelationRegistry) -> Any:
+        scans.append(1)
+        return read(registry)
+
+    monkeypatch.setattr(RelationRegistry, "_read", recorded)
     report = capturing.through(proxy.conninfo(capturing.conninfo)).capture()
     assert report.row_count == 200 * tables
     # The lease, the stream and the catalog.

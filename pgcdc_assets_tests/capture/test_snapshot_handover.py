@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg2
 import pytest
@@ -23,6 +24,7 @@ from pgcdc_assets.capture.snapshot import (
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.copy import copy_published
 from pgcdc_assets.raw.scan import data_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
@@ -39,11 +41,14 @@ def _slot(database: Database) -> str:
 
 def _copy_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str | None]]:
     """Read a copy's rows back from the lake."""
-    rows = zone.snapshots.table.load().to_pyarrow_table(
+    copies = zone.snapshots.table.load()
+    assert copies is not None
+    rows = copies.to_pyarrow_table(
         filters=[("table", "=", table), ("snapshot_lsn", "=", int(snapshot_lsn))],
         columns=["new"],
     )
-    return rows.column("new").to_pylist()
+    texts: list[list[str | None]] = rows.column("new").to_pylist()
+    return texts
 
 
 @contextmanager
@@ -147,7 +152,7 @@ def test_copies_meet_the_stream_exactly_while_writers_go_on(
         assert _replay(database, slot, rows, report.snapshot_lsn) == source
 
 
-def _captured(database: Database, slot: str) -> list[object]:
+def _captured(database: Database, slot: str) -> list[Any]:
     with query_connection(database.settings(), "test", statement_timeout_ms=0) as conn:
         return list(peek(conn, slot, "pub").changes)
 
@@ -249,9 +254,10 @@ def test_a_run_killed_anywhere_is_taken_up_by_the_next(
     assert database.query("select slot_name from pg_replication_slots where database = "
                           "current_database()") == [(slot,)]  # fmt: skip
     # A copy is exactly the files its commit names.
-    assert sum(file.row_count for file in data_files(zone.snapshots.table.load())) == sum(
-        copy.row_count for copy in copies
-    )
+    table = zone.snapshots.table.load()
+    assert table is not None
+    row_count = sum(file.row_count for file in data_files(table))
+    assert row_count == sum(copy.row_count for copy in copies)
 
 
 def test_an_empty_table_has_a_complete_copy(database: Database, zone: RawZone) -> None:
@@ -306,13 +312,13 @@ def test_a_table_altered_under_the_copy_is_copied_with_its_new_shape(
 
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1)")
-    original, attempts = snapshot.copy_published, []
+    attempts: list[object] = []
 
-    def altered(*arguments: object) -> object:
+    def altered(*arguments: Any) -> object:
         attempts.append(arguments)
         if len(attempts) == 1:
             database.execute("alter table t add column n int not null default 7")
-        return original(*arguments)  # type: ignore[arg-type]
+        return copy_published(*arguments)
 
     monkeypatch.setattr(snapshot, "copy_published", altered)
     [report] = snapshot_tables(database.settings(), zone, _slot(database), "pub")

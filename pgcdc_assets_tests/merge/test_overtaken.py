@@ -170,7 +170,7 @@ def test_a_merge_prepared_before_an_idle_watermark_moved_writes_nothing(
     path = merge(spark, landing, BAG.target).path
     for _ in range(IDLE_WINDOWS):
         idle = landing.land([])
-    landing.land(BAG.first + BAG.second)
+    landing.land([*BAG.first, *BAG.second])
     with right_before_the_write(spark, lambda: merge(spark, landing, BAG.target, idle)):
         _fails(spark, landing, BAG.target)
     assert _position(landing, BAG.target) == (1, idle.end)
@@ -190,7 +190,8 @@ def test_a_merge_that_ends_before_it_records_its_watermark_is_not_repeated(
         killed.setattr(state, "record_watermark", lambda *_: None)
         merge(spark, landing, BAG.target)
     recorded = zone.app_id(1)
-    assert DeltaTable(path).transaction_version(recorded) < last.end
+    before = DeltaTable(path).transaction_version(recorded)
+    assert before is not None and before < last.end
     assert _position(landing, BAG.target) == (1, last.end)
     assert merge(spark, landing, BAG.target).changes_read == 0
     assert DeltaTable(path).transaction_version(recorded) == last.end

@@ -14,6 +14,7 @@ from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.history import (
     Change,
     Landing,
@@ -208,11 +209,13 @@ def test_a_log_has_every_change_once_and_copies_as_well(
     landing.land([truncate()])
     landing.copy([("0", None, "c")])
     landing.land([delete("0", None, "c", old_kind="O"), insert("-0", None, "d")])
+    path = table_path(zone.lake, zone.name, _LOG.schema, _LOG.table, 1)
     for number in runs:
         (report,) = merge_tables(spark, zone, [_LOG], landing.windows[number])
         assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+        assert report.path == path
     list(merge_tables(spark, zone, [_LOG], landing.windows[-1]))
-    rows = spark.read.format("delta").load(report.path).collect()
+    rows = spark.read.format("delta").load(path).collect()
     start, (first, second, third) = 0x1000, (int(w.start) for w in landing.windows)
     logged = [(r._lsn, max(r._ordinal, -1), r._op, repr(r.note), repr(r._rescued)) for r in rows]
     assert sorted(logged) == [

@@ -131,7 +131,9 @@ def test_a_table_that_was_made_otherwise_is_refused_with_the_remedy(
 
 
 def _last_of_each_key(versions: Versions) -> list[Version]:
-    last = {(version.row[0], version.row[1]): version for version in versions.ended}
+    last: dict[tuple[str | None, ...], Version] = {
+        (version.row[0], version.row[1]): version for version in versions.ended
+    }
     return list({**last, **versions.open}.values())
 
 

@@ -53,7 +53,7 @@ def rebuilt(pipeline: Pipeline, through: Lsn | None = None, scd: int = 1) -> Reb
     return rebuild_table(pipeline.spark, pipeline.zone, TARGET, scd, through)
 
 
-def contents(pipeline: Pipeline) -> list[tuple[object, ...]]:
+def contents(pipeline: Pipeline) -> list[tuple[str, ...]]:
     return sorted(
         (tuple(map(str, row)) for row in pipeline.frame().collect()), key=lambda row: int(row[0])
     )

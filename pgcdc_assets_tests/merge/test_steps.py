@@ -16,13 +16,11 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, run
-from pgcdc_assets.merge import (
-    run as one_table,
-)
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable, StepLimit
 from pgcdc_assets.spark.session import own_sessions
+from pgcdc_assets.spark.tuning import tune
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
@@ -110,7 +108,8 @@ def test_a_table_fifty_windows_behind_is_merged_in_commits_within_the_limit(
 def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
     spark: SparkSession, far_behind: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done, real = [], run.merge_table
+    done: list[int] = []
+    real = run.merge_table
 
     def ending(*arguments: Any) -> MergeReport:
         if len(done) == 1:
@@ -202,13 +201,12 @@ def test_a_copy_that_is_compared_with_a_history_counts_as_large_by_its_bytes(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
-    real = one_table.tune
 
-    def tune(session: SparkSession, changes: int, target_bytes: int, change_bytes: int) -> None:
+    def recorded(session: SparkSession, changes: int, target_bytes: int, change_bytes: int) -> None:
         told.append(change_bytes)
-        real(session, changes, target_bytes, change_bytes)
+        tune(session, changes, target_bytes, change_bytes)
 
-    monkeypatch.setattr(one_table, "tune", tune)
+    monkeypatch.setattr(run, "tune", recorded)
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     rows = [[str(n), f"{n}" * 100_000] for n in range(20)]
     text = sum(len(row[1]) for row in rows)

@@ -23,7 +23,7 @@ MART = dg.AssetKey("mart")
 
 
 def with_mart(
-    definitions: dg.Definitions, condition: dg.AutomationCondition[dg.AssetKey]
+    definitions: dg.Definitions, condition: dg.AutomationCondition[Any]
 ) -> dg.Definitions:
     """Add an asset without partitions that depends on both tables."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -61,15 +62,16 @@ def test_an_asset_is_made_after_merges_with_changes_of_its_table_and_after_no_ot
     def made() -> list[str]:
         return output.read_text().split() if output.exists() else []
 
+    def shows_another(before: object) -> bool:
+        return shown_through(instance, B) != before
+
     with running_daemon(orchestrated, tmp_path, code) as daemon:
         wait_until(lambda: made() == ["10"], "the first contents", limit_seconds=SECONDS)
         for number in range(2):
             before = shown_through(instance, B)
             orchestrated.commit(f"insert into b values ({number}, 1)")
             wait_until(
-                lambda before=before: shown_through(instance, B) != before,
-                "a merge of the other table",
-                limit_seconds=SECONDS,
+                partial(shows_another, before), "a merge of the other table", limit_seconds=SECONDS
             )
         wait_until(lambda: shown_through(instance, A) == shown_through(instance, B), "both")
         merged_at = time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -108,10 +109,10 @@ def _insert_every_type(database: Database) -> None:
     database.execute(f"insert into every_type values ({row}, {firsts})")
 
 
-def _copy(database: Database, publication: str = "pub") -> dict[str, list[object]]:
+def _copy(database: Database, publication: str = "pub") -> dict[str, list[Any]]:
     """Copy a publication's tables at one snapshot."""
     settings = database.settings()
-    copies: dict[str, list[object]] = {}
+    copies: dict[str, list[Any]] = {}
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         with query_connection(settings, "test") as conn:
             tables = published_tables(conn, publication)

@@ -11,6 +11,7 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.errors import ConfigurationError, SlotBusy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.slots import (
+    SlotStatus,
     check_slot_usable,
     create_slot,
     drop_slot,
@@ -32,9 +33,13 @@ def test_a_slot_is_read_with_the_servers_position_in_one_statement(database: Dat
         with create_slot(database.settings(), slot) as snapshot:
             pass
         database.execute("create table t as select generate_series(1, 10000)")
-        status = wait_until(
-            lambda: (s := read_slot_status(conn, slot)) and s.lag_bytes > 100_000 and s, "lag"
-        )
+
+        def with_lag() -> SlotStatus | None:
+            status = read_slot_status(conn, slot)
+            assert status is not None
+            return status if (status.lag_bytes or 0) > 100_000 else None
+
+        status = wait_until(with_lag, "lag")
         assert status.confirmed_flush_lsn == snapshot.consistent_point
         assert (status.plugin, status.slot_type, status.database) == (
             "pgoutput",
@@ -42,6 +47,7 @@ def test_a_slot_is_read_with_the_servers_position_in_one_statement(database: Dat
             database.name,
         )
         assert status.current_lsn <= read_current_lsn(conn)
+        assert status.lag_bytes is not None and status.retained_bytes is not None
         assert status.retained_bytes >= status.lag_bytes
         assert (status.wal_status, status.active_pid, status.is_lost) == ("reserved", None, False)
         assert status.lag_seconds is None

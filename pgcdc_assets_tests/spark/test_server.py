@@ -69,9 +69,12 @@ class Clone:
             text=True,
         )
 
-    def pgcdc(self, *arguments: str, status: int = 0, **environment: str) -> str:
-        """Run a command to its end; return what it printed, errors included."""
-        process = self.begin(*arguments, **environment)
+    def pgcdc(self, *arguments: str, **environment: str) -> str:
+        """Run a command that succeeds; return what it printed, errors included."""
+        return self.end(0, self.begin(*arguments, **environment))
+
+    def end(self, status: int, process: subprocess.Popen[str]) -> str:
+        """Wait for a command to end with a status; return what it printed, errors included."""
         out, error = process.communicate(timeout=280)
         assert process.returncode == status, out + error
         assert strangers_in(error) == []
@@ -143,10 +146,10 @@ def test_dev_that_is_interrupted_while_it_starts_leaves_no_process(clone: Clone)
 
 
 def test_a_start_that_fails_says_why_in_a_sentence(clone: Clone, tmp_path: Path) -> None:
-    said = clone.pgcdc("spark", "start", status=2, JAVA_HOME="/no/such/java")
+    said = clone.end(2, clone.begin("spark", "start", JAVA_HOME="/no/such/java"))
     assert "JAVA_HOME is /no/such/java" in said
     write_java(tmp_path, "17.0.1", status_of_others=1)
-    said = clone.pgcdc("spark", "start", status=2, JAVA_HOME=str(tmp_path))
+    said = clone.end(2, clone.begin("spark", "start", JAVA_HOME=str(tmp_path)))
     assert "ended with status 1" in said
     assert "spark-server.log" in said
     assert not clone.server.state_file.exists()
@@ -226,7 +229,8 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
     assert log.is_file()
 
     database.execute("insert into t values (100, 'later')")
-    said = clone.pgcdc("sync", "--name", "t", status=2, **without_java, PGCDC_SPARK_REMOTE="local")
+    embedded = {**without_java, "PGCDC_SPARK_REMOTE": "local"}
+    said = clone.end(2, clone.begin("sync", "--name", "t", **embedded))
     assert "JAVA_HOME is /no/such/java" in said
 
 

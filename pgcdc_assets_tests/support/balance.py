@@ -10,7 +10,7 @@ measured figure would have to be kept up to date.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put long groups first, in a process of several."""
     if not hasattr(config, "workerinput"):
         return
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for item in items:
         seconds[group_of(item.nodeid)] += _estimate(item)
     items.sort(key=lambda item: (-seconds[group_of(item.nodeid)], group_of(item.nodeid)))
@@ -50,7 +50,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     """Hand out the groups."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByGroup(LoadScopeScheduling):
+    # pytest-xdist has no annotations.
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -70,7 +71,7 @@ class Database:
     def drop_slots(self) -> None:
         """Drop the database's replication slots, ending the processes that read them."""
         for slot, _ in self._slots():
-            wait_until(lambda slot=slot: self._drop_slot(slot), f"slot {slot} to be dropped")
+            wait_until(partial(self._drop_slot, slot), f"slot {slot} to be dropped")
 
     def _slots(self) -> list[tuple[Any, ...]]:
         return self.query(

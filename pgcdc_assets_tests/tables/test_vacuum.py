@@ -122,7 +122,7 @@ def test_files_that_were_replaced_lately_wait_in_the_ledger(
     for entry in (path / "_delta_log").glob("*.json"):
         entry.unlink()
     later = time.time() + 3601
-    monkeypatch.setattr(vacuum.time, "time", lambda: later)
+    monkeypatch.setattr(time, "time", lambda: later)
     assert delete(lake, path, 1) == 10
     assert data_files(path) == live_files(path)
 

@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
         pa.field("_rescued", pa.map_(pa.string(), pa.string())),
     ]
 )
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"id": 1, "v": "one", "n": Decimal("1.50"), "_lsn": 1},
     {"id": 2, "v": None, "n": None, "_lsn": 1},
     {"id": 3, "v": "", "n": None, "_lsn": 1, "_rescued": [("n", "NaN")]},

@@ -45,6 +45,10 @@ class Writer:
                 # A pause that leaves the machine's cores to those who are tested.
                 self._stop.wait(0.005)
 
+    def wait_for(self, count: int) -> None:
+        """Wait until it has committed or rolled back so many transactions."""
+        wait_until(lambda: self.committed >= count, "writes")
+
     @contextmanager
     def at_work(self) -> Iterator[None]:
         self._thread.start()
@@ -66,7 +70,7 @@ def test_verify_says_equal_repeatedly_while_writers_go_on(pipeline: Pipeline) ->
     with writer.at_work():
         for turn in range(3):
             before = writer.committed
-            wait_until(lambda before=before: writer.committed > before + 50, "writes")
+            writer.wait_for(before + 51)
             found = verify(pipeline)
             assert found.is_equal, (turn, found)
             assert writer.committed > before + 50

@@ -48,7 +48,7 @@ def _versions(*relations: Relation) -> list[RelationVersion]:
         (column("c", "uuid"), "STRING"),
         (column("c", "shop.status", kind="e"), "STRING"),
         (column("c", "shop.int4", kind="c"), "STRING"),
-        (column("c", None), "STRING"),
+        (replace(column("c"), type=None, base_type=None), "STRING"),
         (column("c", "_int4", element_type="int4"), "ARRAY<INT>"),
         (
             column("c", "_numeric", element_type="numeric", element_typmod=_numeric(6, 1)),

@@ -50,7 +50,7 @@ def test_a_landed_row_that_is_lost_at_once_fails_the_run_and_its_check(
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
     assert checks[WITHOUT_GAPS].passed
     assert not checks[COUNTED_AS_DECODED].passed
-    metadata = checks[COUNTED_AS_DECODED].metadata
+    metadata: Mapping[str, Any] = checks[COUNTED_AS_DECODED].metadata
     assert "rows landed" in str(metadata["reason"].value)
     assert metadata["decoded_row_count"].value == metadata["row_count"].value + 1
     assert {name: pair for name, pair in operations(metadata).items() if pair[0] != pair[1]} == lost

@@ -41,8 +41,8 @@ def checked(run: dg.DagsterRun, orchestrated: Orchestrated) -> set[str]:
     """The checks that a run has evaluated."""
     kinds = {dg.DagsterEventType.ASSET_CHECK_EVALUATION}
     records = orchestrated.instance.get_records_for_run(run.run_id, of_type=kinds).records
-    events = [record.event_log_entry.dagster_event for record in records]
-    return {event.event_specific_data.check_name for event in events if event is not None}
+    found = [record.event_log_entry.asset_check_evaluation for record in records]
+    return {evaluation.check_name for evaluation in found if evaluation is not None}
 
 
 def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
@@ -135,7 +135,7 @@ def test_a_window_whose_rows_are_gone_fails_and_its_check_is_red(
     assert not result.success
     (check,) = result.get_asset_check_evaluations()
     assert (check.check_name, check.passed) == ("rows_as_decoded", False)
-    found = re.search(r"holds (\d+) of the (\d+) rows", check.metadata["reason"].value)
+    found = re.search(r"holds (\d+) of the (\d+) rows", str(check.metadata["reason"].value))
     assert found is not None
     assert int(found[2]) - int(found[1]) == 1
 

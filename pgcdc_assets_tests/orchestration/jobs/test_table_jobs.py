@@ -117,7 +117,9 @@ def test_the_rebuild_job_mends_tables_and_the_sensor_brings_them_up_to_date(
     orchestrated.database.execute("update a set v = 'later' where id > 5")
     sync(orchestrated)
     spark.sql(f"DELETE FROM {live(orchestrated, 'a')} WHERE id > 2")
-    config = {"ops": {f"{NAME}_rebuild_tables": {"config": {"tables": ["public.a"]}}}}
+    config: dict[str, Any] = {
+        "ops": {f"{NAME}_rebuild_tables": {"config": {"tables": ["public.a"]}}}
+    }
     result = run(orchestrated, "rebuild", run_config=config)
     assert result.success
     (event,) = result.get_asset_observation_events()

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -19,8 +21,8 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.capture.window import capture_window
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.capture.window import CaptureReport, capture_window
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.checks.raw import COUNTED_AS_DECODED, WITHOUT_GAPS
 from pgcdc_assets.orchestration.names import Names
@@ -87,10 +89,9 @@ def asked(going_on: Orchestrated, sensor: str) -> dg.RunRequest:
 
 def evaluated(result: dg.ExecuteInProcessResult, key: dg.AssetKey | None = None) -> list[str]:
     return [
-        event.event_specific_data.check_name
-        for event in result.all_events
-        if event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION
-        and key in (None, event.event_specific_data.asset_key)
+        check.check_name
+        for check in result.get_asset_check_evaluations()
+        if key in (None, check.asset_key)
     ]
 
 
@@ -113,9 +114,12 @@ def test_a_capture_lands_what_is_committed_while_it_runs(going_on: Orchestrated)
         counts = [summary.counts for summary in going_on.zone.changes.windows(1)]
         return sum(count.get("public.b", {}).get("I", 0) for count in counts)
 
+    def has_landed(row_count: int) -> bool:
+        return landed() >= row_count
+
     def commit_now_and_then() -> None:
         for number in range(1, 6):
-            wait_until(lambda number=number: landed() >= number, f"{number} rows to land")
+            wait_until(partial(has_landed, number), f"{number} rows to land")
             going_on.commit(f"insert into b values ({number}, 1)")
 
     with meanwhile(commit_now_and_then):
@@ -220,10 +224,12 @@ def test_runs_that_nobody_told_to_go_on_do_not(
     from pgcdc_assets.orchestration.assets import raw as capture_assets
 
     looks: list[object] = []
-    real = capture_assets.read_current_lsn
-    monkeypatch.setattr(
-        capture_assets, "read_current_lsn", lambda conn: looks.append(conn) or real(conn)
-    )
+
+    def recorded(conn: Any) -> Lsn:
+        looks.append(conn)
+        return read_current_lsn(conn)
+
+    monkeypatch.setattr(capture_assets, "read_current_lsn", recorded)
     (request,) = going_on.tick("lag", one_shot=True).run_requests
     assert SECONDS_TAG not in request.tags
     with meanwhile(lambda: going_on.commit("insert into b values (1, 1)")):
@@ -238,17 +244,22 @@ def test_a_window_that_fails_on_the_way_is_asked_for_again(
     """Its key is there and the run is red: the sensor tries the very same window again."""
     from pgcdc_assets.orchestration.assets import raw as capture_assets
 
-    real, calls = capture_assets.capture_window, []
+    calls: list[object] = []
 
-    def failing(*arguments: object) -> object:
+    def failing(*arguments: Any) -> CaptureReport:
         calls.append(arguments)
         if len(calls) == 2:
             raise RuntimeError("planted")
-        return real(*arguments)  # type: ignore[arg-type]
+        return capture_window(*arguments)
 
     monkeypatch.setattr(capture_assets, "capture_window", failing)
     request = asked(going_on, "lag")
-    with meanwhile(lambda: (time.sleep(1), going_on.commit("insert into b values (1, 1)"))):  # type: ignore[arg-type, return-value]
+
+    def commit_a_second_later() -> None:
+        time.sleep(1)
+        going_on.commit("insert into b values (1, 1)")
+
+    with meanwhile(commit_a_second_later):
         assert not going_on.execute(request, "capture").success
     open_window = going_on.windows()[-1]
     assert len(going_on.windows()) == 2
@@ -264,15 +275,14 @@ def test_a_capture_ends_when_the_server_does_not_answer(
 ) -> None:
     """What it opened is landed; whether the server is back is the sensor's to find out."""
 
-    def cut(conn: object) -> object:
+    def cut(conn: Any) -> Lsn:
         with query_connection(going_on.database.settings(), "killer") as killer:
-            pid = conn.info.backend_pid  # type: ignore[attr-defined]
+            pid = conn.info.backend_pid
             killer.cursor().execute("select pg_terminate_backend(%s, 1000)", [pid])
-        return real(conn)  # type: ignore[arg-type]
+        return read_current_lsn(conn)
 
     from pgcdc_assets.orchestration.assets import raw as capture_assets
 
-    real = capture_assets.read_current_lsn
     monkeypatch.setattr(capture_assets, "read_current_lsn", cut)
     assert going_on.execute(asked(going_on, "lag"), "capture").success
     assert len(going_on.windows()) == 1

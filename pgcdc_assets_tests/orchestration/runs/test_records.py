@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -23,7 +24,6 @@ from dagster._daemon.types import DaemonHeartbeat
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.runs import claims as run_claims
 from pgcdc_assets.orchestration.runs import dead_runs
-from pgcdc_assets.orchestration.runs import records as runs
 from pgcdc_assets.orchestration.runs.claims import (
     HEARTBEAT_TAG,
     PROCESS_TAG,
@@ -161,9 +161,12 @@ def test_a_run_s_heart_beats_while_its_process_is_busy(
 ) -> None:
     monkeypatch.setattr(run_claims, "BEAT_SECONDS", 0.05)
     written: list[str] = []
-    monkeypatch.setattr(
-        run_claims, "claim_tags", lambda run_id: written.append(run_id) or {"beat": "now"}
-    )
+
+    def recorded(run_id: str) -> dict[str, str]:
+        written.append(run_id)
+        return {"beat": "now"}
+
+    monkeypatch.setattr(run_claims, "claim_tags", recorded)
     run = orchestrated.start_run("merge", {})
     with claimed_run(orchestrated.instance, run), claimed_run(orchestrated.instance, run):
         until = time.monotonic() + 20
@@ -229,7 +232,7 @@ def test_a_run_that_never_began_holds_nobody_up_for_ever(
     )
     orchestrated.instance.add_run(run)
     assert not orchestrated.tick("lag", one_shot=True).run_requests
-    monkeypatch.setattr(runs.time, "time", lambda: real_time() + 400)
+    monkeypatch.setattr(time, "time", lambda: real_time() + 400)
     assert len(orchestrated.tick("lag", one_shot=True).run_requests) == 1
     assert status_of(orchestrated, run) == becomes
 
@@ -309,9 +312,12 @@ def start_click(orchestrated: Orchestrated, keys: set[dg.AssetKey]) -> dg.Dagste
 
 
 def report_step(orchestrated: Orchestrated, run: dg.DagsterRun, step: str, event: str) -> None:
-    data = {
-        "STEP_SUCCESS": StepSuccessData(duration_ms=1.0),
-        "STEP_FAILURE": StepFailureData(error=None, user_failure_data=None),
+    data: dict[str, Any] = {
+        # Dagster has not annotated these two.
+        "STEP_SUCCESS": StepSuccessData(duration_ms=1.0),  # type: ignore[no-untyped-call]
+        "STEP_FAILURE": StepFailureData(  # type: ignore[no-untyped-call]
+            error=None, user_failure_data=None
+        ),
     }
     orchestrated.instance.report_dagster_event(
         DagsterEvent(event, run.job_name, step_key=step, event_specific_data=data.get(event)),

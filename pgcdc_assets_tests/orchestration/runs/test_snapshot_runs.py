@@ -104,10 +104,9 @@ def test_a_copy_that_is_tried_again_copies_only_what_failed(
     orchestrated.copy()
     asked: list[list[tuple[str, str]]] = []
 
-    def flaky(*args: Any, **options: bool) -> Iterator[object]:
-        *others, wanted = args
-        asked.append(wanted)
-        for outcome in snapshot_each_table(*others, wanted, **options):
+    def flaky(*args: Any, **options: Any) -> Iterator[object]:
+        asked.append(args[-1])
+        for outcome in snapshot_each_table(*args, **options):
             if outcome.table == "b" and len(asked) == 1:
                 error = TransientError(reason="The connection was lost.")
                 yield SnapshotFailure(outcome.schema, outcome.table, error)
@@ -137,7 +136,7 @@ def test_a_copy_that_somebody_else_merged_past_is_not_passed_over_in_silence(
     request = orchestrated.tick("merges", one_shot=True)
     assert request.skip_message
 
-    def slow(*args: Any, **options: bool) -> object:
+    def slow(*args: Any, **options: Any) -> object:
         outcomes = list(snapshot_each_table(*args, **options))
         merge_both(orchestrated)
         return outcomes

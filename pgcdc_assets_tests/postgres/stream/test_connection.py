@@ -45,13 +45,14 @@ def own_capturing(own_server: EmbeddedServer, tmp_path: Path) -> Capturing:
 
 def wait_for_stream(capturing: Capturing) -> int:
     """Return the walsender's pid once it streams."""
-    return wait_until(
+    pid: int = wait_until(
         lambda: capturing.database.value(
             "select coalesce(max(pid), 0) from pg_stat_replication where state = 'streaming' "
             "and application_name = 'pgcdc capture test'"
         ),
         "the capture to stream",
     )
+    return pid
 
 
 @pytest.mark.usefixtures("wire")

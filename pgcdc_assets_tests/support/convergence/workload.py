@@ -178,7 +178,7 @@ def _insert(cursor: Cursor, decide: random.Random) -> None:
 
 def _update(cursor: Cursor, decide: random.Random) -> None:
     table = decide.choice(KEYED)
-    assignments = {
+    assignments: dict[str, list[tuple[str, Any]]] = {
         "accounts": [
             ("balance = %s", decide.choice(_BALANCES)),
             ("note = %s", decide.choice(_NOTES)),

@@ -112,7 +112,8 @@ class Landing:
 
     def begin(self, copied: Iterable[Texts] = (), *, at: int | None = None) -> None:
         """Record the epoch and land a copy of the table at the current LSN; others are empty."""
-        if self.zone.epochs.latest() is None or self.zone.epochs.latest().epoch < self.epoch:
+        latest = self.zone.epochs.latest()
+        if latest is None or latest.epoch < self.epoch:
             self.zone.epochs.append(
                 Epoch(
                     epoch=self.epoch,
@@ -198,7 +199,10 @@ def _without_unchanged(change: Change) -> list[str | None] | None:
 def raw_batches(rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
     """Make Arrow batches of raw rows."""
     columns = [f for f in schema.CHANGES if f.name not in ("epoch", "window")]
-    return pa.Table.from_pylist(rows, schema=pa.schema(columns)).to_batches()
+    batches: list[pa.RecordBatch] = pa.Table.from_pylist(
+        rows, schema=pa.schema(columns)
+    ).to_batches()
+    return batches
 
 
 @dataclass

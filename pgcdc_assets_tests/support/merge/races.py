@@ -170,7 +170,7 @@ def during_the_write(spark: SparkSession, folder: Path, act: Callable[[], Any]) 
         finally:
             Path(done).touch()
 
-    kind = type(spark.range(0))
+    kind: Any = type(spark.range(0))
     write, view = kind.write.fget, kind.createOrReplaceTempView
     waits = F.udf(wait, "boolean")(F.lit(1))
     with pytest.MonkeyPatch.context() as patched:

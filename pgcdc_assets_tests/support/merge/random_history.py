@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.tuning import for_large
 from pgcdc_assets_tests.support.merge.history import Change, Landing, column, relation
@@ -76,7 +77,7 @@ def cases(*in_short_run: str) -> pytest.MarkDecorator:
 Row = list[str | None]
 
 
-def random_relation(identity: str):
+def random_relation(identity: str) -> Relation:
     """The table; identity is d(efault) or f(ull)."""
     return relation(*COLUMNS, key=KEY, identity=identity)
 
@@ -233,7 +234,9 @@ def merge_in_pieces(
 ) -> MergeReport:
     """Merge what is landed in runs cut at random; give the last report."""
     windows = len(landing.windows)
+    reports = []
     for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
         (report,) = merge_tables(spark, landing.zone, [target], landing.windows[run[-1]])
         assert isinstance(report, MergeReport), report.error.__cause__ or report.error
-    return report
+        reports.append(report)
+    return reports[-1]

@@ -109,8 +109,8 @@ def decode(payloads: Iterable[bytes], start: int, end: int) -> list[dict[str, An
             if marker == "N":
                 row["new"], unchanged = fields.tuple()
                 row["unchanged"] = unchanged or None
-        for relation_id in affected:
-            schema, table, version = relations.get(relation_id or 0, (None, None, None))
+        for affected_id in affected:
+            schema, table, version = relations.get(affected_id or 0, (None, None, None))
             if transaction["commit_lsn"] >= start:
                 rows.append(
                     {
