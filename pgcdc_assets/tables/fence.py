@@ -4,7 +4,7 @@ Delta gives a Spark write no way to name the version that it was computed from. 
 carry is one application transaction: Delta leaves the write out if the table has that transaction
 with the same or a higher version, and refuses it if a concurrent commit changes it. So each state
 of the table has a number, the fence, and a write carries the number after the one that its rows
-were found from (docs/decisions/0013-one-fence-a-table.md).
+were found from (docs/decisions/0013-one-fence-per-table.md).
 
 The watermark of that state stands in the same commit, in `userMetadata`. A second commit, without
 rows, then records it as the application transaction of the epoch, where it costs no look at the
