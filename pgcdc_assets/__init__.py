@@ -1,7 +1,7 @@
 """Postgres change data capture as Dagster assets, merged by Spark into Delta Lake tables.
 
-The names below are imported when they are first used: reading the protocol or the raw zone does not
-need Dagster.
+Each public name is imported at its first use, so reading the protocol or the raw zone does not
+import Dagster.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _MODULES = {
     "on_new_merges": "pgcdc_assets.orchestration.automation",
 }
 
-# Hidden from type checkers, for which any name would exist otherwise.
+# Hidden from type checkers, which would otherwise accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name):

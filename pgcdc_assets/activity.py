@@ -1,7 +1,7 @@
-"""What this process works at, with figures, for a program that shows progress.
+"""Activities of this process with counts, for programs that show progress.
 
-The rooms that do the work announce it here and know nothing of terminals. Without a watcher, as
-under Dagster's daemon, an announcement costs an object.
+The working modules announce their activities here, and do not depend on terminals. Without a
+watcher, as under Dagster's daemon, an announcement costs one object.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Protocol
 
 @dataclass(eq=False)
 class Activity:
-    """One piece of work.
+    """One activity.
 
     Attributes:
-        name: such as `snapshot of shop.orders`.
-        unit: what is counted; empty where nothing is.
+        name: description such as `snapshot of shop.orders`.
+        unit: unit of `count`; empty without a count.
+        count: number of units done.
+        is_done: the activity has ended without an error.
     """
 
     name: str
@@ -32,7 +34,7 @@ class Activity:
 
     @property
     def seconds(self) -> float:
-        """How long the work has taken."""
+        """Seconds since the start, or the duration of an ended activity."""
         return self._seconds if self.is_done else time.monotonic() - self._began
 
     def end(self) -> None:
@@ -45,13 +47,13 @@ class Activity:
 
 
 class Watcher(Protocol):
-    """Who shows progress; called from any thread."""
+    """Receiver of activities. Any thread may call the methods."""
 
     def began(self, activity: Activity) -> None:
-        """Show that work begins."""
+        """Show the start of an activity."""
 
     def ended(self, activity: Activity) -> None:
-        """Show that work has ended, well (`is_done`) or not."""
+        """Show the end of an activity, successful (`is_done`) or not."""
 
 
 _watchers: list[Watcher] = []
@@ -60,7 +62,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Report the work of all threads to the watcher inside the block."""
+    """Report the activities of all threads to the watcher inside the block."""
     with _lock:
         _watchers.append(watcher)
     try:
@@ -72,7 +74,7 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def activity(name: str, unit: str = "") -> Iterator[Activity]:
-    """Announce the work of the block; the block counts what it has done in `count`."""
+    """Announce the activity of the block. The block updates `count`."""
     with _lock:
         watchers = list(_watchers)
     work = Activity(name, unit)

@@ -1,7 +1,7 @@
-"""The code location: every capture declared in the defs folders.
+"""The code location with every capture of the defs folders.
 
-That is `./defs`, where `pgcdc init` writes; in a clone, `defs` at its root; and the sample shop in
-`pgcdc_assets/defs`, in a clone and in a folder where the shop was started.
+The defs folders are `./defs`, which `pgcdc init` writes to; in a clone, `defs` at its root; and
+`pgcdc_assets/defs` with the sample shop, in a clone and in a folder where the shop was started.
 """
 
 import dagster as dg
@@ -12,5 +12,5 @@ from pgcdc_assets.orchestration.project.home import defs_folders
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Load the defs folders; nothing connects and nothing starts."""
+    """Load the defs folders, without a connection and without a JVM."""
     return load_defs_folders(defs_folders())

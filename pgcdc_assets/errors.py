@@ -1,8 +1,8 @@
-"""What can go wrong, sorted by what the reader has to do about it.
+"""The exceptions of the package, by the action that an error requires.
 
     PgcdcError
-    ├── ConfigurationError      fix the settings: no retry              exit status 2
-    ├── TransientError          try again                               exit status 3
+    ├── ConfigurationError      correct the settings: no retry          exit status 2
+    ├── TransientError          retry                                   exit status 3
     │   ├── ConnectionLost
     │   ├── SlotBusy
     │   └── TableChanged
@@ -24,9 +24,9 @@
     │   └── WatermarkGap
     └── DifferenceFound         a comparison found differing contents   exit status 1
 
-Each error carries its facts as attributes and writes its own message: one sentence that names the
-thing and the remedy, never a row value and never a secret. All can be pickled, because Dagster's
-multiprocess executor sends them between processes.
+Each error has its facts as attributes, and builds its message from these facts. A message names the
+object and the remedy, and contains neither a row value nor a secret. All errors can be pickled,
+because Dagster's multiprocess executor sends errors between processes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ UNKNOWN_CAPTURE = "NAME"
 
 
 def resnapshot_remedy(capture: str, *tables: str) -> str:
-    """Write the remedy of every error that new snapshots of tables end; of all if none is named."""
+    """Return the remedy "take a new snapshot" for some tables, or for all tables by default."""
     return f"Take a new snapshot with: {shlex.join(['pgcdc', 'resnapshot', capture, *tables])}"
 
 
 class PgcdcError(Exception):
-    """The root of every error this package raises on purpose.
+    """The base class of the package's errors.
 
-    Facts are keyword arguments; `message` is a format string over them.
+    Attributes:
+        exit_status: exit status of `pgcdc` after this error.
+        message: format string over the facts.
+        facts: the keyword arguments, which are attributes of the error as well.
     """
 
     exit_status: ClassVar[int] = 1
@@ -58,7 +61,7 @@ class PgcdcError(Exception):
     def in_capture(self, capture: str) -> Self:
         """Return the error with the capture's name in its remedy.
 
-        What is raised about a table does not know which capture the table belongs to.
+        The code that raises an error about a table does not know the table's capture.
         """
         if self.facts.get("capture") != UNKNOWN_CAPTURE:
             return self
@@ -82,19 +85,19 @@ def _rebuild(kind: type[PgcdcError], facts: dict[str, Any]) -> PgcdcError:
 
 
 class ConfigurationError(PgcdcError):
-    """A setting, a privilege or a server parameter is wrong; trying again cannot help."""
+    """A setting, a privilege or a server parameter is wrong. A retry fails again."""
 
     exit_status = 2
 
 
 class TransientError(PgcdcError):
-    """The same call may succeed later."""
+    """A temporary problem. A retry may succeed."""
 
     exit_status = 3
 
 
 class ConnectionLost(TransientError):
-    """The server went away, or did not answer in time."""
+    """The connection was lost, or the server did not answer in time."""
 
     message = (
         "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was "
@@ -103,34 +106,34 @@ class ConnectionLost(TransientError):
 
 
 class SlotBusy(TransientError):
-    """Another process reads the slot, or holds its lease."""
+    """Another process reads the slot, or holds the lease of the slot."""
 
     message = (
         "Replication slot {slot} is in use by process {active_pid} ({application_name}). Wait "
-        "until it ends, or stop it with: select pg_terminate_backend({active_pid})"
+        "until the process ends, or end it with: select pg_terminate_backend({active_pid})"
     )
 
 
 class TableChanged(TransientError):
-    """A table was altered between the snapshot and its copy; a new snapshot sees it whole."""
+    """A table or its publication was altered between the exported snapshot and the copy."""
 
     message = (
-        "Table {relation} was altered, or its place in the publication, after the snapshot of its "
-        "copy was taken; nothing of this copy is kept. Copy it again."
+        "Table {relation} was altered after the snapshot, or its entry in the publication was. "
+        "Nothing of this copy was kept; run it again."
     )
 
 
 class DefiniteError(PgcdcError):
-    """Going on would lose or falsify data; a person has to decide."""
+    """Continuing would lose or falsify data: the operator has to act."""
 
     exit_status = 4
 
 
 class SnapshotError(DefiniteError):
-    """An error that a new snapshot ends.
+    """An error that a new snapshot corrects.
 
     Attributes:
-        about: the fact that names the table; None for all tables of the capture.
+        about: name of the fact with the table's name; None: all tables of the capture.
     """
 
     about: ClassVar[str | None] = "table"
@@ -144,11 +147,10 @@ class SnapshotError(DefiniteError):
 class SlotLost(DefiniteError):
     """The server invalidated the slot.
 
-    `restart_lsn` is None where the server does not tell it; `reason` is the server's own sentence,
-    where it gave one.
-
     Args:
-        invalidation_reason: as in pg_replication_slots; None: WAL was removed.
+        restart_lsn: the slot's restart_lsn; None if unknown.
+        invalidation_reason: column of pg_replication_slots; None: WAL was removed.
+        reason: the server's sentence; None: a sentence of the invalidation reason.
     """
 
     message = (
@@ -157,20 +159,20 @@ class SlotLost(DefiniteError):
     )
     causes: ClassVar[dict[str, tuple[str, str]]] = {
         "wal_removed": (
-            "the server removed WAL that it needed",
+            "the server removed WAL that the slot needs",
             "raise max_slot_wal_keep_size",
         ),
         "rows_removed": (
-            "the primary removed rows of its catalogs that decoding on this standby needed",
-            "set hot_standby_feedback = on here",
+            "the primary removed catalog rows that decoding on this standby needs",
+            "set hot_standby_feedback = on on the standby",
         ),
         "wal_level_insufficient": (
             "wal_level of the primary was lowered",
-            "keep it at logical",
+            "keep wal_level at logical",
         ),
         "idle_timeout": (
-            "no capture read it for longer than idle_replication_slot_timeout",
-            "set that to 0",
+            "no capture read the slot for longer than idle_replication_slot_timeout",
+            "set idle_replication_slot_timeout to 0",
         ),
     }
 
@@ -192,61 +194,58 @@ class SlotLost(DefiniteError):
 
 
 class SlotMissing(DefiniteError):
-    """The slot that the raw zone was filled from does not exist any more.
-
-    `raw_zone` is the folder of all its tables.
-    """
+    """The slot of the raw zone does not exist any more. `raw_zone` is the folder of its tables."""
 
     message = (
-        "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from it "
-        "through {captured_through}. Changes since then are gone from this stream: begin a new "
-        "epoch, with new copies of the tables, by pgcdc renew."
+        "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from this "
+        "slot through {captured_through}. No slot has the later changes: begin a new epoch, with "
+        "new snapshots of the tables, with pgcdc renew."
     )
 
 
 class SlotAdvanced(DefiniteError):
-    """Somebody else moved the slot beyond what was landed, or re-created it."""
+    """Another program advanced the slot beyond the end of the raw zone, or re-created the slot."""
 
     message = (
-        "Replication slot {slot} stands at {confirmed_flush_lsn}, beyond {expected} where the raw "
-        "zone ends: the {gap_bytes} bytes of WAL between were confirmed by somebody else and "
+        "Replication slot {slot} is at {confirmed_flush_lsn}, beyond {expected} where the raw "
+        "zone ends: another program confirmed the {gap_bytes} bytes of WAL in between, which "
         "cannot be read again. If another lake or program uses the slot, give this capture a slot "
-        "of its own (`slot`), then begin a new epoch with pgcdc renew; if none does, pgcdc renew "
+        "of its own (`slot`), then begin a new epoch with pgcdc renew. Otherwise run pgcdc renew "
         "--adopt-slot."
     )
 
 
 class SlotTaken(DefiniteError):
-    """Something that the lake does not know has read the slot."""
+    """Another lake or program has read the slot."""
 
     message = (
         "Replication slot {slot} was read before, through {confirmed_flush_lsn} (restart_lsn "
-        "{restart_lsn}), and not into {lake}: another lake or program may need what it holds. If "
-        "so, set PGCDC_LAKE to that lake, or give this capture a slot of its own (`slot`). If "
-        "nothing else uses the slot, take it over with {remedy}."
+        "{restart_lsn}), but not into {lake}: another lake or program may need the changes of the "
+        "slot. If so, set PGCDC_LAKE to that lake, or give this capture a slot of its own "
+        "(`slot`). If nothing else uses the slot, adopt the slot with {remedy}."
     )
 
 
 class WindowUnavailable(SnapshotError):
-    """The window was confirmed to Postgres, and its rows are not in the raw zone any more.
+    """A window was confirmed to Postgres, but its rows are missing from the raw zone.
 
-    `confirmed_flush_lsn` is the least that the slot was told.
+    `confirmed_flush_lsn` is a lower bound of the slot's position.
     """
 
     about = None
 
     message = (
-        "Window {window} cannot be captured again: the slot stands at {confirmed_flush_lsn} or "
-        "beyond and {reason}. {remedy}"
+        "Window {window} cannot be captured again: the slot is at {confirmed_flush_lsn} or "
+        "beyond, and {reason}. {remedy}"
     )
 
 
 class RawExpired(DefiniteError):
-    """Retention removed windows of the raw zone that are asked for."""
+    """Retention has removed requested windows of the raw zone."""
 
     message = (
-        "{what} needs windows that retention has removed: the raw zone keeps what was committed "
-        "from {floor} on. {remedy}"
+        "{what} needs windows that retention has removed: the oldest LSN that the raw zone retains "
+        "is {floor}. {remedy}"
     )
 
     def __init__(
@@ -262,29 +261,38 @@ class RawExpired(DefiniteError):
 
 
 class ReplicaIdentityError(DefiniteError):
-    """A table's replica identity does not allow what is asked of it."""
+    """A table's replica identity does not allow the requested operation."""
 
-    message = "Table {relation} has replica identity {identity}: {reason}. Mend it with: {remedy}"
+    message = "Table {relation} has replica identity {identity}: {reason}. Change it with: {remedy}"
 
 
 class SchemaChangeError(SnapshotError):
-    """A change of a table's columns that cannot be replayed from the stream."""
+    """A change of a table's columns cannot be replayed from the stream."""
 
     about = "relation"
     message = "Table {relation}, column {column}: {reason}. {remedy}"
 
 
 class TableMoved(DefiniteError):
-    """A declared table is not what it was captured from: renamed, moved, dropped, unpublished."""
+    """A declared table was renamed, moved to another schema, dropped, or unpublished."""
 
     message = (
-        "Table {relation} {reason}, so its changes do not arrive under its name. Give it back its "
-        "name and its place in the publication, or declare the new one, and take a new snapshot."
+        "Table {relation} {reason}, so its changes do not arrive under its name. Restore its name "
+        "and its entry in the publication, or declare the new table, and take a new snapshot."
     )
 
 
 class ProtocolError(DefiniteError):
-    """The bytes do not follow the replication protocol or pgoutput's message formats."""
+    """A message does not follow the replication protocol or pgoutput's message formats.
+
+    Args:
+        relation: name or OID of the table; None: unknown.
+        commit_lsn: LSN of the transaction; None: unknown.
+        start: offset of the message in its batch; None: unknown.
+        message_type: type of the message.
+        offset: offset of the malformed field in the message.
+        reason: the problem.
+    """
 
     message = (
         "Malformed replication message of type {message_type} at byte {offset}{place}: {reason}. "
@@ -306,26 +314,26 @@ class ProtocolError(DefiniteError):
         super().__init__(relation=relation, commit_lsn=commit_lsn, start=start, **facts)
 
     def at(self, start: int) -> ProtocolError:
-        """Return the same error, with where in the batch its message begins."""
+        """Return the error with the offset of its message in the batch."""
         return ProtocolError(**{**self.facts, "start": start})
 
     def of(self, relation: str | int | None, commit_lsn: int | None) -> ProtocolError:
-        """Return the same error, with the table and the transaction that it is about."""
+        """Return the error with the table and the transaction of its message."""
         return ProtocolError(**{**self.facts, "relation": relation, "commit_lsn": commit_lsn})
 
 
 class RawZoneError(DefiniteError):
-    """The raw zone disagrees with itself or with the slot."""
+    """The raw zone is inconsistent, or does not match the slot."""
 
     message = "Raw zone {raw_zone}: {reason}"
 
 
 class TableDamaged(DefiniteError):
-    """An SCD table's files do not fit together any more."""
+    """An SCD table's log or files are damaged."""
 
     message = (
-        "The Delta table {path} cannot be read: {reason}. Build it again from the raw zone with: "
-        "pgcdc rebuild {capture}"
+        "The Delta table {path} cannot be read: {reason}. Rebuild the table from the raw zone "
+        "with: pgcdc rebuild {capture}"
     )
 
     def __init__(self, *, capture: str = UNKNOWN_CAPTURE, **facts: Any) -> None:
@@ -333,23 +341,23 @@ class TableDamaged(DefiniteError):
 
 
 class MergeConflict(DefiniteError):
-    """A table cannot be merged as asked."""
+    """A table cannot be merged as requested."""
 
     message = "Table {table} cannot be merged: {reason}"
 
 
 class SnapshotNeeded(SnapshotError, MergeConflict):
-    """A table cannot be merged before a new snapshot of it is taken."""
+    """A table cannot be merged before a new snapshot."""
 
     message = "Table {table} cannot be merged: {reason}. {remedy}"
 
 
 class WatermarkGap(SnapshotError):
-    """Windows between a table's watermark and the asked one are missing from the raw zone."""
+    """Windows between a table's watermark and a requested window are missing from the raw zone."""
 
     message = (
-        "Table {table} is merged through {expected}, but the raw zone goes on at {found}: the "
-        "windows between are missing, removed by retention or never captured. {remedy}"
+        "Table {table} is merged through {expected}, but the raw zone continues at {found}: the "
+        "windows in between were removed by retention or never captured. {remedy}"
     )
 
 
@@ -360,7 +368,7 @@ class DifferenceFound(PgcdcError):
 
 
 def error_named(name: str) -> type[PgcdcError] | None:
-    """Find one of these classes, or one derived from them, by its name."""
+    """Return the error class with this name, or None."""
     found = [PgcdcError]
     for kind in found:
         if kind.__name__ == name:

@@ -1,8 +1,9 @@
-"""Named points at which a test lets the process die, as a power cut would, or be stopped.
+"""Failpoints: named points at which a test kills or stops the process.
 
-`PGCDC_FAILPOINT=name` kills this process by SIGKILL when it reaches that point, `name:3` at the
-third time. Nothing is flushed and no handler runs. `name:3:TERM` sends SIGTERM instead, as who
-stops a run does. Unset, a failpoint costs one comparison.
+With `PGCDC_FAILPOINT=name`, the process kills itself by SIGKILL at this point: nothing is flushed,
+and no handler runs. With `name:3` the kill happens at the third pass, and with `name:3:TERM` the
+signal is SIGTERM, as when a run is terminated. Without the variable, a failpoint costs one
+comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _passed: dict[str, int] = {}
 
 
 def reach(name: str) -> None:
-    """Die here, or be told to stop, if the environment asks for it."""
+    """Send the signal of PGCDC_FAILPOINT to this process if the failpoint's turn has come."""
     wanted = os.environ.get("PGCDC_FAILPOINT")
     if not wanted:
         return

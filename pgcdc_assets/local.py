@@ -1,4 +1,4 @@
-"""What processes of one machine share: locks by files, and TCP ports."""
+"""File locks and free TCP ports of the local machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path, *, is_awaited: bool = True) -> Iterator[None]:
-    """Hold the lock of a file for the block; the kernel lets go of it when the process ends.
+    """Hold the exclusive lock (flock) of a file for the block.
+
+    The kernel releases the lock when the process ends.
 
     Args:
-        path: made, with its folder, where it is not there, and left behind.
-        is_awaited: wait until nobody else holds it.
+        path: the lock file, which is created with its folder and not removed.
+        is_awaited: wait until the lock is free.
 
     Raises:
-        BlockingIOError: another holder has it, and it is not awaited.
-        OSError: the file cannot be made, or its file system has no locks.
+        BlockingIOError: `is_awaited` is false, and another process holds the lock.
+        OSError: the file cannot be created, or its file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
@@ -28,7 +30,7 @@ def locked(path: Path, *, is_awaited: bool = True) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """Name a port of the loopback address that nobody listened on a moment ago."""
+    """Return a TCP port of 127.0.0.1 that was free at the time of the call."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
-"""WAL positions, and windows between them.
+"""WAL positions and windows of WAL.
 
-`"0/16B3748"` is parsed and printed here and nowhere else, and one class formats and parses a
-window's key, so that a Dagster partition key, a raw-zone value and a log line can never disagree.
+`Lsn` is the only parser and printer of `"0/16B3748"`. `LsnWindow` is the only parser and printer of
+window keys, so Dagster partition keys, raw-zone values and log lines agree.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _MAX_LSN = 2**63 - 1
 
 
 class Lsn(int):
-    """A position in the write-ahead log: a byte address, printed as Postgres's `pg_lsn` prints it.
+    """A position in the write-ahead log: a byte offset, printed as Postgres's type pg_lsn.
 
-    Kept below 2**63 because Delta and Spark have no unsigned 64-bit integer; a cluster writing 1 GB
-    of WAL a second needs three centuries to get there.
+    An LSN is below 2**63, because Delta and Spark have no unsigned 64-bit integers. A cluster that
+    writes 1 GB of WAL per second reaches this limit after three centuries.
 
     Raises:
         ValueError: the value is negative or does not fit 63 bits.
@@ -34,10 +34,10 @@ class Lsn(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the form `16/B374D848` (https://www.postgresql.org/docs/current/datatype-pg-lsn.html).
+        """Return the LSN of a text such as `16/B374D848` (8.20 pg_lsn Type).
 
         Raises:
-            ValueError: the text does not have that form.
+            ValueError: the text has another form.
         """
         match = _LSN_TEXT.fullmatch(text)
         if match is None:
@@ -62,11 +62,16 @@ class Position(NamedTuple):
 
 
 class LsnWindow(NamedTuple):
-    """A half-open range of WAL, [start, end), in one epoch: a Dagster partition, captured as one.
+    """A half-open range of WAL, [start, end), of one epoch, which is one Dagster partition.
 
-    A transaction is in the window when start <= commit_lsn < end. Confirming exactly `end`
-    therefore neither repeats nor skips a transaction: Postgres resumes with the first commit record
-    at or after the confirmed position.
+    A transaction belongs to the window if start <= commit_lsn < end. Postgres resumes with the
+    first commit record at or after the confirmed position, so the confirmation of exactly `end`
+    neither repeats nor skips a transaction.
+
+    Attributes:
+        epoch: 1 to 9999.
+        start: LSN, inclusive.
+        end: LSN, exclusive.
     """
 
     epoch: int
@@ -75,7 +80,7 @@ class LsnWindow(NamedTuple):
 
     @classmethod
     def of(cls, epoch: int, start: int, end: int) -> LsnWindow:
-        """Build a window whose parts were checked.
+        """Return a window after a check of its parts.
 
         Raises:
             ValueError: the epoch is not 1 to 9999, or the range is empty or reversed.
@@ -88,10 +93,10 @@ class LsnWindow(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> LsnWindow:
-        """Read a key such as `0001-00000000016B3748-00000000016B5000`.
+        """Return the window of a key such as `0001-00000000016B3748-00000000016B5000`.
 
         Raises:
-            ValueError: the key has another form or names an empty range.
+            ValueError: the key has another form, or its range is empty.
         """
         match = _WINDOW_KEY.fullmatch(key)
         if match is None:
@@ -102,7 +107,7 @@ class LsnWindow(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The Dagster partition key; text order is stream order."""
+        """The Dagster partition key. Text order is stream order."""
         return f"{self.epoch:04d}-{int(self.start):016X}-{int(self.end):016X}"
 
     @property
@@ -116,5 +121,5 @@ class LsnWindow(NamedTuple):
         return int(self.end) - int(self.start)
 
     def contains(self, commit_lsn: int) -> bool:
-        """Say whether a transaction with this commit LSN belongs to the window."""
+        """Return whether a transaction with this commit LSN belongs to the window."""
         return self.start <= commit_lsn < self.end

@@ -1,6 +1,6 @@
-"""What a person declares about one capture: plain values, read from YAML or written in Python.
+"""The settings of one capture as plain values, from YAML or Python.
 
-Nothing here connects or opens anything, so that definitions load with the network cable out.
+This module opens neither connections nor files, so definitions load without a network.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.table_name import TableName
 
-# The name becomes part of asset keys, job names, a lake folder and a slot: what all of them take.
+# The name is part of asset keys, job names, a lake folder and a slot, all of which allow these
+# characters.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
@@ -25,15 +26,17 @@ _SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key")
 
 @dataclass(frozen=True)
 class CdcTable:
-    """One table of the publication.
+    """The settings of one table of the publication.
 
     Attributes:
-        scd: the kinds of tables to keep: 1 is the current image, 2 the history.
-        key: columns that identify a row; None means the replica identity's.
-        tracked: columns whose change opens a version in the history; None means all.
-        soft_deletes: the current image keeps deleted rows and marks them.
-        without_key: what the current image of a table without a key is: `bag`, its rows with their
-            duplicates, or `log`, its changes one after the other.
+        schema: the table's schema.
+        table: the table's name.
+        scd: the SCD types to keep: 1, the current image; 2, the history.
+        key: columns that identify a row; None: the columns of the replica identity.
+        tracked: columns whose change opens a version in the history; None: all columns.
+        soft_deletes: the current image keeps deleted rows and marks these rows.
+        without_key: the current image of a table without a key: `bag`, the multiset of its rows, or
+            `log`, its changes in commit order.
     """
 
     schema: str
@@ -51,30 +54,30 @@ class CdcTable:
 
     @property
     def qualified_name(self) -> str:
-        """The name in settings, commands and messages."""
+        """The name in settings, commands and messages, such as `shop.orders`."""
         return str(self.name)
 
     @property
     def partition_key(self) -> str:
-        """The table's partition of the snapshot asset."""
+        """The table's partition key of the snapshot asset."""
         return self.name.partition_key
 
     @property
     def mirrors_source(self) -> bool:
-        """Whether its SCD1 table holds the source's rows, so that the two can be compared."""
+        """Whether the SCD1 table has the source's rows, so that both can be compared."""
         return 1 in self.scd and self.without_key != "log"
 
     def keeps_history(self, scd: int) -> bool:
-        """Return whether a kind of table shows what was before a copy, and not the copy alone."""
+        """Return whether the table of an SCD type keeps rows from before a snapshot."""
         return scd == 2 or self.soft_deletes or self.without_key == "log"
 
     def of_kinds(self, scds: Iterable[int]) -> CdcTable:
-        """Return the same table with some of its kinds of SCD table."""
+        """Return the settings with some of the table's SCD types."""
         return replace(self, scd=tuple(sorted(scds)))
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> CdcTable:
-        """Read a table from its fields by name, with lists for tuples as JSON has them."""
+        """Return a table of its fields by name, with lists in place of tuples, as in JSON."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in fields.items()
@@ -91,31 +94,32 @@ class CdcTable:
         soft_deletes: bool = False,
         without_key: str = "bag",
     ) -> CdcTable:
-        """Check the settings of a table; see `TableName.parse` for the name.
+        """Return the settings of a table after a check. See `TableName.parse` for the name.
 
         Raises:
-            ConfigurationError: the name is not one, a setting has no such value, or it is about a
-                kind of table that is not kept.
+            ConfigurationError: the name or a value is invalid, or a setting requires an SCD type
+                that is not kept.
         """
         parsed = TableName.parse(name)
         if set(scd) - {1, 2} or not scd or len(set(scd)) < len(scd):
             raise ConfigurationError(
-                reason=f"Table {name}: scd is {list(scd)}, but must be [1], the current image, "
-                "[2], the history, or [1, 2]"
+                reason=f"Table {name}: scd is {list(scd)}, but must be [1] (the current image), "
+                "[2] (the history) or [1, 2]"
             )
         if tracked is not None and (2 not in scd or not tracked):
             raise ConfigurationError(
-                reason=f"Table {name}: tracked names the columns whose change opens a version; it "
-                "needs one at least, and scd with 2"
+                reason=f"Table {name}: tracked lists the columns whose change opens a version. "
+                "Name at least one column, and include 2 in scd"
             )
         if not isinstance(soft_deletes, bool) or (soft_deletes and 1 not in scd):
             raise ConfigurationError(
-                reason=f"Table {name}: soft_deletes is true or false, and is about scd 1"
+                reason=f"Table {name}: soft_deletes must be true or false, and true requires 1 in "
+                "scd"
             )
         if without_key not in ("bag", "log"):
             raise ConfigurationError(
-                reason=f"Table {name}: without_key is {without_key!r}, but must be bag, the rows "
-                "with their duplicates, or log, the changes one after the other"
+                reason=f"Table {name}: without_key is {without_key!r}, but must be bag (the rows "
+                "with duplicates) or log (the changes in commit order)"
             )
         return cls(
             parsed.schema,
@@ -130,17 +134,18 @@ class CdcTable:
 
 @dataclass(frozen=True)
 class WindowPolicy:
-    """When a window is opened, how large it may be and how many keys are kept.
+    """When a window is opened, its size, and the number of partition keys.
 
     Attributes:
-        max_bytes: WAL bytes of one window at most.
-        min_bytes: waiting WAL bytes that open a window at once.
-        max_age_seconds: waiting WAL of any size opens a window this long after the last one landed.
-        retry_seconds: pause before a failed window is tried again; doubled at each failure.
-        max_retry_seconds: the longest such pause.
-        run_seconds: a run that a sensor asks for goes on with the next windows for so long while
-            changes come; 0: it ends with what it was asked for.
-        keep: partition keys to hold; the oldest ones merged everywhere are pruned above it.
+        max_bytes: maximum size of a window in bytes of WAL.
+        min_bytes: bytes of waiting WAL that open a window at once.
+        max_age_seconds: waiting WAL of any size opens a window this long after the last landing.
+        retry_seconds: pause before a failed window is retried, doubled at each failure.
+        max_retry_seconds: the longest pause before a retry.
+        run_seconds: time for which a run of a sensor continues with the next windows while changes
+            arrive; 0: the run ends with the requested windows.
+        keep: maximum number of partition keys; the oldest keys of windows that are merged into all
+            tables are deleted.
     """
 
     max_bytes: int = 256 * MEGABYTE
@@ -160,7 +165,7 @@ class WindowPolicy:
                 raise ConfigurationError(reason=f"windows.{name} must not be negative")
 
     def backoff(self, failures: int) -> float:
-        """Seconds to wait after this many failures in a row."""
+        """Return the seconds to wait after `failures` consecutive failures."""
         if failures == 0:
             return 0.0
         doubled: float = self.retry_seconds * 2.0 ** min(failures - 1, 30)
@@ -169,14 +174,15 @@ class WindowPolicy:
 
 @dataclass(frozen=True)
 class StreamPolicy:
-    """The clocks and sizes of a capture's replication stream.
+    """The time limits and sizes of a capture's replication stream.
 
     Attributes:
-        batch_bytes: bytes decoded together.
-        status_seconds: between two status packets to the server, at the most.
-        silence_seconds: a connection that says nothing for so long, though asked, is given up.
-        total_seconds: a capture that takes longer is given up and tried again; None: no limit.
-        slot_wait_seconds: how long the walsender of a dead run may keep the slot.
+        batch_bytes: bytes that are decoded together.
+        status_seconds: longest interval between two status packets to the server.
+        silence_seconds: time without bytes, despite requests for a reply, after which the
+            connection counts as lost.
+        total_seconds: time limit of a capture, which is retried later; None: no limit.
+        slot_wait_seconds: time to wait before the stale walsender of a dead run is ended.
     """
 
     batch_bytes: int = 8 * MEGABYTE
@@ -193,13 +199,13 @@ class StreamPolicy:
 
 @dataclass(frozen=True)
 class StepLimit:
-    """How much one commit of a merge folds at most: the changes of whole windows.
+    """The size limits of one commit of a merge, which folds whole windows.
 
-    A window that holds more by itself is a step of its own.
+    A window that exceeds the limits by itself is a step of its own.
 
     Attributes:
-        changes: of the table.
-        bytes: of these changes as text.
+        changes: maximum number of changes of the table.
+        bytes: maximum size of these changes as text.
     """
 
     changes: int = 2_000_000
@@ -213,17 +219,17 @@ class StepLimit:
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """What is kept for how long, and when upkeep runs.
+    """Retention of raw windows and replaced files, and the schedule of maintenance.
 
     Attributes:
-        raw_days: raw windows that are merged into every table go when their last change was
-            committed longer ago; None: they stay.
-        old_version_hours: files that a merge has replaced stay so long for readers of older
-            versions; 1 or more.
-        old_version_days: the same in days; 1 or more. Where it is set, the hours do not count.
-        replaced_ratio: after a merge, files that were replaced longer ago than that are deleted
-            once they have this many times the bytes of the table.
-        schedule: cron expression, in UTC.
+        raw_days: raw windows that are merged into all tables are removed this many days after their
+            last commit; None: raw windows are never removed.
+        old_version_hours: hours for which files that a merge has replaced are kept for readers of
+            older versions; 1 or more.
+        old_version_days: the same in days; 1 or more. If set, `old_version_hours` is ignored.
+        replaced_ratio: after a merge, replaced files past their retention are deleted if their size
+            is at least this multiple of the table's size.
+        schedule: cron expression of `<name>_upkeep`, in UTC.
     """
 
     raw_days: float | None = None
@@ -242,22 +248,22 @@ class RetentionPolicy:
             if value is not None and not value >= 1:
                 raise ConfigurationError(
                     reason=f"retention.{name} must be 1 or more, not {value:g}: merges and checks "
-                    "read the version that they began with"
+                    "read the version of their start"
                 )
 
     @property
     def keep_hours(self) -> float:
-        """How long replaced files stay."""
+        """Hours for which replaced files are kept."""
         days = self.old_version_days
         return self.old_version_hours if days is None else days * 24
 
 
 @dataclass(frozen=True)
 class CheckPolicy:
-    """When the checks run that no other job runs.
+    """The schedule of the checks that no other job runs.
 
     Attributes:
-        schedule: cron expression of `<name>_checks`, in UTC; None: the job has no schedule.
+        schedule: cron expression of `<name>_checks`, in UTC; None: no schedule.
     """
 
     schedule: str | None = "47 4 * * *"
@@ -268,13 +274,20 @@ class CdcCapture:
     """One capture: a publication, the slot that reads it, and the tables kept from it.
 
     Attributes:
-        name: names the assets, the slot's default and the lake folder.
-        slot: the replication slot; made by the first snapshot when it does not exist.
-        adopt_slot: a slot that something else has read before is taken over.
-        merge_parallelism: tables merged side by side in the one Spark session.
-        merge_step: how much one commit of a merge folds at most.
-        verify_wait_seconds: how long the check `equals_source` waits until the moment that it reads
-            the source at is captured.
+        name: the capture's name, part of asset keys and job names, and name of the lake folder.
+        publication: the publication's name.
+        tables: the tables to keep.
+        slot: the replication slot, which the first snapshot creates if the slot does not exist; the
+            default is `pgcdc_<name>`.
+        windows: when a window is opened, and its size.
+        stream: time limits and sizes of the replication stream.
+        retention: retention, and the schedule of maintenance.
+        checks: the schedule of checks.
+        merge_parallelism: number of tables that are merged in parallel in one Spark session.
+        merge_step: the size limits of one commit of a merge.
+        verify_wait_seconds: time for which the check `equals_source` waits until the LSN of its
+            comparison is captured.
+        adopt_slot: adopt a slot that another program has read.
     """
 
     name: str
@@ -294,7 +307,7 @@ class CdcCapture:
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
                 reason=f"{self.name!r} cannot name a capture: use 1 to 40 lower-case letters, "
-                "digits and underscores, a letter first",
+                "digits and underscores, and begin with a letter",
                 setting="name",
             )
         if self.slot and not _SLOT.fullmatch(self.slot):
@@ -311,8 +324,8 @@ class CdcCapture:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")
         if not self.tables:
             raise ConfigurationError(
-                reason=f"Capture {self.name} lists no tables: `pgcdc init` writes them from the "
-                "publication",
+                reason=f"Capture {self.name} lists no tables: run `pgcdc init` to "
+                "write the publication's tables",
                 setting="tables",
             )
         names = [table.qualified_name for table in self.tables]
@@ -325,7 +338,7 @@ class CdcCapture:
             object.__setattr__(self, "slot", f"pgcdc_{self.name}")
 
     def select_tables(self, names: Sequence[str]) -> list[CdcTable]:
-        """Find declared tables by name; none named means all.
+        """Return the declared tables with these names, or all tables for an empty sequence.
 
         Raises:
             ConfigurationError: a name is not declared.
@@ -335,14 +348,14 @@ class CdcCapture:
         unknown = sorted(wanted - set(tables))
         if unknown:
             raise ConfigurationError(
-                reason=f"Capture {self.name} has no table {', '.join(map(str, unknown))}; it has "
-                f"{', '.join(map(str, tables))}"
+                reason=f"Capture {self.name} has no table {', '.join(map(str, unknown))}. Its "
+                f"tables are {', '.join(map(str, tables))}"
             )
         return [table for name, table in tables.items() if not wanted or name in wanted]
 
     @property
     def windows_name(self) -> str:
-        """The dynamic partitions definition that raw and SCD assets share."""
+        """Name of the dynamic partitions definition of the raw asset and the SCD assets."""
         return f"{self.name}_windows"
 
     @property
@@ -354,10 +367,10 @@ class CdcCapture:
 def parse_tables(
     tables: Sequence[str | Mapping[str, Any]] | Mapping[str, Mapping[str, Any] | None],
 ) -> tuple[CdcTable, ...]:
-    """Read tables as YAML gives them: names, or names with their settings.
+    """Return the tables of YAML or Python entries: names, or names with settings.
 
     Raises:
-        ConfigurationError: an entry has another form.
+        ConfigurationError: an entry has another form, or a setting is unknown or invalid.
     """
     entries: list[tuple[str, Mapping[str, Any]]] = []
     if isinstance(tables, Mapping):
@@ -370,8 +383,8 @@ def parse_tables(
                 entries.append((entry["name"], {k: v for k, v in entry.items() if k != "name"}))
             else:
                 raise ConfigurationError(
-                    reason="Each entry of tables is a name, or has a `name` (schema.table) with "
-                    f"settings: {', '.join(_SETTINGS)}"
+                    reason="Each entry of tables must be a name, or have a `name` (schema.table) "
+                    f"with settings: {', '.join(_SETTINGS)}"
                 )
     for name, settings in entries:
         unknown = sorted(set(settings) - set(_SETTINGS))

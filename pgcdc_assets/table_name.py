@@ -1,12 +1,12 @@
-"""A table's name: read from text, printed, and encoded where a character set is limited.
+"""A table's name: parsed from text, printed, and encoded for limited character sets.
 
-Postgres allows every character but NUL in a name, also dots, quotes, slashes and blanks. So a name
-is written in four ways, and no two tables have one text in any of them:
+Postgres allows every character except NUL in a name, also dots, quotes, slashes and blanks. A name
+therefore has four forms. In each form, two different tables have two different texts:
 
     text         `public.orders`, `public."Order Lines"`, `"a.b".c`: settings, commands, messages
     encoded      `orders`, `Order~20~Lines`: folders of the lake, parts of asset keys
     partition    `public.orders`, `public.Order~20~Lines`: partition keys of the snapshot asset
-    identifier   `shop__scd1__public__OrderX20XLines`: names of outputs inside of Dagster's steps
+    identifier   `shop__scd1__public__OrderX20XLines`: names of outputs in Dagster's steps
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUOTED = r'(?:U&)?"(?:[^"]|"")+"'
 _TEXT = re.compile(rf'(?:(?P<schema>{_QUOTED}|[^."]+)\.)?(?P<table>{_QUOTED}|[^"]+)', re.DOTALL)
 _BARE_SCHEMA = re.compile(r"[\w$-]+")
 _BARE_TABLE = re.compile(r"[\w$-][\w$.-]*")
-# Control characters, and what an editor shows as a line's end or not at all.
+# Control characters, and characters that editors show as a line break or not at all.
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\xa0\xad\u2000-\u200f\u2028-\u202f\u2060-\u206f\ufeff]")
 _UNICODE_ESCAPE = re.compile(r"\\(?:(\\)|([0-9A-Fa-f]{4})|\+([0-9A-Fa-f]{6}))")
 _NOT_ENCODED = re.compile(r"[A-Za-z0-9_$.-]")
@@ -31,21 +31,21 @@ _NOT_IN_IDENTIFIER = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|[^A-WYZa-z0
 
 
 class TableName(NamedTuple):
-    """Schema and name of a table, in the letters that Postgres has."""
+    """Schema and name of a table as in the catalog, without case folding."""
 
     schema: str
     table: str
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Read `table` or `schema.table`, each part bare or in quotes; the default is `public`.
+        """Return the name of a text `table` or `schema.table`. The default schema is `public`.
 
-        A bare schema ends at the first dot; a bare table has all that follows. In quotes every
-        character stands for itself, and a quote is doubled; `U&"..."` has Unicode escapes, as in
-        Postgres.
+        Each part is bare or in double quotes. A bare schema ends at the first dot; a bare table is
+        the whole remainder. In quotes every character is literal, and a quote is doubled. A part
+        `U&"..."` has Unicode escapes (4.1.1 Identifiers and Key Words).
 
         Raises:
-            ConfigurationError: the text is not such a name.
+            ConfigurationError: the text is not a table's name.
         """
         match = _TEXT.fullmatch(text)
         if match is None or (match["schema"] is None and "." in match["table"].split('"')[0]):
@@ -53,16 +53,16 @@ class TableName(NamedTuple):
         return cls(_part(match["schema"] or DEFAULT_SCHEMA, text), _part(match["table"], text))
 
     def __str__(self) -> str:
-        """Write the text that `parse` reads, in quotes where they are needed."""
+        """Return the text that `parse` reads, with quotes if necessary."""
         schema = self.schema if _BARE_SCHEMA.fullmatch(self.schema) else quoted(self.schema)
         table = self.table if _BARE_TABLE.fullmatch(self.table) else quoted(self.table)
         return f"{schema}.{table}"
 
     @property
     def partition_key(self) -> str:
-        """The table's partition of the snapshot asset.
+        """The table's partition key of the snapshot asset.
 
-        Dagster reads three dots as a range of partitions.
+        The key contains no three dots, which Dagster parses as a range of partitions.
         """
         schema, table = encode_name(self.schema).replace(".", "~2e~"), encode_name(self.table)
         if "..." in f"{schema}.{table}":
@@ -71,9 +71,9 @@ class TableName(NamedTuple):
 
     @property
     def record_name(self) -> str:
-        """The table in the records of the raw zone: `schema.table`, as every lake has it.
+        """The name in the records of the raw zone: `schema.table`, in all releases.
 
-        A schema with a dot or a quote is written in quotes.
+        A schema with a dot or a quote is in double quotes.
         """
         if "." in self.schema or '"' in self.schema:
             return f"{quoted(self.schema)}.{self.table}"
@@ -81,29 +81,33 @@ class TableName(NamedTuple):
 
 
 def quoted(*names: str) -> str:
-    """Write names as SQL identifiers joined by dots; invisible characters as Unicode escapes."""
+    """Return SQL identifiers joined by dots, with invisible characters as Unicode escapes."""
     return ".".join(map(_quoted, names))
 
 
 def encode_name(name: str) -> str:
-    """Write a name in letters, digits and `_ $ - .`; other characters are `~`, code point, `~`.
+    """Return a name in letters, digits and `_ $ - .`, with other characters as `~code point~`.
 
-    Slashes would nest folders; engines disagree about percent signs, blanks and glob characters.
+    Slashes would nest folders, and engines differ in percent signs, blanks and glob characters.
     """
     return "".join(c if _NOT_ENCODED.match(c) else f"~{ord(c):x}~" for c in name)
 
 
 def folder_name(name: str) -> str:
-    """Encode a name for a folder, with a leading dot too: that would hide the folder."""
+    """Return a name encoded for a folder. A leading dot, which hides a folder, is encoded too."""
     text = encode_name(name)
     return f"~2e~{text[1:]}" if text.startswith(".") else text
 
 
 def identifier(parts: Sequence[str], reserved_endings: Sequence[str] = ()) -> str:
-    """Join names with `__` to letters, digits and underscores; other characters are `X` code `X`.
+    """Return names joined by `__`, in letters, digits and underscores.
+
+    Other characters become `X`, hexadecimal code point, `X`.
 
     Args:
-        reserved_endings: words that are put behind identifiers, with an underscore between.
+        parts: the names.
+        reserved_endings: words that callers append with an underscore; a name with such an ending
+            is encoded.
     """
     words = [_NOT_IN_IDENTIFIER.sub(lambda c: f"X{ord(c[0]):x}X", part) for part in parts]
     for ending in reserved_endings:
@@ -137,6 +141,6 @@ def _quoted(name: str) -> str:
 
 def _malformed(text: str) -> ConfigurationError:
     return ConfigurationError(
-        reason=f"{text!r} does not name a table: write schema.table, with a part in double quotes "
-        'that has dots or quotes of its own, such as public."Order Lines" or "a.b".c'
+        reason=f"{text!r} does not name a table: write schema.table, and quote a part with dots, "
+        'blanks or quotes, such as public."Order Lines" or "a.b".c'
     )

@@ -58,7 +58,7 @@ def test_every_imported_package_is_required() -> None:
     assert others - named(ALL) <= come_along
 
 
-def test_what_only_benchmarks_import_is_required_for_development_only() -> None:
+def test_packages_of_benchmarks_are_development_requirements_only() -> None:
     only = imported("benchmarks") - imported("pgcdc_assets") - {"delta-spark"}
     assert only.isdisjoint(named(OF_USERS))
 

@@ -21,7 +21,7 @@ from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets_tests.support.captures import Capturing
 
 
-def test_a_run_whose_table_was_altered_while_it_was_copied_is_to_be_tried_again() -> None:
+def test_a_table_altered_during_its_copy_is_a_transient_error() -> None:
     """Its event names the class; a sync ends with that class's status."""
     kind = error_named("TableChanged")
     assert kind is not None
@@ -29,7 +29,7 @@ def test_a_run_whose_table_was_altered_while_it_was_copied_is_to_be_tried_again(
     assert error_named("ValueError") is None
 
 
-def test_a_slot_that_the_stream_calls_lost_has_no_sentence_for_an_lsn() -> None:
+def test_the_error_of_a_slot_lost_in_the_stream_has_no_lsn() -> None:
     said = 'can no longer get changes from replication slot "s"'
     error = stream_failure("a server", "s", "pub", "55000", said)
     assert isinstance(error, SlotLost)
@@ -40,7 +40,9 @@ def test_a_slot_that_the_stream_calls_lost_has_no_sentence_for_an_lsn() -> None:
 
 
 @pytest.mark.postgres
-def test_a_window_whose_rows_are_gone_says_how_far_the_slot_was_told(capturing: Capturing) -> None:
+def test_the_error_of_a_window_with_missing_rows_has_the_slot_s_position(
+    capturing: Capturing,
+) -> None:
     window = capturing.begin_with_one_insert()
     capturing.capture(window)
     table = capturing.zone.changes.table.load()
@@ -53,14 +55,14 @@ def test_a_window_whose_rows_are_gone_says_how_far_the_slot_was_told(capturing: 
 
 
 @pytest.mark.postgres
-def test_a_standby_that_restarts_is_waited_for_and_a_primary_that_went_back_is_not(
+def test_a_standby_behind_is_a_transient_error_and_a_primary_behind_is_not(
     capturing: Capturing,
 ) -> None:
     capturing.begin()
     status = capturing.status()
     ahead = Lsn(status.current_lsn + 1)
     check_has_wal(capturing.zone, status, status.current_lsn)
-    with pytest.raises(TransientError, match="standby has replayed its WAL through"):
+    with pytest.raises(TransientError, match="standby has replayed WAL through"):
         check_has_wal(capturing.zone, replace(status, in_recovery=True), ahead)
     with pytest.raises(RawZoneError, match="pgcdc renew"):
         check_has_wal(capturing.zone, status, ahead)

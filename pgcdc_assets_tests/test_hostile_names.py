@@ -112,7 +112,7 @@ def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("tables", [FEW, pytest.param(ALL, marks=pytest.mark.soak)], ids=len)
-def test_a_legal_name_goes_through_every_command(
+def test_every_command_accepts_a_legal_name(
     tables: list[TableName],
     module: str,
     database: Database,

@@ -37,7 +37,7 @@ def test_ruff_finds_nothing() -> None:
     run("-m", "ruff", "check", "--no-cache", ".")
 
 
-def test_the_code_is_in_the_common_form() -> None:
+def test_the_code_is_formatted() -> None:
     run("-m", "ruff", "format", "--check", "--no-cache", ".")
 
 
@@ -69,17 +69,17 @@ def test_type_checkers_see_the_signatures_of_the_public_names(tmp_path: Path) ->
     assert 'incompatible type "int"; expected "CdcCapture"' in done.stdout
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_follow_the_layers() -> None:
     run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo")
 
 
-def test_no_module_is_longer_than_a_person_reads() -> None:
+def test_no_module_is_too_long() -> None:
     counts = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in PYTHON_FILES}
     assert len(counts) > 100
     assert {path: count for path, count in counts.items() if count > MAX_LINE_COUNT} == {}
 
 
-def test_every_public_module_says_what_it_is_for() -> None:
+def test_every_public_module_has_a_docstring() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in (ROOT / "pgcdc_assets").rglob("*.py")
@@ -100,7 +100,7 @@ def test_no_message_sends_users_of_a_wheel_to_make() -> None:
     assert found == []
 
 
-def test_nothing_in_the_tree_names_a_machine_or_puts_work_off() -> None:
+def test_no_file_has_a_path_of_a_machine_or_a_todo() -> None:
     suspicious = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|/home/\w|/root/")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
@@ -133,7 +133,7 @@ def test_commands_of_the_documents_exist(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_of_the_documents_lead_somewhere(document: Path) -> None:
+def test_links_of_the_documents_are_not_broken(document: Path) -> None:
     links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text())
     broken = [
         link

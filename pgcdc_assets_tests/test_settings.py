@@ -45,7 +45,7 @@ def test_a_table_listed_twice_is_refused() -> None:
         CdcCapture("shop", "pub", (ORDERS, ORDERS))
 
 
-def test_a_capture_without_tables_is_refused_and_says_how_to_get_them() -> None:
+def test_a_capture_without_tables_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match="pgcdc init"):
         CdcCapture("shop", "pub", ())
 
@@ -70,7 +70,7 @@ def test_an_unknown_kind_of_table_is_refused(scd: list[int]) -> None:
         ({"without_key": "rows"}, "without_key is 'rows', but must be bag"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], sentence: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         CdcTable.parse("shop.orders", **settings)
 
@@ -90,7 +90,7 @@ def test_old_versions_are_kept_longer_than_a_merge_reads_them(unit: str, count: 
         RetentionPolicy(**options)
 
 
-def test_days_go_before_hours() -> None:
+def test_days_take_precedence_over_hours() -> None:
     assert RetentionPolicy().keep_hours == 1
     assert RetentionPolicy(old_version_hours=12).keep_hours == 12
     assert RetentionPolicy(old_version_hours=12, old_version_days=2).keep_hours == 48
@@ -102,7 +102,7 @@ def test_a_negative_ratio_is_refused(ratio: float) -> None:
         RetentionPolicy(replaced_ratio=ratio)
 
 
-def test_settings_survive_the_way_through_an_asset_s_metadata() -> None:
+def test_settings_survive_a_round_trip_through_an_asset_s_metadata() -> None:
     capture = CdcCapture(
         "shop",
         "pub",

@@ -37,12 +37,12 @@ def decoded_identifier(text: str) -> list[str]:
 @example(TableName("a.b", 'c"d'))
 @example(TableName("U&", 'U&"\\0061"'))
 @example(TableName("public", " "))
-def test_what_is_printed_reads_as_the_same_name(name: TableName) -> None:
+def test_a_printed_name_parses_as_the_same_name(name: TableName) -> None:
     assert TableName.parse(str(name)) == name
 
 
 @given(NAMES)
-def test_encodings_can_be_read_back_so_no_two_names_share_one(name: TableName) -> None:
+def test_encodings_can_be_decoded_so_two_names_never_share_one(name: TableName) -> None:
     assert decoded(folder_name(name.table)) == decoded(encode_name(name.table)) == name.table
     assert decoded_partition_key(name.partition_key) == name
     parts = ["shop", "scd1", name.schema, name.table]
@@ -50,7 +50,7 @@ def test_encodings_can_be_read_back_so_no_two_names_share_one(name: TableName) -
 
 
 @given(NAMES)
-def test_encodings_have_the_characters_that_their_place_takes(name: TableName) -> None:
+def test_encodings_have_allowed_characters_only(name: TableName) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_$~-][A-Za-z0-9_$.~-]*", folder_name(name.table))
     assert re.fullmatch(r"[A-Za-z0-9_$.~-]+", name.partition_key)
     assert "..." not in name.partition_key
@@ -60,13 +60,13 @@ def test_encodings_have_the_characters_that_their_place_takes(name: TableName) -
 @given(NAMES, NAMES)
 @example(TableName("a.b", "c"), TableName("a", "b.c"))
 @example(TableName('"a.b"', "c"), TableName("a.b", "c"))
-def test_records_of_the_raw_zone_tell_tables_apart(one: TableName, other: TableName) -> None:
+def test_record_names_of_different_tables_differ(one: TableName, other: TableName) -> None:
     assert one == other or one.record_name != other.record_name
 
 
 @given(NAMES, NAMES)
 @example(TableName("s", "a"), TableName("s", "a_invariants"))
-def test_no_output_of_a_step_is_named_like_the_check_of_another(
+def test_no_output_of_a_step_has_the_name_of_another_s_check(
     one: TableName, other: TableName
 ) -> None:
     outputs = [identifier([name.schema, name.table], CHECKS) for name in (one, other)]
@@ -88,7 +88,7 @@ def test_identifiers_of_plain_names_are_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("name", ["Orders", "a$b", "a-b", "a.b", "a..b", ".b", "_b", "A.b-C_1"])
-def test_what_lakes_have_had_keeps_its_key_folder_and_partition(name: str) -> None:
+def test_plain_names_keep_their_key_folder_and_partition(name: str) -> None:
     table = TableName.parse(f"public.{name}")
     assert table == TableName("public", name)
     assert table.partition_key == table.record_name == f"public.{name}"
@@ -132,7 +132,7 @@ def test_names_are_read_as_in_postgres_but_for_the_case(text: str, name: TableNa
         'U&"\\"',
     ],
 )
-def test_what_is_not_a_name_is_refused_with_an_example(text: str) -> None:
+def test_a_malformed_name_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigurationError, match="does not name a table: write") as caught:
         TableName.parse(text)
     assert 'public."Order Lines"' in str(caught.value)

@@ -1,1 +1,1 @@
-"""From the source to the raw zone: snapshots, windows of changes, epochs."""
+"""Capture from the source to the raw zone: snapshots, windows of changes and epochs."""

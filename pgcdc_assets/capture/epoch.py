@@ -1,13 +1,14 @@
-"""A new epoch: going on after a slot was lost, dropped, or advanced by somebody else, or after its
-server went back (restored from a backup, replaced by a standby that had not received all).
+"""Start of a new epoch with a new slot.
 
-What the old slot had not delivered is gone from the stream, so the tables have to be copied anew;
-what is in the raw zone stays, under its own epoch. A slot that can still go on is never given up
-here: dropping it would lose what it holds.
+A new epoch is necessary after a slot was lost, dropped or advanced by another program, and after
+its server lost captured WAL (restored from a backup, or replaced by a standby that had not received
+all WAL). The changes that the old slot has not delivered are lost, so every table needs a new
+snapshot. The raw zone keeps the earlier epochs. A slot that can continue is not dropped, because
+the drop would lose the changes of the slot.
 
-The order: the useless slot is dropped, a new one is made, the epoch is recorded. Killed in between,
-the slot is missing, or stands where no landed window ends, and renewing again is right in both
-cases.
+The order of the steps: drop the unusable slot, create the new slot, record the epoch. If the
+process dies in between, the slot is missing or its position is not the end of a landed window. A
+repetition is right in both cases.
 """
 
 from __future__ import annotations
@@ -48,16 +49,20 @@ def renew_epoch(
     *,
     adopt_slot: bool = False,
 ) -> Epoch:
-    """Make a new slot and record it as the next epoch; copies of its tables are due after this.
+    """Create a new slot and record the next epoch. The tables need new snapshots after this call.
 
     Args:
-        adopt_slot: drop a slot even if something else has read it.
+        settings: the source database.
+        zone: the raw zone.
+        slot: the slot's name.
+        publication: the publication's name.
+        adopt_slot: drop the slot even if another program has read the slot.
 
     Raises:
-        ConfigurationError: there is no epoch yet, or the slot can go on.
-        SlotTaken: something else has read the slot, and would lose it.
-        SlotBusy: another runner holds the lease, or somebody reads the slot.
-        TransientError: the slot could not be made now; run it again.
+        ConfigurationError: the capture has no epoch yet, or the slot can continue.
+        SlotTaken: another program has read the slot, and may need its changes.
+        SlotBusy: another capture holds the lease, or a walsender reads the slot.
+        TransientError: the slot could not be created now. Run it again.
     """
     zone.lake.check_writable()
     with (
@@ -67,8 +72,8 @@ def renew_epoch(
         old = zone.epochs.latest()
         if old is None:
             raise ConfigurationError(
-                reason=f"Capture {zone.name} has no epoch to renew: its first snapshot makes one "
-                "(pgcdc sync)."
+                reason=f"Capture {zone.name} has no epoch to renew: the first snapshot starts "
+                "epoch 1. Run pgcdc sync."
             )
         identity = read_server_identity(conn)
         with server_timeline(settings) as server:
@@ -80,11 +85,11 @@ def renew_epoch(
             check_slot_usable(status, identity.database)
             end = zone.changes.captured_through(old.epoch) or old.start_lsn
             is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
-            can_go_on = is_ours and _can_go_on(status, end) and not has_lost_wal
-            if can_go_on and not has_publication_gap(conn, status, publication):
+            can_continue = is_ours and _can_continue(status, end) and not has_lost_wal
+            if can_continue and not has_publication_gap(conn, status, publication):
                 raise ConfigurationError(
-                    reason=f"Replication slot {slot} can go on from {end}: nothing is lost, and "
-                    "giving it up would lose what it holds. Run pgcdc sync instead."
+                    reason=f"Replication slot {slot} can continue from {end}: no change is lost, "
+                    "and dropping the slot would lose changes. Run pgcdc sync instead."
                 )
             confirmed = status.confirmed_flush_lsn
             is_elsewhere = not is_ours or (confirmed is not None and confirmed > end)
@@ -121,7 +126,7 @@ def renew_epoch(
 
 
 def _has_lost_wal(zone: RawZone, epoch: Epoch, server: ServerTimeline) -> bool:
-    """Say whether the server lost WAL that was captured."""
+    """Return whether the server has lost captured WAL."""
     through, timeline = zone.captured_on(epoch)
     try:
         check_timeline(zone.changes.table.uri, timeline, through, server)
@@ -130,9 +135,9 @@ def _has_lost_wal(zone: RawZone, epoch: Epoch, server: ServerTimeline) -> bool:
     return False
 
 
-def _can_go_on(status: SlotStatus, captured_through: Lsn) -> bool:
-    # A standby catches up; a primary whose WAL ends before what we have writes other changes there.
-    went_back = status.current_lsn < captured_through and not status.in_recovery
+def _can_continue(status: SlotStatus, captured_through: Lsn) -> bool:
+    # A standby may still replay the captured WAL. A primary writes other changes at these LSNs.
+    has_lost_wal = status.current_lsn < captured_through and not status.in_recovery
     confirmed = status.confirmed_flush_lsn
     can_stream = not status.is_lost and confirmed is not None and confirmed <= captured_through
-    return can_stream and not went_back
+    return can_stream and not has_lost_wal

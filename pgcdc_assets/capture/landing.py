@@ -1,8 +1,8 @@
 """The landing of a window: from the stream's batches to one durable commit.
 
-Nothing in Python ends a thread that waits in a system call, as for a file server that does not
-answer. A landing with a limit of time runs in a thread of its own, so that the capture can go on
-without it and say so.
+Python cannot end a thread that waits in a system call, such as a write to a file server that does
+not answer. A landing with a time limit therefore runs in a thread of its own: at the limit the
+capture abandons the thread and raises an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,17 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Landing:
-    """Makes the window's rows visible in one commit."""
+    """The landing of one window in one commit.
+
+    Attributes:
+        zone: the raw zone.
+        window: the window.
+        stream: the started stream.
+        decoder: the window's decoder.
+        lease: the held lease of the slot.
+        settings: the source database.
+        is_left: set after the landing was abandoned: the landing must not commit.
+    """
 
     zone: RawZone
     window: LsnWindow
@@ -42,17 +52,17 @@ class Landing:
     is_left: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run_within(self, seconds: float | None) -> WindowSummary:
-        """Land the window, or leave the landing behind when it hangs.
+        """Land the window, or abandon the landing at a time limit.
 
-        A landing that is left behind cannot commit: the lease, which it verifies right before, ends
-        with the capture. A commit already under way may still take effect, and the next run finds
-        the window landed, or its own commit refused.
+        An abandoned landing does not start a commit: it verifies the lease directly before the
+        commit, and the lease ends with the capture. A commit in progress may still succeed. The
+        next run then finds a landed window, or its own commit is refused.
 
         Args:
-            seconds: None for no limit.
+            seconds: the time limit; None: no limit.
 
         Raises:
-            TransientError: it did not return in time.
+            TransientError: the landing did not return within the limit.
         """
         if seconds is None:
             return self._run()
@@ -60,8 +70,8 @@ class Landing:
             return _call_within(seconds, self._run, self.is_left)
         except _Overdue:
             raise TransientError(
-                reason="The capture took longer than its limit, and its landing does not return: "
-                f"see whether the server and the lake {self.zone.uri} answer. Nothing un-landed "
+                reason="The capture took longer than its limit, and its landing does not return. "
+                f"Check that the server and the lake {self.zone.uri} answer. Nothing un-landed "
                 "was confirmed; run it again."
             ) from None
 
@@ -90,7 +100,7 @@ class Landing:
     def _timeline(self) -> int:
         """Return the timeline of the window's end.
 
-        A standby goes over to another one while it streams, without a gap.
+        A standby may follow to another timeline during the stream.
         """
         if not self.stream.is_standby:
             return self.stream.timeline
@@ -103,22 +113,25 @@ class Landing:
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)
         self.lease.verify()
         if self.is_left.is_set():
-            raise TransientError(reason=f"Window {self.window.key} is not landed: time was up.")
+            raise TransientError(
+                reason=f"Window {self.window.key} is not landed: the time limit was reached."
+            )
 
 
 class _Overdue(Exception):
-    """The call had not returned when its time was up."""
+    """The call did not return within its time limit."""
 
 
 def _call_within(seconds: float, call: Callable[[], _Result], is_left: threading.Event) -> _Result:
-    """Return what a call returns, or raise what it raises.
+    """Run `call` in a thread, and return its result or raise its error.
 
     Args:
-        is_left: set when nobody waits for the call any more; the call looks at it before it does
-            what cannot be undone.
+        seconds: time limit.
+        call: the function to run.
+        is_left: set at the time limit; `call` checks this event before an irreversible step.
 
     Raises:
-        _Overdue: the call has not returned within so many seconds; it is left running.
+        _Overdue: `call` did not return within the limit. The thread continues to run.
     """
     results: list[_Result] = []
     errors: list[BaseException] = []
@@ -129,7 +142,7 @@ def _call_within(seconds: float, call: Callable[[], _Result], is_left: threading
         except BaseException as error:
             errors.append(error)
 
-    # A daemon: the process need not wait for it either.
+    # A daemon thread: the process can exit without the thread.
     thread = threading.Thread(target=run, name="landing", daemon=True)
     thread.start()
     try:

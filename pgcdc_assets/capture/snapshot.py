@@ -1,17 +1,16 @@
-"""First contents: copies of whole tables that meet the stream exactly.
+"""Snapshots of whole tables, without a gap or an overlap between snapshot and stream.
 
-The order is the design. A slot is made before anything is copied, and its snapshot is the moment
-that the stream begins at; the epoch is recorded before the first copy; each copy is one commit of
-its own. Killed between any two steps, the next run finds either nothing, or a slot that nobody has
-read yet and whose confirmed_flush_lsn is still where it was made, or an epoch and some complete
-copies.
+The order of the steps: create the slot, record the epoch, copy the tables, with one commit per
+table. The stream begins at the consistent point of the slot, and the exported snapshot of the slot
+contains all earlier transactions. If the process dies between two steps, the next run finds either
+no slot, or an unread slot at its consistent point, or an epoch with some complete snapshots.
 
-A slot that is there already (made by an administrator, or by us before) gives no snapshot any more.
-Where something else has read it, it is adopted with consent only: confirming its WAL to the server
-takes it from whoever else captures from it.
-A temporary slot then marks the moment: its consistent point lies behind the permanent slot's, so
-the stream holds every later change, and merging takes from it what commits at or after the copy's
-LSN.
+An existing slot exports no snapshot. A temporary slot then exports the snapshot: its consistent
+point is above the position of the permanent slot, so the stream contains every later change. A
+merge applies the changes that commit at or after the LSN of the snapshot.
+
+If another program has read the existing slot, the capture adopts the slot with the user's consent
+(`--adopt-slot`) only: a confirmation would remove WAL that the other program needs.
 """
 
 from __future__ import annotations
@@ -67,18 +66,19 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-# How often a table may be altered under our hands before we leave it to the next run.
+# Number of attempts for a table that is altered during its copy.
 _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """A table's complete copy.
+    """The result of a complete snapshot of a table.
 
     Attributes:
-        snapshot_lsn: what committed before it is in the copy.
+        snapshot_lsn: LSN of the snapshot; earlier commits are in the snapshot.
+        seconds: duration of the copy.
         bytes: size of the rows' texts in memory.
-        rescued_count: values that are not UTF-8 and stand as hex.
+        rescued_count: number of values that are not UTF-8, written as hex.
     """
 
     schema: str
@@ -103,7 +103,7 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailure:
-    """A table whose copy did not come about; the others are not touched by it."""
+    """The failed snapshot of one table. The other tables are not affected."""
 
     schema: str
     table: str
@@ -124,18 +124,19 @@ def snapshot_tables(
     *,
     adopt_slot: bool = False,
 ) -> list[SnapshotReport]:
-    """Copy tables one after the other, making slot and epoch where there are none yet.
+    """Take snapshots of tables one after the other. Create slot and epoch if necessary.
+
+    After an error the snapshots of the other tables are complete.
 
     Args:
-        tables: schema and name of each table to copy anew; None: all tables of the publication that
-            have no complete copy in this epoch.
-        adopt_slot: take over a slot that something else has read before.
+        tables: (schema, table) of the tables for a new snapshot; None: all tables of the
+            publication without a complete snapshot in this epoch.
+        adopt_slot: adopt a slot that another program has read.
 
     Raises:
         ConfigurationError: a setting, a privilege or a table's name is wrong.
-        TransientError: the server or the slot is not to be had now.
-        DefiniteError: the slot is lost or missing, or is not the one the raw zone was filled from.
-            Whatever the error, the copies of the other tables are complete.
+        TransientError: the server or the slot is not available now.
+        DefiniteError: the slot is lost or missing, or the raw zone was filled from another slot.
     """
     outcomes = list(
         snapshot_each_table(settings, zone, slot, publication, tables, adopt_slot=adopt_slot)
@@ -155,10 +156,10 @@ def snapshot_each_table(
     *,
     adopt_slot: bool = False,
 ) -> Iterator[SnapshotReport | SnapshotFailure]:
-    """Do as `snapshot_tables`, yielding each table's outcome as soon as it is there.
+    """Take snapshots as `snapshot_tables` does, and yield the result of each table.
 
     Raises:
-        PgcdcError: nothing can be copied at all: see `snapshot_tables`.
+        PgcdcError: no table can be copied. See `snapshot_tables`.
     """
     zone.lake.check_writable()
     with contextlib.ExitStack() as open_snapshot:
@@ -169,9 +170,9 @@ def snapshot_each_table(
             wanted = _wanted(conn, zone, epoch, publication, tables)
         if snapshot is None and any(isinstance(outcome, PublishedTable) for outcome in wanted):
             snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
-            # Looked at again: making a slot may wait for long, and a column that was added
-            # meanwhile is in the snapshot. What is read now holds for the snapshot as far as the
-            # copy finds nothing altered since; a table that joined later gets another snapshot.
+            # Read the tables again: the creation of a slot may take long, and a column that was
+            # added during the creation is in the snapshot. The copy checks that a table was not
+            # altered after the snapshot, and uses a new snapshot otherwise.
             with query_connection(settings, "snapshot") as conn:
                 wanted = _wanted(conn, zone, epoch, publication, tables)
         for outcome in wanted:
@@ -191,13 +192,14 @@ def _establish(
     open_snapshot: contextlib.ExitStack,
     adopt_slot: bool,
 ) -> tuple[int, ExportedSnapshot | None]:
-    """Find or found the epoch; with a new slot comes the snapshot it was made in."""
+    """Return the current epoch, or start epoch 1. Return the snapshot of a new slot as well."""
     with query_connection(settings, "snapshot") as conn:
         identity = read_server_identity(conn)
         if identity.in_recovery:
             with server_timeline(settings) as server:
                 identity = replace(identity, timeline=server.number)
-        # The publication must exist before the slot: decoding looks it up as of the WAL it reads.
+        # The publication must exist before the slot: decoding looks up the publication as of the
+        # WAL position.
         read_publication(conn, publication, tables)
 
         def find() -> tuple[Epoch | None, SlotStatus | None]:
@@ -218,7 +220,7 @@ def _establish(
         if known is not None:
             return known.epoch, None
         with capture_lease(conn, zone.name, slot):
-            # Looked at again: another runner may have come first.
+            # Check again: another process may have started the epoch before the lease was taken.
             known, status = find()
             if known is not None:
                 return known.epoch, None
@@ -281,7 +283,7 @@ def _check_slot(
 
 @contextlib.contextmanager
 def _kept_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[ExportedSnapshot]:
-    """Make the permanent slot; its snapshot outlives the replication connection."""
+    """Create the permanent slot. The snapshot outlives the replication connection."""
     with contextlib.ExitStack() as stack:
         with create_slot(settings, slot) as made:
             name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
@@ -290,7 +292,7 @@ def _kept_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[Exported
 
 @contextlib.contextmanager
 def _temporary_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[ExportedSnapshot]:
-    """Mark a moment of the WAL by a temporary slot, gone again as soon as its snapshot is ours."""
+    """Export a snapshot by a temporary slot, which is dropped after the snapshot is re-exported."""
     marker = f"{slot[:45]}_copy_{uuid.uuid4().hex[:8]}"
     with contextlib.ExitStack() as stack:
         with create_slot(settings, marker, temporary=True) as made:
@@ -340,7 +342,7 @@ def _copy(
             except TableChanged as error:
                 if attempt == _ATTEMPTS:
                     return SnapshotFailure(relation.schema, relation.table, error)
-                _logger.warning("%s; trying with a new snapshot", error)
+                _logger.warning("%s Retrying with a new snapshot", error)
             except PgcdcError as error:
                 return SnapshotFailure(relation.schema, relation.table, error)
             try:
@@ -401,7 +403,7 @@ def _copy_once(
 
 
 def _joined(failures: Sequence[SnapshotFailure]) -> PgcdcError:
-    """One error for a run: of the kind that asks most of its reader."""
+    """Return one error for all failures, of the most severe class among them."""
     for kind in (DefiniteError, ConfigurationError, TransientError):
         errors = [failure.error for failure in failures if isinstance(failure.error, kind)]
         if len(failures) == 1 and errors:

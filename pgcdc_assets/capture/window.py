@@ -1,10 +1,16 @@
-"""Capture one window: from the slot to a durable commit, and only then back to the slot.
+"""Capture of one window: read the slot, commit the rows, then confirm the window's end.
 
-The order is the design. The lease keeps other runners out; the slot is looked at while our own
-walsender holds it, since START_REPLICATION skips silently to `confirmed_flush_lsn`; the window's
-rows become visible in one commit; after that, and nowhere else, the window's end is confirmed.
-Whatever dies in between, the next run either finds the window landed and confirms it, or finds
-nothing of it and reads it again.
+The order of the steps prevents loss and duplication:
+
+1. Take the lease, which excludes other captures of the slot.
+2. Start the stream, then check the slot while the capture's walsender holds the slot:
+   START_REPLICATION skips silently to `confirmed_flush_lsn` (src/backend/replication/logical/
+   logical.c, CreateDecodingContext).
+3. Land the window's rows in one durable commit.
+4. Confirm the window's end to the server. No other step confirms an LSN.
+
+If the process dies between two steps, the next run either finds the window landed and confirms its
+end, or finds nothing of the window and reads the window again.
 """
 
 from __future__ import annotations
@@ -54,16 +60,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaptureLimits:
-    """How long and how much.
+    """Time limits and sizes of a capture.
 
     Attributes:
-        total_seconds: a capture that has landed nothing after so long is given up; None for no
-            limit. A landing that hangs, in the lake or for the stream's reader, is left behind
-            `stream.end_seconds` later. What comes before the stream is not bounded by it: the look
-            at the raw zone.
-        slot_wait_seconds: how long the walsender of a dead runner may keep the slot before it is
-            ended.
-        stream: clocks and sizes of the stream: batch bytes, status interval, silence.
+        total_seconds: time limit until the window is landed; None: no limit. A landing that hangs
+            is abandoned `stream.end_seconds` after the limit. The limit does not bound the check of
+            the raw zone before the stream.
+        slot_wait_seconds: time to wait before the stale walsender of a dead capture is ended.
+        stream: time limits and sizes of the stream.
     """
 
     total_seconds: float | None = None
@@ -73,13 +77,15 @@ class CaptureLimits:
 
 @dataclass(frozen=True)
 class CaptureReport:
-    """What capturing a window did.
+    """The result of the capture of a window.
 
     Attributes:
-        already_captured: the window was landed before, and only confirmed now.
-        counts: rows by `schema.table` and operation.
-        seconds: from the first connection to the confirmed slot.
-        warnings: how often something was seen that was not landed, by its description.
+        already_captured: an earlier run has landed the window; this run confirmed its end at most.
+        counts: number of rows by `schema.table` and operation.
+        first_commit_lsn: lowest commit LSN; None without rows, like the next three.
+        bytes_received: bytes of the stream.
+        seconds: time from the first connection to the confirmation.
+        warnings: counts of messages and values that were not landed as sent, by description.
     """
 
     window: LsnWindow
@@ -97,7 +103,7 @@ class CaptureReport:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows landed per second of the whole capture."""
+        """Rows per second of the whole capture."""
         return self.row_count / self.seconds if self.seconds else 0.0
 
 
@@ -109,18 +115,19 @@ def capture_window(
     window: LsnWindow,
     limits: CaptureLimits | None = None,
 ) -> CaptureReport:
-    """Land a window exactly once, and confirm it to the slot.
+    """Land a window exactly once, and confirm its end to the slot.
 
-    A window that was landed before is verified, confirmed and reported with the same figures.
+    A landed window is verified, confirmed and reported with the same counts.
 
     Raises:
         ConfigurationError: the settings do not lead to a usable connection and slot.
-        SlotBusy: another runner holds the lease, or another program the slot.
-        SlotMissing, SlotLost, SlotAdvanced: the slot cannot give what the raw zone needs next.
-        WindowUnavailable: the window was landed, and its rows are gone.
-        RawZoneError: the window does not follow what is landed, or the raw zone is another slot's.
-        ProtocolError: the stream broke its own rules.
-        TransientError: the connection or the lake failed; nothing was confirmed, run it again.
+        SlotBusy: another capture holds the lease, or another program reads the slot.
+        SlotMissing, SlotLost, SlotAdvanced: the slot cannot send the next changes of the raw zone.
+        WindowUnavailable: the window was landed, but rows are missing.
+        RawZoneError: the window does not follow the landed windows, or the raw zone was filled from
+            another slot.
+        ProtocolError: the stream contains a malformed message.
+        TransientError: the connection or the lake failed. Nothing was confirmed; run it again.
     """
     limits = limits or CaptureLimits()
     began = time.monotonic()
@@ -165,17 +172,17 @@ def capture_window(
                 if not stream.finish():
                     warnings["the server has not acknowledged the confirmed position yet"] += 1
         except ConnectionLost:
-            # The lease's session may be as dead, and freeing the lease over it would wait for an
-            # answer; without a session there is no lease.
+            # The lease's session may be lost as well, and releasing the lease would wait for a
+            # reply. Closing the session releases the lease.
             conn.close()
             raise
         return _report(summary, already_captured, warnings, stream.bytes_received, began)
 
 
 def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindow) -> Lsn | None:
-    """Say what the slot's epoch is captured through; None for a window of an older epoch.
+    """Return the end of the captured windows; None for a window of an older epoch.
 
-    The slot of an older epoch is gone: what is landed of it is all that will ever be.
+    An older epoch has no slot any more, so its captured windows are final.
     """
     server = read_server_identity(conn)
     latest = zone.epochs.check_source(
@@ -185,8 +192,8 @@ def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindo
     if latest is None or window.epoch > latest.epoch:
         raise RawZoneError(
             raw_zone=uri,
-            reason=f"it has no epoch {window.epoch}. Take the first snapshot: that makes the slot "
-            "and records the epoch.",
+            reason=f"the raw zone has no epoch {window.epoch}. Take the first snapshot, which "
+            "creates the slot and records the epoch.",
         )
     if window.epoch < latest.epoch:
         return None
@@ -201,7 +208,7 @@ def _check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindo
 
 
 def _check_publication(conn: Connection, zone: RawZone, publication: str) -> None:
-    """Refuse a publication that is gone."""
+    """Raise ConfigurationError for a missing publication, with its CREATE PUBLICATION statement."""
     try:
         read_publication(conn, publication)
     except ConfigurationError:
@@ -210,7 +217,7 @@ def _check_publication(conn: Connection, zone: RawZone, publication: str) -> Non
 
 
 def _check_timeline(zone: RawZone, server: ServerTimeline) -> None:
-    """Refuse a server that lost WAL which was captured, before it is asked for what follows."""
+    """Raise an error for a server that has lost captured WAL, before the stream starts."""
     epoch = zone.epochs.latest()
     assert epoch is not None
     through, timeline = zone.captured_on(epoch)
@@ -218,7 +225,7 @@ def _check_timeline(zone: RawZone, server: ServerTimeline) -> None:
 
 
 def _is_behind(conn: Connection, slot: str, captured_through: Lsn) -> bool:
-    """Say whether a slot was not told yet what is landed, as after a crash."""
+    """Return whether a landed window is not confirmed to the slot, as after a crash."""
     status = read_slot_status(conn, slot)
     if status is None or status.is_lost or status.confirmed_flush_lsn is None:
         return False
@@ -232,10 +239,11 @@ def _check_slot(
     captured_through: Lsn,
     backend_pid: int | None = None,
 ) -> None:
-    """Refuse a slot that cannot go on where the raw zone ends.
+    """Raise an error for a slot that cannot continue at the end of the raw zone.
 
     Args:
-        backend_pid: our walsender, once it holds the slot. Only then can nobody move it any more.
+        backend_pid: pid of the capture's walsender after the start of the stream. While this
+            walsender holds the slot, no other process can advance the slot.
     """
     status = read_slot_status(conn, slot)
     if status is None:
@@ -252,7 +260,7 @@ def _check_slot(
             expected=captured_through,
             gap_bytes=confirmed - captured_through,
         )
-    # A slot that nobody holds means that our stream has ended already, and reading it tells why.
+    # An inactive slot means that the stream has ended already: reading the stream raises the error.
     if backend_pid is not None and status.active_pid not in (backend_pid, None):
         raise SlotBusy(
             slot=slot,
@@ -262,32 +270,31 @@ def _check_slot(
 
 
 def check_has_wal(zone: RawZone, status: SlotStatus, captured_through: Lsn) -> None:
-    """Check that the server's WAL reaches as far as what was captured from it.
+    """Check that the server's WAL reaches the end of the captured windows.
 
     Raises:
-        TransientError: it is a standby, which replays the rest after a restart.
-        RawZoneError: it is a primary, whose WAL will say something else there.
+        TransientError: the server is a standby that has not replayed the captured WAL yet.
+        RawZoneError: the server is a primary that has lost captured WAL.
     """
     if status.current_lsn >= captured_through:
         return
     if status.in_recovery:
         raise TransientError(
-            reason=f"The standby has replayed its WAL through {status.current_lsn} so far, and "
-            f"{zone.uri} is captured through {captured_through} already. Run it again when the "
-            "standby has caught up."
+            reason=f"The standby has replayed WAL through {status.current_lsn}, but {zone.uri} is "
+            f"captured through {captured_through}. Run it again when the standby has caught up."
         )
     raise RawZoneError(
         raw_zone=zone.changes.table.uri,
-        reason=f"it is captured through {captured_through}, but the server's WAL ends at "
+        reason=f"captured through {captured_through}, but the server's WAL ends at "
         f"{status.current_lsn}: the server was restored from a backup, or replaced by a standby "
-        "that had not received all. Begin a new epoch with pgcdc renew.",
+        "that had not received all WAL. Begin a new epoch with pgcdc renew.",
     )
 
 
 def _catalog(
     settings: ConnectionSettings, zone: RawZone, publication: str, window: LsnWindow
 ) -> CatalogResolver:
-    """Prepare to complete announced relations; nothing is asked before the first one."""
+    """Return the resolver of announced relations, which connects at the first announcement."""
 
     def registered(relation_id: int) -> list[Relation]:
         return zone.relations.registered(window.epoch, relation_id)
@@ -304,26 +311,27 @@ def _decoder(zone: RawZone, catalog: CatalogResolver, window: LsnWindow) -> Deco
 
 
 def _confirm(stream: ReplicationStream, window: LsnWindow, captured_through: Lsn) -> None:
-    """Tell the slot what is landed."""
+    """Confirm the end of the landed windows to the slot."""
     try:
         stream.confirm(max(window.end, captured_through))
     except ConnectionLost:
         raise
     except TransientError as error:
-        # The stream ended while the window was being committed.
+        # The stream ended during the commit of the window.
         raise TransientError(
-            reason=f"Window {window.key} is landed and not confirmed yet; the next run confirms it "
-            f"and goes on. {error}"
+            reason=f"Window {window.key} is landed, but its end is not confirmed yet. The next run "
+            f"confirms the end and continues. {error}"
         ) from error
 
 
 def _watch(
     conn: Connection, limits: CaptureLimits, began: float, has_landed: Callable[[], bool]
 ) -> Callable[[], None]:
-    """Make the check that the stream's reader calls every second.
+    """Return the check that the stream's reader thread calls every second.
 
-    A fast shutdown of the server ends the session that holds the lease first, and then waits for
-    walsenders whose clients have not confirmed everything. We never do, so we leave.
+    A fast shutdown of the server ends the lease's session first, and then waits until every
+    walsender's client has confirmed all WAL. A capture does not confirm all WAL, so the check ends
+    the stream when the lease's session has ended.
     """
     hang_up = select.poll()
     hang_up.register(conn.fileno(), select.POLLRDHUP)
@@ -340,16 +348,17 @@ def _watch(
         if limit is not None and time.monotonic() - began > limit and not has_landed():
             raise TransientError(
                 reason=f"The capture took longer than its limit of {limit:g} s. Nothing un-landed "
-                "was confirmed; raise the limit or open smaller windows, then run it again."
+                "was confirmed. Raise the limit or use smaller windows, then run it again."
             )
 
     return watch
 
 
 def _seconds_left(limits: CaptureLimits, began: float) -> float | None:
-    """Say how long a landing may take; None for no limit.
+    """Return the time limit of a landing in seconds; None for no limit.
 
-    At the limit itself the stream ends, and by that a landing which does not hang.
+    The stream ends at the capture's limit, which ends a landing that does not hang. The landing's
+    limit is therefore later.
     """
     if limits.total_seconds is None:
         return None

@@ -109,7 +109,7 @@ class SparkResource(dg.ConfigurableResource[None]):
         """
         from dagster_pyspark import LazyPySparkResource
 
-        from pgcdc_assets.spark.session import connecting, runs_embedded, settled
+        from pgcdc_assets.spark.session import connecting, release_at_exit, runs_embedded
         from pgcdc_assets.spark.settings import embedded_conf
 
         remote = self._chosen_remote()
@@ -120,7 +120,7 @@ class SparkResource(dg.ConfigurableResource[None]):
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
         with connecting(remote):
             session: SparkSession = LazyPySparkResource(spark_config=config).spark_session
-            return settled(session)
+            return release_at_exit(session)
 
     def _chosen_remote(self) -> str | None:
         return self.remote or os.environ.get(home.SPARK_VARIABLE, "").strip() or None

@@ -1,1 +1,1 @@
-"""Everything that talks to the source database."""
+"""Access to the source database: SQL, replication, copies, digests and the pre-flight check."""

@@ -1,5 +1,7 @@
-"""The catalog's view of tables: everything about a relation that pgoutput's Relation message leaves
-out."""
+"""Relations from the catalog, with all that pgoutput's Relation message does not contain.
+
+Sources: Postgres documentation, chapter 51 System Catalogs (pg_class, pg_attribute, pg_index).
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ _PURPOSE = "catalog"
 
 _Answer = TypeVar("_Answer")
 
-# The identity's columns as RelationGetIndexList() in relcache.c finds them: an index that is valid
-# and not deferrable. A deferrable primary key is a primary key all the same, but no replica
-# identity.
+# The columns of the replica identity, by the rule of RelationGetIndexList() in
+# src/backend/utils/cache/relcache.c: the index is valid and not deferrable. A deferrable primary
+# key is a primary key, but no replica identity.
 _RELATIONS = """
 select c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
        coalesce((select array_agg(k.attnum::int)
@@ -69,11 +71,12 @@ select a.attrelid::bigint, a.attname, a.atttypid::bigint, a.atttypmod, a.attnum,
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A relation as the publication sends it, and what copying it needs.
+    """A relation with the columns that a publication sends, and the facts that a copy needs.
 
     Attributes:
-        is_partitioned: its rows are in partitions; else only rows of the table itself are its own.
-        row_filter: SQL text of the publication's WHERE clause.
+        relation: the relation with the published columns.
+        is_partitioned: the rows are in partitions. If false, a copy reads ONLY the table itself.
+        row_filter: SQL text of the publication's WHERE clause; None without a row filter.
         publication: the publication's name.
     """
 
@@ -84,7 +87,7 @@ class PublishedTable:
 
 
 def published_tables(conn: Connection, publication: str) -> list[PublishedTable]:
-    """List a publication's tables with the columns it sends, by schema and name.
+    """Return a publication's tables with the published columns, ordered by schema and name.
 
     Raises:
         ConfigurationError: the publication does not exist.
@@ -92,7 +95,7 @@ def published_tables(conn: Connection, publication: str) -> list[PublishedTable]
     read_publication(conn, publication)
     members = read_members(conn, publication)
     columns = {member.relation_id: member.columns for member in members}
-    # Before PG 18 pgoutput never sends generated columns, though PG 15's view lists them.
+    # Before PG 18 pgoutput does not send generated columns, although the view lists them.
     sends_generated = conn.server_version >= 180000
 
     def is_sent(relation_id: int, name: str, generated: str) -> bool:
@@ -110,7 +113,7 @@ def published_tables(conn: Connection, publication: str) -> list[PublishedTable]
 
 
 def published_relations(conn: Connection, publication: str) -> list[Relation]:
-    """List a publication's relations with the columns it sends.
+    """Return a publication's relations with the published columns.
 
     Raises:
         ConfigurationError: the publication does not exist.
@@ -123,10 +126,13 @@ def read_relations(
     relation_ids: Iterable[int],
     is_kept: Callable[[int, str, str], bool] = lambda relation_id, name, generated: True,
 ) -> dict[int, Relation]:
-    """Read relations by OID, those that exist.
+    """Return the existing relations by OID.
 
     Args:
-        is_kept: chooses columns by OID, name and `attgenerated`; by default all are kept.
+        conn: a connection to the source database.
+        relation_ids: OIDs of relations; unknown OIDs are ignored.
+        is_kept: function of OID, column name and `attgenerated` that selects columns; the default
+            selects all columns.
     """
     wanted = sorted(set(relation_ids))
     with conn.cursor() as cursor:
@@ -155,15 +161,16 @@ def complete_relation(
     catalog: Mapping[int, Relation],
     types: Mapping[int, ResolvedType] | None = None,
 ) -> Relation:
-    """Add to an announced relation what the catalog knows.
+    """Return an announced relation completed from the catalog.
 
-    The catalog may be newer than the message: a backlog is read long after a change of the table.
-    So the message decides names, types and keys, and a column that cannot be told for sure has no
-    attnum.
+    The catalog may be newer than the message, because capture may read a backlog long after an
+    ALTER TABLE. Names, types and keys therefore come from the message. A column without a certain
+    counterpart in the catalog has no attnum.
 
     Args:
+        announced: the relation of the message.
         catalog: relations by OID with all their columns.
-        types: resolved types by OID, for columns whose type is not the catalog's any more.
+        types: resolved types by OID, for columns whose type has changed since the message.
     """
     current = catalog.get(announced.relation_id)
     known = {} if current is None else {column.name: column for column in current.columns}
@@ -188,17 +195,19 @@ def complete_relation(
 
 
 class CatalogResolver:
-    """Completes the relations that a stream announces, over one connection of its own.
+    """Resolver of the relations that a stream announces, with a connection of its own.
 
-    A backlog is read long after a change of a table, so the catalog may be newer than the message.
-    A registered version with the announced names and types is then preferred to the catalog, as far
-    as its columns still existed when the announcing transaction wrote.
+    The catalog may be newer than the message, because capture may read a backlog long after an
+    ALTER TABLE. The resolver then prefers a registered version with the announced names and types,
+    if the columns of this version still existed when the announcing transaction wrote.
 
     Args:
-        registered: the registered versions of a relation by its OID, oldest first.
+        settings: the source database.
+        publication: the publication that the stream sends.
+        registered: function that returns a relation's registered versions by OID, oldest first.
 
     Attributes:
-        warnings: how often something could not be told for sure, by its description.
+        warnings: counts of uncertain results, by description.
     """
 
     def __init__(
@@ -215,11 +224,12 @@ class CatalogResolver:
         self.warnings: Counter[str] = Counter()
 
     def complete(self, announced: Relation, commit_lsn: Lsn, xid: int) -> Relation:
-        """Complete one announced relation.
+        """Return one announced relation, completed.
 
         Args:
-            commit_lsn: where the transaction commits that announces it.
-            xid: that transaction's.
+            announced: the relation of the message.
+            commit_lsn: commit LSN of the announcing transaction.
+            xid: id of the announcing transaction.
 
         Raises:
             ConnectionLost: the server is down, or went away.
@@ -227,7 +237,7 @@ class CatalogResolver:
         oid = announced.relation_id
         entry = self._catalog.get(oid)
         if entry is None or entry.lsn <= commit_lsn or not _has_types(announced, entry.relation):
-            entry = self._ask(lambda conn: self._read(conn, announced))
+            entry = self._query(lambda conn: self._read(conn, announced))
         catalog = {} if entry.relation is None else {oid: entry.relation}
         completed = complete_relation(announced, catalog, entry.types)
         for version in reversed(self._registered(oid)):
@@ -235,7 +245,7 @@ class CatalogResolver:
                 continue
             if _attnums(version) == _attnums(completed):
                 return completed if all(c.type for c in completed.columns) else version
-            if self._was_so(version, completed, entry.relation, xid):
+            if self._was_valid(version, completed, entry.relation, xid):
                 return version
         return completed
 
@@ -245,19 +255,20 @@ class CatalogResolver:
             self._connection.close()
             self._connection = None
 
-    def _was_so(
+    def _was_valid(
         self, version: Relation, completed: Relation, current: Relation | None, xid: int
     ) -> bool:
-        """Say whether a transaction wrote while a table's columns were those of a version.
+        """Return whether a transaction wrote while a table had the columns of `version`.
 
-        DDL waits for the transactions that write to its table. So a transaction that wrote before
-        the DDL has the lower id, and the catalog keeps the id of what last changed a column.
+        ALTER TABLE waits for transactions that have written to the table. A transaction that wrote
+        before the ALTER TABLE therefore has a lower id. The `xmin` of a row of pg_attribute is the
+        id of the transaction that last changed the column.
         """
         if current is None:
             return True
         there = {column.attnum: column.name for column in current.columns}
         moved = [c for c in version.columns if c.attnum and there.get(c.attnum) != c.name]
-        changed_by = self._ask(lambda conn: _read_changers(conn, version.relation_id))
+        changed_by = self._query(lambda conn: _read_changers(conn, version.relation_id))
         is_certain = None not in _attnums(completed)
         for column in moved:
             changer = changed_by.get(column.attnum or 0)
@@ -266,15 +277,16 @@ class CatalogResolver:
             if column.attnum not in there or is_certain:
                 if xid == changer:
                     self.warnings[
-                        f"{version.qualified_name}: one transaction altered the table and wrote to "
-                        "it; which of two shapes its rows have is not certain"
+                        f"{version.qualified_name}: one transaction altered the table and wrote "
+                        "rows; which of two versions of the columns the rows have is not certain"
                     ] += 1
                 return False
         return True
 
     def _read(self, conn: Connection, announced: Relation) -> _CatalogEntry:
-        """Read a relation's entry; the first time those of all the publication's tables."""
-        # In this order: what commits below the LSN cannot have been written after later DDL.
+        """Read the entry of a relation. The first call reads all tables of the publication."""
+        # Read the LSN first: a transaction that commits below the LSN wrote before any DDL that
+        # the catalog queries miss.
         lsn = read_current_lsn(conn)
         wanted = {announced.relation_id}
         if not self._catalog:
@@ -287,8 +299,8 @@ class CatalogResolver:
             entry = replace(entry, types=types)
         return entry
 
-    def _ask(self, question: Callable[[Connection], _Answer]) -> _Answer:
-        """Ask over the open connection; once more over a new one where the server ended it."""
+    def _query(self, question: Callable[[Connection], _Answer]) -> _Answer:
+        """Query over the open connection, and repeat over a new connection after its loss."""
         if self._connection is not None:
             try:
                 with sorted_failures(self._settings, _PURPOSE):
@@ -302,12 +314,12 @@ class CatalogResolver:
 
 @dataclass(frozen=True)
 class _CatalogEntry:
-    """What the catalog said of a relation.
+    """The catalog's state of a relation.
 
     Attributes:
-        lsn: of the server before it was asked.
-        relation: None when it does not exist.
-        types: of announced columns that the relation does not have.
+        lsn: the server's current LSN before the catalog query.
+        relation: None if the relation does not exist.
+        types: types of announced columns that the relation no longer has.
     """
 
     lsn: Lsn
@@ -316,14 +328,14 @@ class _CatalogEntry:
 
 
 def _has_types(announced: Relation, current: Relation | None) -> bool:
-    """Say whether a relation tells the types of all announced columns."""
+    """Return whether `current` has resolved types for all announced columns."""
     known = () if current is None else current.columns
     typed = {(c.name, c.type_oid, c.typmod) for c in known if c.type is not None}
     return all((c.name, c.type_oid, c.typmod) in typed for c in announced.columns)
 
 
 def _as_announced(relation: Relation) -> Relation:
-    """Reduce a relation to what its message says."""
+    """Return a relation reduced to the fields of its Relation message."""
     columns = tuple(Column(c.name, c.type_oid, c.typmod, c.is_key) for c in relation.columns)
     return replace(relation, columns=columns, primary_key=())
 
@@ -333,7 +345,7 @@ def _attnums(relation: Relation) -> list[int | None]:
 
 
 def _read_changers(conn: Connection, relation_id: int) -> dict[int, int]:
-    """Read by attnum, dropped columns included, which transaction last changed each column."""
+    """Return the id of the transaction that last changed each column, by attnum, dropped or not."""
     with conn.cursor() as cursor:
         cursor.execute(
             "select attnum, xmin::text::bigint from pg_attribute where attrelid = %s::oid "
@@ -344,7 +356,7 @@ def _read_changers(conn: Connection, relation_id: int) -> dict[int, int]:
 
 
 def _precedes(xid: int, other: int) -> bool:
-    """Compare transaction ids, which go round."""
+    """Return whether `xid` is older, modulo 2^32 (TransactionIdPrecedes in transam.c)."""
     return (xid - other) % 2**32 >= 2**31
 
 
@@ -354,13 +366,12 @@ def _complete_type(column: Column, types: Mapping[int, ResolvedType]) -> Column:
 
 
 def _match_attnums(announced: Sequence[Column], known: Mapping[str, Column]) -> list[int | None]:
-    """Find each announced column's attnum by its name, refusing what contradicts the columns'
-    order.
+    """Return each announced column's attnum, or None for a column without a certain match.
 
-    Columns come in order of attnum. A name that now stands behind a later column was dropped and
-    added again, and is another column than the announced one. Between two certain neighbours the
-    numbers are forced when there are as many of them as columns: a renamed or dropped one keeps its
-        number so.
+    A Relation message lists columns in order of attnum. A column with the announced name but with
+    an attnum out of order was dropped and added again: the column is not the announced column. The
+    attnums between two certain columns are certain as well if there are exactly as many attnums as
+    columns: a renamed or dropped column keeps its attnum.
     """
     found = [known[column.name].attnum if column.name in known else None for column in announced]
     lowest: int | None = None

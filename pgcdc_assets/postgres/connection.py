@@ -1,9 +1,9 @@
-"""Connections to the source: who we are, how long we wait, and what shapes the text we read.
+"""Connections to the source database: identification, time limits and output settings.
 
-Values travel as text through the whole pipeline, and Postgres lets an administrator change that
-text with `alter database ... set datestyle` and the like. So every session of ours, SQL and
-replication alike, pins the settings that shape output in its start-up packet; the copy of a row and
-its change in the stream then read the same whatever the server's defaults are.
+Values are text in the whole pipeline, and server settings such as `datestyle` determine this text.
+Every session, SQL and replication, therefore pins the settings that shape output in its start-up
+packet. A row's copy and the row's change in the stream then have the same text, whatever defaults
+an administrator sets with `alter database ... set`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 _MAX_NAME_BYTES = 63
 
-# A server that a client vanished from without a word keeps its session, and with it a lease, until
-# TCP gives up: two hours by default.
-_NOTICED = {
+# If a client disappears without closing the connection, the server keeps the session, and a lease
+# of the session, until TCP keepalive fails: after two hours by default.
+_KEEPALIVES = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
 
-# search_path decides whether regclass and friends are printed with their schema, and
-# row_security=off turns rows that a policy would silently hide into an error. Warnings have to come
-# through: a publication that is missing is no more than that since Postgres 18.
+# search_path: types such as regclass print a schema only outside the search path. row_security:
+# with `off`, a query that a policy would filter fails. client_min_messages: since Postgres 18 a
+# missing publication is a warning only (src/backend/replication/pgoutput/pgoutput.c).
 _PINNED = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -53,23 +53,23 @@ _PINNED = {
     "idle_session_timeout": "0",
 }
 
-# The encoding of a database that stores any bytes and converts none.
+# The encoding of a database that stores any bytes without conversion.
 SQL_ASCII = "SQL_ASCII"
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """How to reach a source database.
+    """Connection parameters and time limits of a source database.
 
     Attributes:
-        conninfo: a libpq URI or `key=value` string; kept out of `repr` because it may hold a
-            password.
+        conninfo: a libpq URI or `key=value` string; not in `repr`, because the string may contain
+            a password.
         name: the capture's name, shown in `application_name`.
         connect_timeout: seconds to wait for the server to accept a connection.
-        statement_timeout_ms: limit of one SQL statement on `query_connection`; 0 is none.
-        lock_timeout_ms: limit of one wait for a lock, creation of a slot included; 0 is none.
-        tcp_user_timeout_ms: how long sent bytes may stay unacknowledged before the connection
-            counts as cut.
+        statement_timeout_ms: limit of one SQL statement on `query_connection`; 0: no limit.
+        lock_timeout_ms: limit of one wait for a lock, slot creation included; 0: no limit.
+        tcp_user_timeout_ms: time without a TCP acknowledgement of sent bytes after which the
+            connection counts as lost.
     """
 
     conninfo: str = field(repr=False)
@@ -80,11 +80,11 @@ class ConnectionSettings:
     tcp_user_timeout_ms: int = 60_000
 
     def parameters(self) -> dict[str, str]:
-        """Return the connection string's own parameters.
+        """Return the parameters in the connection string.
 
         Raises:
-            ConfigurationError: libpq does not understand the string. Its text is not repeated: it
-                may contain a password.
+            ConfigurationError: libpq cannot parse the string. The error does not contain the
+                string, because the string may contain a password.
         """
         try:
             parsed = conninfo_to_dict(self.conninfo)
@@ -98,7 +98,7 @@ class ConnectionSettings:
         return {key: str(value) for key, value in parsed.items() if value is not None}
 
     def describe(self) -> str:
-        """Say where this leads, as `shop on db.example.com:5432 as bob`; never the password."""
+        """Return database, server and user, such as `shop on db.example.com:5432 as bob`."""
         known = {
             option.keyword.decode(): option.val.decode()
             for option in pq.Conninfo.get_defaults()
@@ -109,7 +109,7 @@ class ConnectionSettings:
         return f"{known.get('dbname') or user} on {host}:{known.get('port', '5432')} as {user}"
 
     def application_name(self, purpose: str) -> str:
-        """Name a connection so that a person finds it in pg_stat_activity."""
+        """Return the `application_name` of a connection, for pg_stat_activity."""
         name = f"pgcdc {purpose} {self.name}".rstrip()
         return name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
 
@@ -121,14 +121,14 @@ class ConnectionSettings:
         statement_timeout_ms: int = 0,
         lock_timeout_ms: int = 0,
     ) -> str:
-        """Write one connection's full string: name, keepalives, limits and pinned settings.
+        """Return a connection string with application name, keepalives, limits and pinned settings.
 
-        Options that the user's own string carries (Neon's `options=endpoint=...`) are kept, before
-        ours.
+        Options of the user's string (such as Neon's `options=endpoint=...`) come before the
+        package's options.
         """
         given = self.parameters()
         limits = {"statement_timeout": statement_timeout_ms, "lock_timeout": lock_timeout_ms}
-        pinned = _PINNED | _NOTICED | {key: str(value) for key, value in limits.items()}
+        pinned = _PINNED | _KEEPALIVES | {key: str(value) for key, value in limits.items()}
         options = " ".join(f"-c {key}={value}" for key, value in pinned.items())
         parameters = {
             "connect_timeout": str(self.connect_timeout),
@@ -154,8 +154,8 @@ def query_connection(
 ) -> Iterator[Connection]:
     """Open an SQL connection in autocommit mode, with time limits, and close it at the end.
 
-    Errors of the server inside the block come out sorted: lost connections and time-outs as
-    transient, missing privileges as configuration; what remains is raised unchanged.
+    The context manager converts server errors inside the block: a lost connection or a timeout
+    becomes a TransientError, a missing privilege a ConfigurationError. Other errors stay unchanged.
 
     Raises:
         ConfigurationError: the settings do not lead to a usable connection.
@@ -191,7 +191,7 @@ def connect(
 
 @contextlib.contextmanager
 def sorted_failures(settings: ConnectionSettings, purpose: str) -> Iterator[None]:
-    """Raise errors of the server sorted, as `query_connection` does."""
+    """Convert server errors inside the block as `query_connection` does."""
     try:
         yield
     except psycopg2.Error as error:

@@ -1,9 +1,9 @@
-"""Copying a table as of an exported snapshot, as the very texts that the stream would carry.
+"""Copy of a table as of an exported snapshot, with the same texts as the replication stream.
 
-COPY prints each value by its type's output function, as pgoutput does; a cast to text would not
-(`true` for `t`, blanks of char(n) lost, `/32` of an inet lost). A thread takes rows off the
-connection while the caller decodes and writes the chunks before; few chunks wait between them, so
-memory does not grow with the table.
+COPY writes each value by the output function of its type, as pgoutput does. A cast to text differs
+for some types: `true` instead of `t`, char(n) without trailing blanks, an inet without `/32`. A
+thread receives rows while the caller decodes and writes earlier chunks. A bounded queue connects
+the two, so memory does not grow with the table.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _CHUNK_BYTES = 8 * 1024 * 1024
 _WAITING_CHUNKS = 3
 _SCHEMA = pa.schema([pa.field("new", TEXTS, nullable=False)])
 
-# pg_class is read as of the snapshot, pg_relation_filenode() as of now: where they differ the table
-# was rewritten or truncated in between, and a rewritten table looks empty to an older snapshot
-# (https://www.postgresql.org/docs/current/mvcc-caveats.html).
+# pg_class is read as of the snapshot, pg_relation_filenode() as of now. Different values mean a
+# rewrite or a TRUNCATE after the snapshot. A rewritten table is empty in an older snapshot (13.6
+# Caveats, https://www.postgresql.org/docs/current/mvcc-caveats.html).
 _REWRITTEN = """
 select count(*)
   from pg_class c
@@ -56,13 +56,14 @@ select count(*)
 
 @contextlib.contextmanager
 def hold_snapshot(settings: ConnectionSettings, snapshot_name: str) -> Iterator[str]:
-    """Take over an exported snapshot, so that the connection which exported it may end.
+    """Re-export a snapshot from a session of its own, so that the exporting connection may close.
 
-    A slot's snapshot lives as long as its replication connection does nothing else; a temporary
-    slot held that long would keep WAL on the server for as long as all the copying takes.
+    A slot's snapshot ends with the next command of its replication connection. To keep that
+    connection, and its temporary slot, for the duration of all copies would retain WAL on the
+    server.
 
     Yields:
-        The name under which the snapshot is exported now.
+        The new name of the snapshot.
     """
     with query_connection(settings, "snapshot", statement_timeout_ms=0) as conn:
         begin_at(conn, snapshot_name)
@@ -83,22 +84,29 @@ def copy_relation(
     publication: str = "",
     chunk_bytes: int = _CHUNK_BYTES,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield a table's rows as of a snapshot: one column `new`, the texts of each row's columns.
+    """Yield a table's rows as of a snapshot, in batches with one column `new`.
+
+    `new` has one list of texts per row, in the order of `relation.columns`.
 
     Args:
-        is_partitioned: rows of the partitions belong to the table; else only its own rows, not
-            those of tables that inherit from it.
-        row_filter: SQL of the publication's row filter, as the catalog prints it.
-        publication: has to have published the table in the same way when the snapshot was taken.
+        settings: the source database.
+        relation: the table with its published columns.
+        snapshot_name: name of the exported snapshot.
+        is_partitioned: copy the rows of all partitions; if false, the rows of the table only,
+            without tables that inherit from the table.
+        row_filter: SQL text of the publication's row filter.
+        publication: name of the publication; the copy fails if the publication of the table has
+            changed since the snapshot.
+        chunk_bytes: bytes of COPY text per batch.
 
     Raises:
-        TableChanged: the table is not what it was when the snapshot was taken.
-        ConfigurationError: we may not read the table, or row-level security would hide rows.
-        ConnectionLost: the server went away.
+        TableChanged: the table or its publication was altered after the snapshot.
+        ConfigurationError: the role cannot read the table, or row-level security would hide rows.
+        ConnectionLost: the connection was lost.
     """
     with query_connection(settings, "copy", statement_timeout_ms=0) as conn:
         if conn.get_parameter_status("server_encoding") == SQL_ASCII:
-            # Under UTF8 the server refuses to send bytes that are not.
+            # With client_encoding UTF8 the server refuses to send bytes that are not UTF-8.
             conn.set_client_encoding(SQL_ASCII)
         query = rows_of(relation, is_partitioned, row_filter)
         try:
@@ -120,7 +128,7 @@ def copy_relation(
 def copy_published(
     settings: ConnectionSettings, table: PublishedTable, snapshot_name: str
 ) -> Iterator[pa.RecordBatch]:
-    """Copy a table as its publication sends it; see `copy_relation`."""
+    """Yield the rows that a publication sends of a table. See `copy_relation`."""
     return copy_relation(
         settings,
         table.relation,
@@ -135,7 +143,7 @@ def begin_at(conn: Connection, snapshot_name: str) -> None:
     """Begin a transaction that reads as of an exported snapshot.
 
     Raises:
-        TransientError: the snapshot is gone.
+        TransientError: the exporting session has ended, and the snapshot with it.
     """
     with conn.cursor() as cursor:
         if conn.server_version >= 170000:
@@ -147,8 +155,8 @@ def begin_at(conn: Connection, snapshot_name: str) -> None:
             if error.pgcode not in {"22023", "55000", "42704"}:
                 raise
             raise TransientError(
-                reason=f"Snapshot {snapshot_name} is gone: the session that held it has ended. Run "
-                "it again."
+                reason=f"Snapshot {snapshot_name} does not exist any more: the session that "
+                "exported the snapshot has ended. Run it again."
             ) from error
 
 
@@ -159,19 +167,19 @@ def lock_unchanged(
     query: sql.Composable,
     publication: str = "",
 ) -> None:
-    """Keep the table from being altered, then check that nobody altered it since the snapshot.
+    """Lock the table against ALTER TABLE, then check that it is unchanged since the snapshot.
 
-    The stream publishes each change as the catalog was at that change. So a table that joined the
-    publication after the snapshot has changes in neither of the two: they committed too late for
-    the snapshot and too early for the stream.
+    The server decodes each change with the catalog as of the change. If a table joins the
+    publication after the snapshot, some changes are missing from both the copy and the stream:
+    these changes commit after the snapshot and before the publication of the table.
 
     Raises:
-        TableChanged: somebody did.
+        TableChanged: the table or its publication was altered after the snapshot.
     """
     relation_id = relation.relation_id
     with conn.cursor() as cursor:
-        # Takes the lock and checks our privileges as the copy itself will; LOCK TABLE would ask for
-        # a privilege on the whole table, where a grant on the published columns is enough.
+        # The query takes the lock with the same privileges as the copy. LOCK TABLE would require a
+        # privilege on the whole table instead of the published columns.
         cursor.execute(sql.SQL("{} limit 0").format(query))
         cursor.execute(_REWRITTEN, (relation_id, relation_id))
         row = cursor.fetchone()
@@ -200,19 +208,18 @@ def _shape(column: Column) -> tuple[str, int | None, int, int]:
 
 
 def rows_of(relation: Relation, is_partitioned: bool, row_filter: str | None) -> sql.Composed:
-    """Write the query that gives a table's rows as its publication sends them."""
+    """Return the query of the rows and columns that a publication sends of a table."""
     return sql.SQL("select {columns} from {only} {table}{where}").format(
         columns=sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns),
         only=sql.SQL("" if is_partitioned else "only"),
         table=sql.Identifier(relation.schema, relation.table),
-        # The catalog's own text of an expression, printed for an empty search_path.
+        # The text of pg_get_expr() with an empty search_path: every name has its schema.
         where=sql.SQL(f" where {row_filter}" if row_filter else ""),
     )
 
 
 class _Sink:
-    """What psycopg2 writes COPY's rows into: joins them to chunks, and waits while too many
-    wait."""
+    """File-like target of psycopg2's COPY: joins rows to chunks, and blocks at a full queue."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self.chunks: queue.Queue[bytes | None] = queue.Queue(_WAITING_CHUNKS)
@@ -268,13 +275,16 @@ def _chunks(conn: Connection, statement: str, chunk_bytes: int) -> Iterator[byte
 def reading_failure(
     settings: ConnectionSettings, relation: Relation, error: psycopg2.Error
 ) -> PgcdcError:
-    """Say what keeps a table's rows from being read, without the server's sentence."""
+    """Return the error for rows that cannot be read, without the server's sentence.
+
+    The server's sentence may contain a value of a row.
+    """
     name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
     role = quoted(settings.describe().rpartition(" as ")[2])
     if "row-level security" in str(error):
         return ConfigurationError(
-            reason=f"Table {name} has row-level security, which would hide rows. Let "
-            f"this role see all of them with: alter role {role} bypassrls"
+            reason=f"Table {name} has row-level security, which would hide rows. Allow "
+            f"this role to read all rows with: alter role {role} bypassrls"
         )
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
@@ -282,8 +292,8 @@ def reading_failure(
             f"grant usage on schema {quoted(relation.schema)} to {role}; grant select on "
             f"{quoted(relation.schema, relation.table)} to {role}"
         )
-    # The server's own sentence may quote a value, so only the kind of error is told.
+    # The server's sentence may contain a value: name the class of the error only.
     return statement_failure(settings.describe(), doing, error) or DefiniteError(
         reason=f"Table {name} cannot be read: Postgres reports {type(error).__name__} (SQLSTATE "
-        f"{error.pgcode}); the server's log has its sentence."
+        f"{error.pgcode}). Read the full message in the server's log."
     )

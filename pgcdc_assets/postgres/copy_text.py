@@ -1,9 +1,9 @@
-"""COPY's text format to Arrow, without a Python loop over rows or values.
+"""Conversion of COPY's text format to Arrow, without a Python loop over rows or values.
 
-In that format (https://www.postgresql.org/docs/current/sql-copy.html, "Text Format") a tab or a
-newline inside a value is always written as an escape. So every raw tab and newline ends a value,
-and the values lie one after the other in row order just as a list array wants them: what remains is
-to take out separators and escape characters in one masked copy.
+The text format escapes a tab and a newline inside a value
+(https://www.postgresql.org/docs/current/sql-copy.html, "Text Format"). Every unescaped tab or
+newline therefore ends a value. The values are in row order, as in the value buffer of an Arrow
+list array. One masked copy removes the separators and the escape characters.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ TEXTS = pa.list_(pa.field("element", pa.large_string(), nullable=True))
 
 
 def decode_copy_text(data: bytes, column_count: int) -> pa.ListArray:
-    """Turn whole rows of COPY text into one list of texts a row; SQL NULL is NULL.
+    """Return one list of texts per row of COPY text. SQL NULL becomes NULL.
 
-    A value that is not UTF-8 stands as hex (`protocol/utf8.py`).
+    A value that is not UTF-8 becomes hex (see `protocol/utf8.py`).
+
+    Args:
+        data: whole rows of COPY text.
+        column_count: number of columns of each row.
 
     Raises:
-        ProtocolError: the bytes are not rows of that many columns.
+        ProtocolError: the bytes are not whole rows of `column_count` columns.
     """
     source = np.frombuffer(data, dtype=np.uint8)
     if column_count == 0:
@@ -48,7 +52,7 @@ def decode_copy_text(data: bytes, column_count: int) -> pa.ListArray:
     if rest or newline_count != row_count or not (source[row_ends] == _NEWLINE).all():
         raise _malformed(f"{len(ends)} values in {newline_count} rows of {column_count} columns")
     if row_count and row_ends[-1] != len(source) - 1:
-        raise _malformed("the last row has no end")
+        raise _malformed("the last row has no newline at its end")
 
     keep = ~is_separator
     offsets = np.zeros(len(ends) + 1, np.int64)
@@ -78,8 +82,10 @@ def decode_copy_text(data: bytes, column_count: int) -> pa.ListArray:
 
 
 def _escapes(source: Bytes) -> Positions:
-    """Find the backslashes that begin an escape: in a run of them every other one, from its
-    first."""
+    """Return the positions of the backslashes that begin an escape.
+
+    In a run of backslashes, the first, third, fifth, ... backslash begins an escape.
+    """
     backslashes = np.flatnonzero(source == _BACKSLASH)
     if not len(backslashes):
         return backslashes

@@ -1,12 +1,20 @@
-"""Digests of a table's rows as of an exported snapshot, computed by the server: rows stay there.
+"""Digests of a table's rows as of an exported snapshot. The server computes the digests.
 
-A row is written as its columns' texts one after the other, each with its length before it, so that
-no two rows read alike; NULL is a mark without a length, and bytes that are not UTF-8 are hex behind
-a mark of their own. The text of a value is that of its type's
-output function, as COPY and pgoutput write it: `concat()` calls that function where a cast to text
-would not (`true` for `t`, blanks of char(n) lost, `/32` of an inet lost). Rows are grouped into
-buckets by the first hex digits of their key's digest, and a bucket is summed up so that the order
-of its rows does not matter.
+The digested text of a row is the concatenation of its columns' texts, each with its length as
+prefix, so two different rows have different texts. NULL is a mark without a length. Bytes that are
+not UTF-8 are hex behind a mark of their own. The text of a value is the result of its type's output
+function, as in COPY and pgoutput: `concat()` calls the output function. A cast to text differs for
+some types: `true` instead of `t`, char(n) without trailing blanks, an inet without `/32`.
+
+The first hex digits of the key's digest assign a row to a bucket. The digest of a bucket is a sum
+over its rows, independent of their order.
+
+For a table with columns `id int` (the key) and `note text` the query of all rows is
+
+    select *, md5(concat(t0)) as key_digest, md5(concat(t0, t1)) as row_digest
+      from (select <text of id> as t0, <text of note> as t1 from (select id, note from ...) s) t
+
+with each `t0` and `t1` inside of md5() written as length, colon and text, or as the NULL mark.
 """
 
 from __future__ import annotations
@@ -39,10 +47,10 @@ if TYPE_CHECKING:
     from pgcdc_assets.protocol.relation import Column, Relation
 
 NULL_MARK = "N"
-# Between length and hex; between the length and a text stands a colon.
+# Separator between the length and the hex of a value; a colon separates a length from a text.
 BYTES_MARK = "x"
 
-# The hex of UTF-8 (RFC 3629, section 4), a character in each turn.
+# Regular expression of the hex of UTF-8 text (RFC 3629, section 4), one character per repetition.
 _UTF8_HEX = (
     "^([0-7].|(c[2-9a-f]|d.)[89ab].|e0[ab].[89ab].|e[1-9abcef][89ab].[89ab].|ed[89].[89ab].|"
     "f0[9ab].([89ab].){2}|f[123]([89ab].){3}|f48.([89ab].){2})*$"
@@ -50,14 +58,14 @@ _UTF8_HEX = (
 
 _FETCHED_ROWS = 10_000
 
-# concat() takes 100 arguments at most.
+# A function has 100 arguments at most (FUNC_MAX_ARGS).
 _ARGUMENTS = 50
 
 _PLAIN_TEXT = frozenset({"text", "varchar"})
 
 
 class Form(enum.Enum):
-    """How a value is written before it is digested; whoever compares writes it likewise."""
+    """The text form of a value before the digest. Both sides of a comparison use the same form."""
 
     TEXT = "the text of its output function"
     FLOAT = "the 64 bits of a float in hex: engines print the shortest digits differently"
@@ -66,14 +74,20 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True)
 class DigestedColumn:
-    """A column that takes part in a row's digest."""
+    """A column of a row's digest."""
 
     name: str
     form: Form = Form.TEXT
 
 
 class Bucket(NamedTuple):
-    """The rows of one bucket: how many, and two sums of 32 bits of each row's digest."""
+    """The digest of one bucket.
+
+    Attributes:
+        row_count: number of rows.
+        first_sum: sum of the first 32 bits of all row digests.
+        second_sum: sum of the second 32 bits of all row digests.
+    """
 
     row_count: int
     first_sum: int
@@ -81,11 +95,13 @@ class Bucket(NamedTuple):
 
 
 class RowDetail(NamedTuple):
-    """One row, looked at closely.
+    """The digests of one row and of its columns.
 
     Attributes:
+        key_digest: digest of the key, hex.
+        row_digest: digest of the row, hex.
         key: texts of the key's columns.
-        columns: a digest of each column's value, in the order of the columns.
+        columns: digest of each column's value, in the order of the columns.
     """
 
     key_digest: str
@@ -96,7 +112,7 @@ class RowDetail(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A published table, locked against alteration, in a transaction as of the snapshot."""
+    """A published table in a transaction as of a snapshot, locked against ALTER TABLE."""
 
     settings: ConnectionSettings
     connection: Connection
@@ -108,10 +124,11 @@ class SourceTable:
         return self.published.relation
 
     def digests(self, columns: Sequence[DigestedColumn], key: Sequence[int]) -> SourceDigests:
-        """Digest rows of these columns.
+        """Return the reader of digests over `columns`.
 
         Args:
-            key: indexes of the columns that tell rows apart.
+            columns: the digested columns.
+            key: indexes of the key columns in `columns`.
         """
         return SourceDigests(self, tuple(columns), tuple(key))
 
@@ -120,12 +137,12 @@ class SourceTable:
 def open_source_table(
     settings: ConnectionSettings, publication: str, schema: str, table: str, snapshot_name: str
 ) -> Iterator[SourceTable]:
-    """Open a published table as of a snapshot; no statement inside is limited in time.
+    """Open a published table as of a snapshot. Statements inside the block have no time limit.
 
     Raises:
-        ConfigurationError: it is not published, or we may not read it.
-        TransientError: it was altered since the snapshot, or the snapshot is gone.
-        ConnectionLost: the server went away.
+        ConfigurationError: the table is not published, or the role cannot read the table.
+        TransientError: the table was altered after the snapshot, or the snapshot does not exist.
+        ConnectionLost: the connection was lost.
     """
     with query_connection(settings, "verify", statement_timeout_ms=0) as conn:
         begin_at(conn, snapshot_name)
@@ -143,7 +160,7 @@ def open_source_table(
             lock_unchanged(settings, conn, relation, query, publication)
         except (UndefinedTable, UndefinedColumn, TableChanged) as error:
             raise TransientError(
-                reason=f"Table {relation.qualified_name} was altered while it was compared. Run "
+                reason=f"Table {relation.qualified_name} was altered during the comparison. Run "
                 "it again."
             ) from error
         except psycopg2.Error as error:
@@ -153,17 +170,23 @@ def open_source_table(
 
 @dataclass(frozen=True)
 class SourceDigests:
-    """Asks the server for digests of one table's rows."""
+    """Reader of digests of one table's rows.
+
+    Attributes:
+        source: the table.
+        columns: the digested columns.
+        key: indexes of the key columns in `columns`.
+    """
 
     source: SourceTable
     columns: tuple[DigestedColumn, ...]
     key: tuple[int, ...]
 
     def buckets(self, digits: int) -> dict[str, Bucket]:
-        """Sum up the rows of each bucket that has any.
+        """Return the digests of all buckets with rows, by the bucket's hex digits.
 
         Args:
-            digits: hex digits that name a bucket.
+            digits: number of hex digits of a bucket.
         """
         query = sql.SQL(
             "select substr(key_digest, 1, {digits}), count(*), "
@@ -172,11 +195,11 @@ class SourceDigests:
         ).format(digits=sql.Literal(digits), rows=self._rows())
         return {
             bucket: Bucket(int(count), int(first), int(second))
-            for bucket, count, first, second in self._ask(query)
+            for bucket, count, first, second in self._fetch_all(query)
         }
 
     def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Give digests of key and row, by the key's digest, of all rows in the buckets."""
+        """Yield key digest and row digest of all rows in the buckets, ordered by key digest."""
         query = sql.SQL(
             "select key_digest, row_digest from ({rows}) r "
             "where substr(key_digest, 1, {digits}) = any({buckets}::text[]) "
@@ -189,7 +212,7 @@ class SourceDigests:
         yield from ((key_digest, row_digest) for key_digest, row_digest in self._fetch(query))
 
     def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
-        """Look closely at the rows with these keys."""
+        """Yield the details of the rows with these key digests."""
         if not key_digests:
             return
         query = sql.SQL(
@@ -208,10 +231,10 @@ class SourceDigests:
             yield RowDetail(key_digest, row_digest, tuple(key), tuple(columns))
 
     def _rows(self) -> sql.Composed:
-        """Write the query of all rows: the columns' texts, and digests of key and row.
+        """Return the query of all rows with texts, key digest and row digest.
 
-        OFFSET 0 keeps the planner from merging the levels, which would compute a text again
-        wherever it is used.
+        OFFSET 0 prevents the planner from flattening the subqueries. A flattened query would
+        compute a text once per use.
         """
         published = self.source.published
         known = {column.name: column for column in published.relation.columns}
@@ -244,14 +267,17 @@ class SourceDigests:
         return self._if_bytes(index, marked, text)
 
     def _shown(self, index: int) -> sql.Composable:
-        """Write a value as it can be sent to a client."""
+        """Return the expression of a value that the server can send to a UTF-8 client."""
         column = self._column(index)
         return self._if_bytes(index, sql.SQL("'\\x' || {}").format(_hex(column)), column)
 
     def _if_bytes(
         self, index: int, then: sql.Composable, otherwise: sql.Composable
     ) -> sql.Composable:
-        """Choose by whether a value is not UTF-8, which it is in every encoding but one."""
+        """Return `then` for a value that is not UTF-8, else `otherwise`.
+
+        Values that are not UTF-8 exist in databases of encoding SQL_ASCII only.
+        """
         if self._encoding != SQL_ASCII:
             return otherwise
         return sql.SQL("case when {hex} !~ {utf8} then {then} else {otherwise} end").format(
@@ -266,27 +292,27 @@ class SourceDigests:
         return self.source.connection.get_parameter_status("server_encoding")
 
     def _bytes(self, text: sql.Composable) -> sql.Composable:
-        """Write the UTF-8 of a text; what is UTF-8 already needs no conversion."""
+        """Return the expression of a text in UTF-8, converted from the database's encoding."""
         if self._encoding in ("UTF8", SQL_ASCII):
             return text
         return sql.SQL("convert_to({}, 'UTF8')").format(text)
 
-    def _ask(self, query: sql.Composable) -> list[tuple[str, ...]]:
-        """Run a query with few rows; without a cursor the server may use several processes."""
+    def _fetch_all(self, query: sql.Composable) -> list[tuple[str, ...]]:
+        """Run a query with few rows, without a cursor: the server may use parallel workers."""
         try:
             with self.source.connection.cursor() as cursor:
-                # Without parameters psycopg2 leaves percent signs of names and filters alone.
+                # Without parameters psycopg2 does not interpret percent signs in names and filters.
                 cursor.execute(query)
                 return cursor.fetchall()
         except psycopg2.Error as error:
             raise reading_failure(self.source.settings, self.source.relation, error) from error
 
     def _fetch(self, query: sql.Composable) -> Iterator[tuple[str, ...]]:
-        """Run a query and give its rows, a limited number of them held at a time."""
+        """Run a query with a cursor, and yield its rows in portions of bounded size."""
         relation = self.source.relation
         try:
             with self.source.connection.cursor() as cursor:
-                # All rows are fetched: a plan for the first few would be the wrong one.
+                # All rows are fetched: prevent a plan that is optimised for the first rows.
                 cursor.execute("set local cursor_tuple_fraction = 1")
                 cursor.execute(sql.SQL("declare digests no scroll cursor for {}").format(query))
                 while rows := _next_rows(cursor):
@@ -302,9 +328,9 @@ def _next_rows(cursor: psycopg2.extensions.cursor) -> list[tuple[str, ...]]:
 
 
 def _text(column: Column, form: Form) -> sql.Composable:
-    """Write the text of a value; NULL for NULL.
+    """Return the expression of a value's text; NULL for NULL.
 
-    IS NULL would take a composite of NULLs for NULL; IS NOT DISTINCT FROM NULL does not.
+    The expression uses IS DISTINCT FROM NULL, because IS NULL is true for a row of NULLs as well.
     """
     name = sql.Identifier(column.name)
     if form is Form.FLOAT:
@@ -315,7 +341,7 @@ def _text(column: Column, form: Form) -> sql.Composable:
         name=name
     )
     if form is Form.FLOATS:
-        # Other shapes have no Spark array, and are kept as text.
+        # Arrays of other dimensions have no Spark type: the tables keep them as text.
         return sql.SQL(
             "case when array_ndims({name}) = 1 and array_lower({name}, 1) = 1 then "
             "(select '{{' || string_agg(coalesce(encode(float8send(e::float8), 'hex'), 'NULL'), "
@@ -326,7 +352,7 @@ def _text(column: Column, form: Form) -> sql.Composable:
 
 
 def _hex(text: sql.Composable) -> sql.Composed:
-    """Write the hex of a text's bytes in a database that does not know what they mean."""
+    """Return the expression of the hex of a text's bytes in a database of encoding SQL_ASCII."""
     return sql.SQL("encode(convert_to({}, {}), 'hex')").format(text, sql.Literal(SQL_ASCII))
 
 

@@ -1,8 +1,9 @@
-"""What the server's own complaints mean for the reader: fix a setting, or try again.
+"""Conversion of server errors to the package's errors: fix a setting, or retry.
 
-libpq gives no SQLSTATE for a connection that was refused, only text, so those are told apart by the
-words of Postgres's English messages (src/backend/libpq/auth.c, src/backend/utils/init/postinit.c).
-A server that speaks another language falls through to the last case, which repeats its sentence.
+libpq reports no SQLSTATE for a refused connection, only text. Patterns over Postgres's English
+messages (src/backend/libpq/auth.c, src/backend/utils/init/postinit.c) therefore classify refused
+connections. A message in another language matches no pattern and becomes a ConnectionLost with the
+server's sentence.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _CONFIGURATION = [
     ),
     (r"role .* does not exist", "Check the user in the connection string (PGCDC_DSN)."),
     (r"database .* does not exist", "Check the database in the connection string (PGCDC_DSN)."),
-    (r"not permitted to log in", "Let it in with: alter role {user} login"),
+    (r"not permitted to log in", "Allow the login with: alter role {user} login"),
     (
         r"start WAL sender|start walsender|role has no REPLICATION",
         "Grant it with: alter role {user} replication (on Amazon RDS: grant rds_replication to "
@@ -47,7 +48,7 @@ _CONFIGURATION = [
     ),
     (
         r"standby connections exceeds|max_wal_senders",
-        "All walsenders are taken: end one, or raise max_wal_senders and restart the server.",
+        "All walsenders are in use: end one, or raise max_wal_senders and restart the server.",
     ),
     (
         r"could not translate host name .*(?:not known|No address)",
@@ -61,7 +62,7 @@ _CONFIGURATION = [
     (
         r"root certificate file .* does not exist",
         "Name the file of the server's certificate authority with sslrootcert in the connection "
-        "string (PGCDC_DSN); sslrootcert=system takes the system's.",
+        "string (PGCDC_DSN); sslrootcert=system uses the operating system's authorities.",
     ),
     (
         r"SSL was required|certificate verify failed|certificate .* does not exist"
@@ -70,7 +71,7 @@ _CONFIGURATION = [
     ),
     (
         r"unrecognized configuration parameter|unsupported startup parameter",
-        "Postgres 14 or newer is needed, reached directly and not through a connection pooler.",
+        "Use Postgres 14 or newer, and connect directly, without a connection pooler.",
     ),
     (
         r"invalid .*(?:value|option)|invalid connection option",
@@ -82,29 +83,30 @@ _GONE = {"57P01", "57P02", "57P03", "57P05"}
 
 
 def connection_failure(server: str, text: str) -> PgcdcError:
-    """Sort the text of a refused connection into a ConfigurationError or a ConnectionLost.
+    """Return a ConfigurationError or a ConnectionLost for a refused connection.
 
     Args:
         server: `ConnectionSettings.describe()`: `database on host:port as user`.
-        text: libpq's message, which may have several lines.
+        text: libpq's message, one or more lines.
     """
-    said = _telling_attempt(text)
-    reason = re.sub(r"^FATAL:\s+", "", said).rstrip(".") or "no reason given"
+    message = _informative_attempt(text)
+    reason = re.sub(r"^FATAL:\s+", "", message).rstrip(".") or "no reason given"
     for pattern, remedy in _CONFIGURATION:
-        if re.search(pattern, said):
+        if re.search(pattern, message):
             user = server.rpartition(" as ")[2]
-            mended = remedy.format(user=f'"{user}"', database=f'"{server.partition(" on ")[0]}"')
-            return ConfigurationError(reason=f"Cannot connect to {server}: {reason}. {mended}")
-    if re.search(r"refused|No such file|timeout expired|No route|unreachable", said):
+            advice = remedy.format(user=f'"{user}"', database=f'"{server.partition(" on ")[0]}"')
+            return ConfigurationError(reason=f"Cannot connect to {server}: {reason}. {advice}")
+    if re.search(r"refused|No such file|timeout expired|No route|unreachable", message):
         reason += " (is the server running there, and are host and port right?)"
     return ConnectionLost(server=server, doing="connecting", reason=reason)
 
 
-def _telling_attempt(text: str) -> str:
-    """Return the first line of the attempt to connect that says most.
+def _informative_attempt(text: str) -> str:
+    """Return the first line of the most informative connection attempt.
 
-    A host with several addresses gives several attempts, of which the last says enough. With
-    sslmode=prefer, libpq tries without TLS what failed with it, and that attempt hides the reason.
+    libpq makes one attempt per address of a host; the last attempt is the most informative. With
+    sslmode=prefer, libpq repeats a failed TLS attempt without encryption. The failure of the
+    repetition often says "no encryption" only, so attempts with TLS are preferred.
     """
     attempts: list[str] = []
     for line in (line.strip() for line in text.strip().splitlines()):
@@ -116,13 +118,17 @@ def _telling_attempt(text: str) -> str:
 
 
 def statement_failure(server: str, doing: str, error: psycopg2.Error) -> PgcdcError | None:
-    """Sort an error of a running session; None when it is neither a setting nor passing."""
+    """Return the package's error for an error of a running session.
+
+    Return None if the error is neither a configuration error nor transient. SQLSTATE codes:
+    Postgres documentation, Appendix A. PostgreSQL Error Codes.
+    """
     code = error.pgcode or ""
     primary = error.diag.message_primary if error.diag is not None else None
     reason = (primary or str(error).strip().partition("\n")[0] or "connection closed").rstrip(".")
     if code.startswith("08") or code in _GONE:
         return ConnectionLost(server=server, doing=doing, reason=reason)
-    # psycopg2 gives a connection that was cut in the middle of COPY as a bare DatabaseError.
+    # psycopg2 raises a bare DatabaseError for a connection that is lost in the middle of COPY.
     if not code and (
         type(error) is psycopg2.DatabaseError
         or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)

@@ -1,8 +1,8 @@
-"""One runner per slot: the lease that two captures of one publication compete for.
+"""The lease of a slot, which allows one capture at a time to use the slot.
 
-The lease is a session advisory lock in the source database, so the server itself frees it when the
-holder dies. It says which of two runners may use the slot; a walsender that still holds the slot
-while we hold the lease is therefore left over from a dead runner of ours, and may be ended.
+The lease is a session-level advisory lock in the source database (Postgres documentation, 13.3.5
+Advisory Locks), so the server releases the lease when its holder dies. A walsender of the package
+that holds the slot while this process holds the lease belongs to a dead capture and may be ended.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pgcdc_assets.postgres.slots import read_slot_status
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-# "pgcd": keeps our locks apart from the application's own advisory locks.
+# "pgcd": the first key of the lock, different from the keys of the application's advisory locks.
 _LOCK_CLASS = 0x70676364
 _POLL_SECONDS = 0.05
 _TERMINATION_MS = 10_000
-# The server notices within moments that a process was killed, and a new run may be as fast.
+# A new run may start before the server notices that the previous process was killed.
 _LEASE_SECONDS = 1.0
 
 _HOLDER = """
@@ -40,8 +40,8 @@ select l.pid, coalesce(a.application_name, 'another role')
    and l.classid::bigint = %s and l.objid::bigint = %s
 """
 
-# The pid is compared once more: between our look and this statement the slot may have changed
-# hands.
+# The statement compares the pid again, because another process may have acquired the slot since the
+# status was read.
 _TERMINATE = """
 select pg_terminate_backend(active_pid, %s)
   from pg_replication_slots
@@ -51,17 +51,23 @@ select pg_terminate_backend(active_pid, %s)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A held lease; `verify` says whether it still is."""
+    """A held lease.
+
+    Attributes:
+        conn: the session that holds the lock.
+        name: the capture's name.
+        slot: the slot's name.
+    """
 
     conn: Connection
     name: str
     slot: str
 
     def verify(self) -> None:
-        """Check that the session which holds the lock lives; to be called before a landing commits.
+        """Check that the session still holds the lock. Call `verify` before a landing commits.
 
         Raises:
-            ConnectionLost: the session is gone, and somebody else may own the slot by now.
+            ConnectionLost: the session has ended, and another process may hold the lease.
         """
         try:
             with self.conn.cursor() as cursor:
@@ -76,13 +82,13 @@ class Lease:
         return ConnectionLost(
             server=f"database {self.conn.info.dbname}",
             doing=f"holding the lease of slot {self.slot} for {self.name}",
-            reason="the session that held it has ended, so this landing is discarded",
+            reason="the session of the lease has ended, so this landing is discarded",
         )
 
 
 @contextlib.contextmanager
 def capture_lease(conn: Connection, name: str, slot: str) -> Iterator[Lease]:
-    """Hold the right to use a slot inside the block; `conn` must stay open for as long.
+    """Hold the lease of a slot inside the block. Keep `conn` open for the whole block.
 
     Raises:
         SlotBusy: another session holds the lease.
@@ -98,13 +104,13 @@ def capture_lease(conn: Connection, name: str, slot: str) -> Iterator[Lease]:
     try:
         yield Lease(conn, name, slot)
     finally:
-        # A session that is gone has freed its locks already.
+        # The server has released the locks of an ended session.
         with contextlib.suppress(psycopg2.Error), conn.cursor() as cursor:
             cursor.execute("select pg_advisory_unlock(%s, %s)", (_LOCK_CLASS, signed_key))
 
 
 def _try_lock(conn: Connection, slot: str, signed_key: int) -> tuple[int, str] | None:
-    """Take the lock; else name the process that holds it."""
+    """Take the lock and return None, or return pid and application name of the lock's holder."""
     with conn.cursor() as cursor:
         cursor.execute("select pg_try_advisory_lock(%s, %s)", (_LOCK_CLASS, signed_key))
         row = cursor.fetchone()
@@ -118,19 +124,23 @@ def _try_lock(conn: Connection, slot: str, signed_key: int) -> tuple[int, str] |
 def wait_or_terminate_stale_walsender(
     conn: Connection, slot: str, wait_seconds: float, application_name: str = "pgcdc capture"
 ) -> int | None:
-    """Make the slot free, given that the caller holds its lease.
+    """Wait until no walsender reads the slot; then end a stale walsender. Hold the lease before.
 
-    A walsender of a dead runner notices by itself within `wal_sender_timeout`; we wait a while,
-    then end it.
+    The walsender of a dead capture ends by itself within `wal_sender_timeout`. This function waits
+    for `wait_seconds`, then ends the walsender.
 
     Args:
-        application_name: how our walsenders are named; a longer name that begins so is ours too.
+        conn: a connection to the source database.
+        slot: the slot's name.
+        wait_seconds: time to wait before the walsender is ended.
+        application_name: prefix of the application names of the package's walsenders.
 
     Returns:
-        The pid of the walsender that was ended, or None when nothing had to be ended.
+        The pid of the walsender that was ended, or None.
 
     Raises:
-        SlotBusy: a process that is not ours holds the slot, or ours does not end.
+        SlotBusy: another program's process reads the slot, or the stale walsender does not end.
+        ConfigurationError: the privilege to end the walsender is missing.
     """
     deadline = time.monotonic() + wait_seconds
     pause = threading.Event()
@@ -152,9 +162,8 @@ def wait_or_terminate_stale_walsender(
     except psycopg2.errors.InsufficientPrivilege as error:
         raise ConfigurationError(
             reason=f"Replication slot {slot} is held by the stale process {status.active_pid} of "
-            f"another role. "
-            f"End it with: select pg_terminate_backend({status.active_pid}), or grant "
-            f"pg_signal_backend."
+            "another role. End the process with: select "
+            f"pg_terminate_backend({status.active_pid}), or grant pg_signal_backend."
         ) from error
     if row is not None and not row[0]:
         raise busy

@@ -1,7 +1,7 @@
-"""What libpq does in one blocking call, with a limit of time.
+"""Connecting and executing over libpq with a time limit.
 
-Its blocking calls wait for ever for a server that stands still, and `PGconn.connect` holds the
-interpreter's lock meanwhile.
+libpq's blocking calls have no time limit, and `PGconn.connect` holds Python's global interpreter
+lock during the call. Source: Postgres documentation, 32.4 Asynchronous Command Processing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from psycopg import pq
 
 
 def connect(conn: pq.abc.PGconn, timeout_seconds: float) -> bool:
-    """Complete a connection; say whether it stands.
+    """Complete a started connection. Return whether the connection is established.
 
     Args:
-        timeout_seconds: 0 is no limit, as in libpq.
+        conn: the result of `PGconn.connect_start`.
+        timeout_seconds: time limit; 0: no limit, as in libpq.
 
     Raises:
-        TimeoutError: there was no connection in that time.
+        TimeoutError: the connection was not established within the limit.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -33,7 +34,7 @@ def connect(conn: pq.abc.PGconn, timeout_seconds: float) -> bool:
                 event = select.POLLOUT
             case _:
                 return False
-        # Another address of the host has another socket.
+        # libpq opens a new socket for the next address of a host: poll the current socket.
         poll = select.poll()
         poll.register(conn.socket, event)
         left_ms = max(0.0, deadline - time.monotonic()) * 1000 if timeout_seconds > 0 else None
@@ -42,11 +43,11 @@ def connect(conn: pq.abc.PGconn, timeout_seconds: float) -> bool:
 
 
 def execute(conn: pq.abc.PGconn, command: bytes, timeout_seconds: float) -> pq.abc.PGresult:
-    """Run one command and give its result; a COPY that it begins is left open.
+    """Run one command and return its result. After CopyBothResponse the COPY remains open.
 
     Raises:
-        TimeoutError: the server did not answer in that time.
-        OSError: the connection broke.
+        TimeoutError: the server did not answer within `timeout_seconds`.
+        OSError: the connection was lost.
     """
     deadline = time.monotonic() + timeout_seconds
     readable = select.poll()
@@ -72,5 +73,5 @@ def execute(conn: pq.abc.PGconn, command: bytes, timeout_seconds: float) -> pq.a
 
 
 def first_line(error: Exception) -> str:
-    """Shorten an error of libpq's."""
+    """Return the first line of a libpq error's text."""
     return str(error).partition("\n")[0]

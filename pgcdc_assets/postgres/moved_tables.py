@@ -1,8 +1,8 @@
-"""Declared tables that are not what they were: renamed, moved, dropped, or not published any more.
+"""Declared tables that were renamed, moved to another schema, dropped, or unpublished.
 
-The stream knows a table by its OID, and its changes arrive under the name that it has then. So the
-changes of a renamed table belong to no declared table, and one that left the publication has none.
-Either way the tables made of it would go stale without an error.
+The stream identifies a table by its OID, and names a table by its name at the time of the change.
+The changes of a renamed table therefore belong to no declared table, and an unpublished table has
+no changes. In both cases the SCD tables would become stale without an error.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ select w.schema, w.name, n.nspname, c.relname,
 def find_moved_tables(
     conn: Connection, publication: str, known: Mapping[TableName, int]
 ) -> list[TableMoved]:
-    """Find the tables that are not where their changes came from, in one round trip.
+    """Return an error per declared table whose OID, name or publication has changed.
+
+    The call makes one round trip.
 
     Args:
-        known: the OID by which each declared table was last captured.
+        conn: a connection to the source database.
+        publication: the publication's name.
+        known: OID of each declared table, (schema, table), at its last capture.
     """
     if not known:
         return []
@@ -57,12 +61,12 @@ def _reason(
     is_taken: bool,
     is_published: bool,
 ) -> str | None:
-    """Say in half a sentence what became of a table; None if it is where it was."""
+    """Return a predicate for the change of a table, such as "was dropped"; None if unchanged."""
     if schema is None or name is None:
         return "was dropped and created again" if is_taken else "was dropped"
     if (schema, name) != declared:
         other = ", and another table has its name" if is_taken else ""
-        return f"is called {TableName(schema, name)} now{other}"
+        return f"is named {TableName(schema, name)} now{other}"
     if not is_published:
         return f"is not in publication {publication} any more"
     return None

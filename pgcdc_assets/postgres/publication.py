@@ -1,8 +1,8 @@
-"""Publications: what the server sends, and which tables belong to one.
+"""Publications: the published operations and the published tables.
 
-`pg_publication_tables` answers the hard part alike for FOR TABLE, FOR ALL TABLES and FOR TABLES IN
-SCHEMA, and for partitions below or through their root: it lists the relations under whose names
-changes arrive.
+The view pg_publication_tables (Postgres documentation, chapter 52 System Views) lists the relations
+under whose names changes arrive. The view covers FOR TABLE, FOR ALL TABLES and FOR TABLES IN
+SCHEMA, and partitions with and without publish_via_partition_root.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
   from pg_publication where pubname = %s
 """
 
-# Column lists and row filters came with PG 15, and with them the two columns of the view.
+# Column lists and row filters, and the two columns of the view, exist since PG 15.
 _MEMBERS = """
 select c.oid::bigint, c.relkind::text, {columns}
   from pg_publication_tables t
@@ -32,10 +32,10 @@ select c.oid::bigint, c.relkind::text, {columns}
  order by t.schemaname, t.tablename
 """
 
-# All that decides whether and how a table is published, as the transaction's snapshot sees it.
-# pg_publication_tables reads the newest catalog in any transaction. The `xmin` of a row tells the
-# row from one that was deleted and inserted again. A partition is published through its ancestors
-# as well.
+# All catalog rows that determine how a table is published, as of the transaction's snapshot. The
+# view pg_publication_tables is unsuitable, because its functions read the newest catalog in every
+# transaction. The `xmin` of a row distinguishes the row from a deleted and re-inserted row. The
+# ancestors of a partition are included, because an ancestor may publish the partition.
 _MEMBERSHIP = """
 with recursive line(oid) as (
     select %(relation)s::oid
@@ -55,7 +55,7 @@ select (select jsonb_agg(to_jsonb(p)) from publication p),
           from pg_inherits i where i.inhrelid in (select oid from line))
 """
 
-# FOR TABLES IN SCHEMA came with PG 15.
+# FOR TABLES IN SCHEMA exists since PG 15.
 _SCHEMAS = """
 (select jsonb_agg(to_jsonb(n) || jsonb_build_object('xmin', n.xmin::text) order by n.oid)
    from pg_publication_namespace n join publication p on p.oid = n.pnpubid
@@ -81,7 +81,13 @@ _NOT_PUBLISHABLE = {
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One row of pg_publication."""
+    """One row of pg_publication.
+
+    Attributes:
+        all_tables: FOR ALL TABLES.
+        insert: INSERT is published; `update`, `delete` and `truncate` accordingly.
+        via_root: publish_via_partition_root, changes of partitions have the root's name.
+    """
 
     name: str
     all_tables: bool
@@ -93,7 +99,7 @@ class Publication:
 
     @property
     def needs_identity(self) -> bool:
-        """Say whether its tables need a replica identity: else their UPDATE and DELETE fail."""
+        """Whether UPDATE or DELETE on a published table fails without a replica identity."""
         return self.update or self.delete
 
 
@@ -103,7 +109,8 @@ class Member:
 
     Attributes:
         kind: `pg_class.relkind`: r, or p for the root of a partitioned table.
-        columns: the names of the published columns; None before PG 15: all that are not generated.
+        columns: names of the published columns; None before PG 15: all columns that are not
+            generated.
         row_filter: SQL text of the WHERE clause, as the catalog prints it.
     """
 
@@ -116,13 +123,15 @@ class Member:
 def read_publication(
     conn: Connection, publication: str, tables: Iterable[TableName] = ()
 ) -> Publication:
-    """Read a publication's switches.
+    """Return a publication's options.
 
     Args:
-        tables: that it should have, for the remedy.
+        conn: a connection to the source database.
+        publication: the publication's name.
+        tables: (schema, table) of the declared tables, for the error's remedy.
 
     Raises:
-        ConfigurationError: there is none of that name in this database.
+        ConfigurationError: the database has no publication of this name.
     """
     with conn.cursor() as cursor:
         cursor.execute(_PUBLICATION, (publication,))
@@ -135,20 +144,21 @@ def read_publication(
             known = f" (it has: {', '.join(sorted(others))})" if others else ""
             raise ConfigurationError(
                 reason=f"Publication {publication} does not exist in database {database}{known}. "
-                f"Create it before the slot: {create_publication_sql(publication, tables)}. If "
-                "changes were made while it was gone, a new epoch is needed: pgcdc renew."
+                "Create the publication before the slot: "
+                f"{create_publication_sql(publication, tables)}. If tables were changed while the "
+                "publication did not exist, begin a new epoch with pgcdc renew."
             )
     return Publication(publication, *row)
 
 
 def create_publication_sql(publication: str, tables: Iterable[TableName] = ()) -> str:
-    """Write the remedy of a publication that is missing."""
+    """Return the CREATE PUBLICATION statement for the tables."""
     names = ", ".join(quoted(*table) for table in sorted(set(tables)))
     return f"create publication {quoted(publication)} for table {names or 'SCHEMA.TABLE'}"
 
 
 def read_members(conn: Connection, publication: str) -> list[Member]:
-    """List the relations whose changes the publication sends, by schema and name."""
+    """Return the relations whose changes the publication sends, ordered by schema and name."""
     columns = "t.attnames::text[], t.rowfilter" if conn.server_version >= 150000 else "null, null"
     with conn.cursor() as cursor:
         cursor.execute(_MEMBERS.format(columns=columns), (publication,))
@@ -159,10 +169,10 @@ def read_members(conn: Connection, publication: str) -> list[Member]:
 
 
 def read_membership(conn: Connection, publication: str, relation_id: int) -> tuple[Any, ...]:
-    """Read all that decides whether and how a table is published.
+    """Return all catalog rows that determine whether and how a table is published.
 
-    Two readings that are equal, in transactions with snapshots of different times, prove that
-    nothing of it changed between.
+    Equal results in two transactions prove that the publication of the table did not change
+    between the two snapshots.
     """
     schemas = _SCHEMAS if conn.server_version >= 150000 else "null"
     with conn.cursor() as cursor:
@@ -175,7 +185,7 @@ def read_membership(conn: Connection, publication: str, relation_id: int) -> tup
 
 
 def explain_unpublished(conn: Connection, publication: str, schema: str, table: str) -> str:
-    """Say in half a sentence why a table that was asked for is not in the publication."""
+    """Return the reason why a table is not in the publication, as a predicate: "is a view ..."."""
     with conn.cursor() as cursor:
         cursor.execute(_REFUSAL, (schema, table))
         row = cursor.fetchone()
@@ -193,11 +203,10 @@ def explain_unpublished(conn: Connection, publication: str, schema: str, table: 
     if kind == "p":
         return (
             f"is partitioned, and publication {publication} sends its partitions under their own "
-            f"names; "
-            f'change that with: alter publication "{publication}" set (publish_via_partition_root '
-            f"= true)"
+            "names; publish the partitioned table with: alter publication "
+            f'"{publication}" set (publish_via_partition_root = true)'
         )
     return (
-        f"is not in publication {publication}; add it with: "
+        f"is not in publication {publication}; add the table with: "
         f'alter publication "{publication}" add table "{schema}"."{table}"'
     )

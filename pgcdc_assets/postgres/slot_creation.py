@@ -1,7 +1,9 @@
-"""Making a slot together with the snapshot that it begins at.
+"""Creation of a slot together with its exported snapshot.
 
-The text of the server's errors is not enough here: a creation that timed out has to name the
-transaction it waited for, and a full server the slots that nobody reads.
+The server's error text is insufficient here. The error of a creation that timed out names the
+transaction that blocks the creation. The error of a server without a free slot names the remedy.
+
+Source: CREATE_REPLICATION_SLOT, Postgres documentation, 53.4 Streaming Replication Protocol.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from pgcdc_assets.postgres.errors import connection_failure, statement_failure
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-# A transaction that was open when the slot's creation began is what it waits for. Prepared
-# transactions have no process.
+# The creation of a slot waits for the transactions that are open at its start
+# (SnapBuildWaitSnapshot in src/backend/replication/logical/snapbuild.c). A prepared transaction has
+# no process.
 _OPEN_TRANSACTIONS = """
 select l.transactionid::text, l.pid, p.gid
   from pg_locks l
@@ -45,11 +48,12 @@ select l.transactionid::text, l.pid, p.gid
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that the creation of a slot has to wait for.
+    """A transaction that blocks the creation of a slot.
 
     Attributes:
-        pid: None for a prepared transaction, which has no process.
-        gid: the name of a prepared transaction.
+        xid: the transaction's id.
+        pid: the transaction's process; None for a prepared transaction.
+        gid: the identifier of a prepared transaction; else None.
     """
 
     xid: str
@@ -57,25 +61,30 @@ class OpenTransaction:
     gid: str | None
 
     def describe(self) -> str:
-        """Name it."""
+        """Return the transaction's description for a sentence."""
         if self.pid is None:
             return f"the prepared transaction {self.gid!r} (xid {self.xid})"
         return f"the open transaction {self.xid} of process {self.pid}"
 
     def remedy(self) -> str:
-        """Say how to end it."""
+        """Return the statement that ends the transaction."""
         if self.pid is None:
-            return f"commit prepared or rollback prepared {self.gid!r} ends it"
-        return f"select pg_terminate_backend({self.pid}) ends it"
+            return f"end it with: commit prepared {self.gid!r}, or: rollback prepared {self.gid!r}"
+        return f"end it with: select pg_terminate_backend({self.pid})"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """The moment a slot was made: what committed before `consistent_point` is in the snapshot, what
-    commits at or after it is in the stream.
+    """The snapshot of a slot's creation.
+
+    A transaction that commits before `consistent_point` is in the snapshot. A transaction that
+    commits at or after `consistent_point` is in the stream.
 
     Attributes:
-        taken_at: by the server's clock, before the moment: later commits have later times.
+        slot: the slot's name.
+        consistent_point: LSN at which the stream of the slot begins.
+        snapshot_name: argument of SET TRANSACTION SNAPSHOT.
+        taken_at: the server's clock before the creation; later commits have later times.
     """
 
     slot: str
@@ -88,14 +97,17 @@ class ExportedSnapshot:
 def create_slot(
     settings: ConnectionSettings, slot: str, temporary: bool = False, *, failover: bool = False
 ) -> Iterator[ExportedSnapshot]:
-    """Create a pgoutput slot and keep its snapshot open inside the block.
+    """Create a pgoutput slot, and keep its snapshot open inside the block.
 
-    The publication has to exist before: decoding looks it up as of the WAL it reads. Creation waits
-    for transactions that are open now, which only `lock_timeout` bounds; then nothing of the slot
-    is left.
+    Create the publication before the slot: decoding looks up the publication as of the WAL
+    position. The creation waits for all open transactions, at most `settings.lock_timeout_ms`.
+    After a timeout, the server drops the incomplete slot.
 
     Args:
-        failover: let standbys keep a copy of the slot (PG 17 and newer).
+        settings: the source database.
+        slot: the slot's name.
+        temporary: the server drops the slot at the end of the block.
+        failover: standbys may keep a copy of the slot (PG 17 and newer).
 
     Raises:
         ConfigurationError: no free slot or walsender, wal_level is not logical, no REPLICATION
@@ -114,8 +126,7 @@ def create_slot(
     with contextlib.closing(connection), connection.cursor() as cursor:
         try:
             if connection.server_version >= 170000:
-                # Unlike its siblings this limit cannot be pinned at start-up: PG 16 does not know
-                # it.
+                # Not among the pinned settings: PG 16 refuses an unknown setting at start-up.
                 cursor.execute("set transaction_timeout = 0")
             cursor.execute("select clock_timestamp()")
             clock = cursor.fetchone()
@@ -128,7 +139,7 @@ def create_slot(
 
 
 def oldest_open_transaction(conn: Connection) -> OpenTransaction | None:
-    """Find the oldest transaction that has written something and is still open, in any database."""
+    """Return the oldest open transaction with a transaction id, of any database."""
     with conn.cursor() as cursor:
         cursor.execute(_OPEN_TRANSACTIONS)
         row = cursor.fetchone()
@@ -136,12 +147,11 @@ def oldest_open_transaction(conn: Connection) -> OpenTransaction | None:
 
 
 def _creation(slot: str, temporary: bool, failover: bool) -> str:
-    # The replication grammar takes no parameters; slot names are checked to be [a-z0-9_].
+    # The replication grammar has no parameters: insert the name only if all characters are safe.
     if not slot or not set(slot) <= set("abcdefghijklmnopqrstuvwxyz0123456789_") or len(slot) > 63:
         raise ConfigurationError(
             reason=f"Replication slot {slot!r}: a slot's name has 1 to 63 lower-case letters, "
-            f"digits "
-            "and underscores. Choose another name."
+            "digits and underscores. Choose another name."
         )
     kind = " TEMPORARY" if temporary else ""
     options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
@@ -155,24 +165,24 @@ def _creation_failure(
     if isinstance(error, LockNotAvailable | QueryCanceled):
         return TransientError(
             reason=f"Replication slot {slot} was not created within {settings.lock_timeout_ms} ms: "
-            f"{_blocker(settings)} Nothing is left of the slot; wait for that transaction or "
-            "end it, then run it again."
+            f"{_blocker(settings)} The incomplete slot was dropped. Wait for the end of the "
+            "transaction, then run it again."
         )
     if isinstance(error, DuplicateObject):
         return ConfigurationError(
-            reason=f"Replication slot {slot} exists already on {server}. Use it, choose another "
-            f"name, or drop it once nobody needs it: select pg_drop_replication_slot('{slot}')"
+            reason=f"Replication slot {slot} exists already on {server}. Use this slot, choose "
+            "another name, or drop the slot if no other program uses it: select "
+            f"pg_drop_replication_slot('{slot}')"
         )
     if isinstance(error, ConfigurationLimitExceeded):
         return ConfigurationError(
-            reason=f"No free replication slot on {server}: all of max_replication_slots are "
-            "taken. Drop one that nobody needs (select slot_name, active from "
-            "pg_replication_slots), or raise "
+            reason=f"No free replication slot on {server}: max_replication_slots is reached. Drop "
+            "an unused slot (select slot_name, active from pg_replication_slots), or raise "
             "max_replication_slots and restart the server."
         )
     if isinstance(error, ObjectNotInPrerequisiteState):
         return ConfigurationError(
-            reason=f"wal_level of {server} is not logical. Mend it with: alter system set "
+            reason=f"wal_level of {server} is not logical. Set it with: alter system set "
             "wal_level = logical; then restart the server (Amazon RDS: parameter "
             "rds.logical_replication = 1)."
         )
@@ -188,5 +198,5 @@ def _blocker(settings: ConnectionSettings) -> str:
     with query_connection(settings, "check") as conn:
         found = oldest_open_transaction(conn)
     if found is None:
-        return "it waited for a transaction that has ended meanwhile."
-    return f"it waits for {found.describe()} ({found.remedy()})."
+        return "the creation waited for a transaction that has ended by now."
+    return f"the creation waits for {found.describe()} ({found.remedy()})."

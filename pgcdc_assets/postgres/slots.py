@@ -1,8 +1,8 @@
-"""Replication slots: what one holds and how far it is, and how it is dropped.
+"""Replication slots: status, suitability, claim and drop.
 
-`read_slot_status` is the lag sensor's only question to the server, so it is one statement, and it
-works on every supported version and on a standby: columns that younger versions added are read
-through `to_jsonb`, which leaves out what is not there.
+`read_slot_status` is the lag sensor's only query: one statement, on every supported version and on
+a standby. Columns of newer versions are read through `to_jsonb`, which yields NULL for a missing
+column. Source: view pg_replication_slots, Postgres documentation, chapter 52 System Views.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "slot_taken_error",
 ]
 
-# A record of the running transactions, of which a few hundred have room in it.
+# Size of a running-transactions record (xl_running_xacts) with a few hundred transactions.
 _NEW_BYTES = 1024
 
 _STATUS = f"""
@@ -83,33 +83,33 @@ select s.system_identifier::text,
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """One row of pg_replication_slots beside the server's position, read in one statement.
+    """One row of pg_replication_slots with the server's position, read in one statement.
 
     Attributes:
-        active_pid: the walsender that reads the slot now; None when nobody does.
-        active_application_name: that process's application_name, or `another role` where we may not
-            see it.
+        active_pid: the walsender that reads the slot now; None for an inactive slot.
+        active_application_name: application_name of this walsender; `another role` if the
+            connection may not see the name.
         restart_lsn: oldest WAL the slot keeps.
         confirmed_flush_lsn: where decoding resumes.
         wal_status: reserved, extended, unreserved or lost.
-        safe_wal_size: bytes that may still be written before the slot is in danger; None without a
-            limit.
-        invalidation_reason: why the slot is lost, PG 17 and newer.
+        safe_wal_size: WAL bytes that the server can write before the slot may be lost; None
+            without a limit.
+        invalidation_reason: cause of a lost slot, PG 17 and newer.
         two_phase: the server sends transactions as soon as they are prepared.
         is_synced: a standby's copy of a slot of the primary, PG 17 and newer.
-        decoded_transactions: that the server counted since it counts for the slot.
-        is_counted_since_creation: nobody reset that count; a crash does so unseen.
-        may_have_crashed: statistics began while this server ran, as they do after a crash and in a
-            new cluster.
-        inactive_since: when it was last released, PG 17 and newer.
-        catalog_xmin_age: transactions since the oldest row version of the catalogs that the slot
-            keeps.
+        decoded_transactions: `total_txns` of pg_stat_replication_slots.
+        is_counted_since_creation: `decoded_transactions` was not reset by a function. A crash
+            resets the count without a trace.
+        may_have_crashed: the cumulative statistics began after the server's start, as after a
+            crash and in a new cluster.
+        inactive_since: time of the last release of the slot, PG 17 and newer.
+        catalog_xmin_age: number of transactions since `catalog_xmin`.
         current_lsn: flushed WAL of a primary, replayed WAL of a standby.
         server_time: the server's clock, to compare with commit timestamps.
         lag_bytes: from confirmed_flush_lsn to current_lsn.
         retained_bytes: from restart_lsn to current_lsn.
-        lag_seconds: 0 when nothing lags, the walsender's flush lag while one is attached, else
-            None: Postgres does not know the time of an LSN.
+        lag_seconds: 0 without lag; the walsender's flush lag while a walsender is attached; else
+            None, because Postgres does not record the time of an LSN.
     """
 
     slot: str
@@ -138,11 +138,12 @@ class SlotStatus:
 
     @property
     def was_read(self) -> bool:
-        """Say whether anybody has decoded changes of the slot since its creation, or may have.
+        """Whether a reader has, or may have, decoded changes of the slot since its creation.
 
-        Postgres keeps neither a slot's creation nor its readers. The count of decoded transactions
-        says it, and is lost in a crash. Then the distance tells: a new slot begins right behind the
-        record that it was made at, unless it had to wait for open transactions.
+        Postgres records neither the creation of a slot nor its readers. The count of decoded
+        transactions shows a reader, but a crash resets the count. After a crash, the distance of
+        `confirmed_flush_lsn` from `restart_lsn` decides: a new slot's distance is one
+        running-transactions record, unless the creation waited for open transactions.
         """
         if self.decoded_transactions or not self.is_counted_since_creation:
             return True
@@ -163,21 +164,23 @@ class SlotStatus:
 
     @property
     def is_active(self) -> bool:
-        """Say whether a walsender reads the slot now."""
+        """Whether a walsender reads the slot now."""
         return self.active_pid is not None
 
     @property
     def is_lost(self) -> bool:
-        """Say whether the slot can never be read again."""
+        """Whether the server has invalidated the slot."""
         return self.wal_status == "lost" or self.invalidation_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Which cluster, timeline and database a connection reached.
+    """The cluster, timeline and database of a connection.
 
     Attributes:
-        server_version: as `server_version_num`: 180004.
+        system_identifier: of pg_control_system(); a cluster keeps the identifier for life.
+        timeline: the timeline that a primary writes, or of a standby's last checkpoint.
+        server_version: `server_version_num`, such as 180004.
     """
 
     system_identifier: str
@@ -188,7 +191,7 @@ class ServerIdentity:
 
 
 def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
-    """Read all that is to know about a slot in one round trip; None when there is no such slot."""
+    """Return a slot's status, read in one round trip; None if the slot does not exist."""
     with conn.cursor() as cursor:
         cursor.execute(_STATUS, (slot,))
         row = cursor.fetchone()
@@ -224,7 +227,7 @@ def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
 
 
 def read_server_identity(conn: Connection) -> ServerIdentity:
-    """Read the cluster's identifier, timeline, version and the database's name."""
+    """Return the cluster's identifier, timeline and version, and the database's name."""
     with conn.cursor() as cursor:
         cursor.execute(_IDENTITY)
         row = cursor.fetchone()
@@ -233,25 +236,27 @@ def read_server_identity(conn: Connection) -> ServerIdentity:
 
 
 def check_slot_usable(status: SlotStatus, database: str) -> None:
-    """Refuse a slot that was not made for us.
+    """Raise an error for a slot that a capture of `database` cannot use.
 
     Raises:
-        ConfigurationError: it is physical, of another plugin, of another database, temporary, made
-            with two_phase, or a standby's copy.
+        ConfigurationError: the slot is physical, belongs to another plugin or database, is
+            temporary, has two_phase, or is a standby's copy.
     """
     drop = f"select pg_drop_replication_slot('{status.slot}')"
     if status.is_synced and status.in_recovery:
         raise ConfigurationError(
             reason=f"Replication slot {status.slot} is this standby's copy of a slot of the "
-            "primary, and nobody can read it here. Connect to the primary, or promote the standby."
+            "primary, which Postgres does not decode here. Connect to the primary, or promote the "
+            "standby."
         )
     if status.two_phase:
         raise ConfigurationError(
-            reason=f"Replication slot {status.slot} was made with two_phase: the server would send "
-            "prepared transactions before it is known whether they commit. Choose another slot "
-            f"name, or drop that slot once nobody needs it: {drop}; then make one without: select "
-            f"pg_create_logical_replication_slot('{status.slot}', 'pgoutput'). If tables were "
-            "captured from it, begin a new epoch with pgcdc renew in place of the second."
+            reason=f"Replication slot {status.slot} was created with two_phase: the server would "
+            "send prepared transactions before their commit. Choose another slot name, or drop "
+            f"this slot if no other program uses it: {drop}; then create the slot without "
+            f"two_phase: select pg_create_logical_replication_slot('{status.slot}', 'pgoutput'). "
+            "If tables were captured from this slot, run pgcdc renew instead of the second "
+            "statement."
         )
     if status.slot_type != "logical":
         found = "is a physical slot"
@@ -265,13 +270,13 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
         return
     raise ConfigurationError(
         reason=f"Replication slot {status.slot} {found}; a permanent logical slot of plugin "
-        f"pgoutput in database {database} is needed. Choose another slot name, or drop that slot "
-        f"once nobody needs it: {drop}"
+        f"pgoutput in database {database} is needed. Choose another slot name, or drop this slot "
+        f"if no other program uses it: {drop}"
     )
 
 
 def slot_lost_error(status: SlotStatus) -> SlotLost:
-    """Describe a slot that can never be read again."""
+    """Return the error for an invalidated slot."""
     return SlotLost(
         slot=status.slot,
         wal_status=status.wal_status,
@@ -281,10 +286,12 @@ def slot_lost_error(status: SlotStatus) -> SlotLost:
 
 
 def slot_taken_error(status: SlotStatus, lake: str, remedy: str) -> SlotTaken:
-    """Describe a slot that something else than a lake was filled from.
+    """Return the error for a slot that another reader has used.
 
     Args:
-        remedy: the command that takes it over.
+        status: the slot.
+        lake: the lake that was not filled from the slot.
+        remedy: the command that adopts the slot.
     """
     return SlotTaken(
         slot=status.slot,
@@ -298,10 +305,11 @@ def slot_taken_error(status: SlotStatus, lake: str, remedy: str) -> SlotTaken:
 def has_publication_gap(
     conn: Connection, status: SlotStatus, publication: str, limit: str = "10min"
 ) -> bool:
-    """Say whether a slot holds changes that were made while its publication did not exist.
+    """Return whether a slot holds changes from a time when its publication did not exist.
 
-    The server says so when it decodes them: a peek at all that the slot holds, which confirms
-    nothing. It is spared where the publication is older than what the slot holds.
+    Such changes are an error or a warning when the server decodes them. The function peeks at all
+    changes of the slot, which confirms nothing. No peek is necessary if the publication is older
+    than the slot's `catalog_xmin`.
     """
     with conn.cursor() as cursor:
         cursor.execute("select age(xmin) from pg_publication where pubname = %s", (publication,))
@@ -320,15 +328,15 @@ def has_publication_gap(
             return True
         except (ObjectInUse, QueryCanceled):
             return False
-    # Since Postgres 18 a mere warning, and the changes are left out.
+    # Postgres 18 and newer warn only, and skip the changes.
     return any(f'"{publication}"' in notice for notice in conn.notices)
 
 
 def claim_slot(conn: Connection, slot: str, publication: str) -> None:
-    """Have the server count a transaction that was decoded from a slot, so that others see it used.
+    """Make the server count one decoded transaction of a slot, so that other lakes see a reader.
 
-    The first capture would do so too, but a second lake may come before. Nothing is confirmed, and
-    whatever fails here is made up for by that capture.
+    The first capture has the same effect, but a second lake may start before this capture. The
+    call confirms nothing. A failure is ignored, because the first capture follows.
     """
     with contextlib.suppress(psycopg2.Error), conn.cursor() as cursor:
         cursor.execute(
@@ -348,10 +356,10 @@ def claim_slot(conn: Connection, slot: str, publication: str) -> None:
 
 
 def drop_slot(conn: Connection, slot: str) -> bool:
-    """Drop a slot; False when there is none.
+    """Drop a slot. Return False if the slot does not exist.
 
     Raises:
-        SlotBusy: somebody reads it.
+        SlotBusy: a walsender reads the slot.
     """
     status = read_slot_status(conn, slot)
     if status is None:

@@ -1,11 +1,14 @@
-"""Timelines: whether a server still has the WAL that changes were captured from.
+"""Timelines: a check that a server's history contains the captured WAL.
 
-A promoted standby and a restored server write on a new timeline. Its history tells where each
-earlier one ended for that server. What was captured above that end is not in the server's past: it
-holds other changes there, or none, and its slot would go on silently behind them.
+A promoted standby and a restored server write on a new timeline (25.3 Continuous Archiving and
+Point-in-Time Recovery, Timelines). The history file of the new timeline contains the LSN at which
+each earlier timeline ended. Changes captured above this LSN are not part of the server's history:
+the server has other changes at the same LSNs, or none, and its slot would continue without an
+error.
 
-All is asked over a replication connection, which the privilege of a capture is enough for; on a
-standby no SQL function tells the timeline that is replayed.
+The check runs over a replication connection (commands IDENTIFY_SYSTEM and TIMELINE_HISTORY, 53.4
+Streaming Replication Protocol): the REPLICATION privilege is sufficient, and no SQL function
+returns the timeline that a standby replays.
 """
 
 from __future__ import annotations
@@ -27,7 +30,13 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class ServerTimeline:
-    """The timeline that a server writes on, or replays; asked over an open connection."""
+    """The timeline that a primary writes, or a standby replays.
+
+    Attributes:
+        number: the timeline's number.
+        conn: an open replication connection to the server.
+        timeout_seconds: time limit of one command.
+    """
 
     number: int
     conn: pq.abc.PGconn
@@ -35,10 +44,10 @@ class ServerTimeline:
 
     @classmethod
     def read(cls, conn: pq.abc.PGconn, timeout_seconds: float) -> ServerTimeline:
-        """Ask for the timeline.
+        """Read the timeline by IDENTIFY_SYSTEM.
 
         Raises:
-            OSError: the connection broke, or the server did not answer in time.
+            OSError: the connection was lost, or the server did not answer in time.
         """
         found = execute(conn, b"IDENTIFY_SYSTEM", timeout_seconds)
         if found.status != pq.ExecStatus.TUPLES_OK:
@@ -46,11 +55,11 @@ class ServerTimeline:
         return cls(int(found.get_value(0, 1) or b"0"), conn, timeout_seconds)
 
     def switches(self) -> dict[int, Lsn]:
-        """Ask where each earlier timeline ended for this server.
+        """Return the LSN at which each earlier timeline ended, by timeline.
 
         Raises:
-            DefiniteError: the server does not have its history.
-            OSError: the connection broke, or the server did not answer in time.
+            DefiniteError: the server does not have the history file.
+            OSError: the connection was lost, or the server did not answer in time.
         """
         if self.number == 1:
             return {}
@@ -59,15 +68,19 @@ class ServerTimeline:
         if found.status != pq.ExecStatus.TUPLES_OK:
             reason = found.get_error_message().strip().rstrip(".")
             raise DefiniteError(
-                reason=f"The server is on timeline {self.number} and cannot tell its history "
-                f"({reason}), so that captured WAL may be missing there. Restore the file, or "
-                "begin a new epoch with pgcdc renew."
+                reason=f"The server is on timeline {self.number} and does not have the history "
+                f"file of this timeline ({reason}), so captured WAL may be missing from the "
+                "server. Restore the file, or begin a new epoch with pgcdc renew."
             )
         return parse_history((found.get_value(0, 1) or b"").decode(errors="replace"))
 
 
 def parse_history(text: str) -> dict[int, Lsn]:
-    """Read a timeline history file: on each line a timeline, its end, and a reason."""
+    """Return the end LSNs by timeline of a history file.
+
+    Each line has a timeline, the LSN of its end, and a reason
+    (src/backend/access/transam/timeline.c).
+    """
     switches = {}
     for line in text.splitlines():
         fields = line.split()
@@ -78,7 +91,7 @@ def parse_history(text: str) -> dict[int, Lsn]:
 
 @contextlib.contextmanager
 def server_timeline(settings: ConnectionSettings) -> Iterator[ServerTimeline]:
-    """Connect and ask for the server's timeline; the connection is closed at the end.
+    """Connect, read the server's timeline, and close the connection at the end of the block.
 
     Raises:
         ConfigurationError: the settings do not lead to a replication connection.
@@ -100,16 +113,19 @@ def server_timeline(settings: ConnectionSettings) -> Iterator[ServerTimeline]:
 def check_timeline(
     raw_zone: str, captured_on: int | None, captured_through: Lsn, server: ServerTimeline
 ) -> None:
-    """Refuse a server that does not have the WAL that was captured.
+    """Raise an error for a server whose history does not contain the captured WAL.
 
     Args:
-        captured_on: the timeline of the newest landed window; None where an earlier release, which
-            did not record it, has landed that.
+        raw_zone: path of the raw zone, for the error.
+        captured_on: timeline of the newest landed window; None for a window of an early release,
+            which did not record the timeline.
+        captured_through: end of the newest landed window.
+        server: the server's timeline.
 
     Raises:
-        RawZoneError: captured changes are not in the server's past.
-        DefiniteError: the server does not have its history.
-        OSError: the connection broke.
+        RawZoneError: captured changes are not part of the server's history.
+        DefiniteError: the server does not have the history file.
+        OSError: the connection was lost.
     """
     if captured_on in (None, server.number):
         return
@@ -117,10 +133,10 @@ def check_timeline(
     if reason:
         raise RawZoneError(
             raw_zone=raw_zone,
-            reason=f"it is captured through {captured_through} on timeline {captured_on}, but "
+            reason=f"captured through {captured_through} on timeline {captured_on}, but "
             f"{reason}. The server was restored from a backup, or replaced by a standby that had "
-            "not received all: captured changes may be none of it. Nothing was confirmed. Begin a "
-            "new epoch with pgcdc renew.",
+            "not received all WAL: the server may not have the captured changes. Nothing was "
+            "confirmed. Begin a new epoch with pgcdc renew.",
         )
 
 
@@ -129,7 +145,7 @@ def _lost_wal(
 ) -> str | None:
     end = switches.get(captured_on)
     if end is None:
-        return f"the server is on timeline {current}, which does not descend from that"
+        return f"the server is on timeline {current}, which does not descend from this timeline"
     if captured_through > end:
-        return f"the server left that timeline at {end} and is on timeline {current} now"
+        return f"the server left this timeline at {end} and is on timeline {current} now"
     return None

@@ -1,5 +1,7 @@
-"""What a type OID stands for: through domains over domains and arrays of domains down to the base
-type."""
+"""Resolution of type OIDs to base types, through domains and arrays of domains.
+
+Source: pg_type, Postgres documentation, chapter 51 System Catalogs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
 
     from pgcdc_assets.protocol.relation import Column
 
-# array_out tells true arrays from types that merely can be subscripted (int2vector, name, point).
+# The output function array_out identifies true arrays. Other types with typelem can be subscripted
+# only (int2vector, name, point).
 _TYPES = """
 with recursive needed(oid) as (
     select unnest(%s::bigint[])::oid
@@ -51,11 +54,11 @@ class _TypeRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedType:
-    """A type, and what is below its domains; the fields are those of `Column`.
+    """A type with its base type below all domains. The fields have the meaning of `Column`.
 
     Attributes:
-        base_typmod: the typmod that a domain imposes; None where the column's own one governs.
-        element_typmod: the same for an array's element.
+        base_typmod: the typmod of a domain; None if the column's typmod applies.
+        element_typmod: the typmod of the element's domain; None if the array's typmod applies.
     """
 
     type: str
@@ -66,7 +69,7 @@ class ResolvedType:
     element_typmod: int | None = None
 
     def complete(self, column: Column) -> Column:
-        """Fill a column's type fields."""
+        """Return the column with its type fields filled in."""
         base_typmod = column.typmod if self.base_typmod is None else self.base_typmod
         element_typmod = -1
         if self.element_type is not None:
@@ -83,7 +86,7 @@ class ResolvedType:
 
 
 def resolve_types(conn: Connection, oids: Iterable[int]) -> dict[int, ResolvedType]:
-    """Resolve types in one round trip; an OID that no longer exists is left out."""
+    """Return the resolved types by OID, in one round trip. Unknown OIDs are missing."""
     wanted = sorted(set(oids))
     with conn.cursor() as cursor:
         cursor.execute(_TYPES, (wanted,))
@@ -109,7 +112,8 @@ def _resolve(row: _TypeRow, rows: Mapping[int, _TypeRow]) -> ResolvedType:
 def _below_domains(row: _TypeRow, rows: Mapping[int, _TypeRow]) -> tuple[_TypeRow, int | None]:
     typmod: int | None = None
     while row.kind == "d":
-        # As getBaseTypeAndTypmod() in lsyscache.c: a domain over a domain has no typmod of its own.
+        # Same rule as getBaseTypeAndTypmod() in src/backend/utils/cache/lsyscache.c: the typmod of
+        # the innermost domain applies.
         typmod = row.domain_typmod
         row = rows[row.domain_base]
     return row, typmod

@@ -1,8 +1,10 @@
-"""Positions in the WAL, and a heartbeat: a record of our own.
+"""WAL positions, and the heartbeat record.
 
-With `synchronous_commit = off` a commit is visible before its record is on the disk, and a
-walsender reads only what is on the disk: the flushed position alone may leave out what a user has
-just seen. `read_barrier` returns a position that everything committed by now lies before.
+With `synchronous_commit = off`, a commit is visible before its WAL record is flushed, and a
+walsender sends flushed WAL only. The flushed position may therefore be below a visible commit.
+`read_barrier` returns a position above every commit that is visible at the time of the call.
+
+Source: Postgres documentation, 9.28.3 Backup Control Functions and 28.4 Asynchronous Commit.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ CURRENT_LSN_SQL = (
     " else pg_current_wal_flush_lsn() end"
 )
 
-# The insert position stands behind a page's header as soon as the page is begun, the flushed one
-# only with its first record (SizeOfXLogLongPHD in xlog_internal.h).
+# At a page boundary the insert position includes the new page's header, and the flushed position
+# does not (SizeOfXLogLongPHD in src/include/access/xlog_internal.h).
 _PAGE_HEADER_BYTES = 40
 
 _POLL_SECONDS = 0.02
 
 
 def read_barrier(conn: Connection, limit_seconds: float = 10.0) -> Lsn:
-    """Wait until what is committed is flushed, and return the flushed position.
+    """Wait until all visible commits are flushed, and return the flushed position.
 
-    The server's WAL writer flushes within three times `wal_writer_delay`, 0.6 s by default; after
-    the limit the insert position is returned, and the caller's own waiting takes over.
+    The WAL writer flushes within three times `wal_writer_delay`, 0.6 s by default. After
+    `limit_seconds` return the insert position: the caller waits until the stream reaches it.
     """
     inserted = _read_insert_lsn(conn)
     if inserted is None:
@@ -49,7 +51,7 @@ def read_barrier(conn: Connection, limit_seconds: float = 10.0) -> Lsn:
 
 
 def _read_insert_lsn(conn: Connection) -> Lsn | None:
-    """Where the next record goes; None on a standby, which writes none."""
+    """Return the position of the next WAL record; None on a standby, which writes no WAL."""
     with conn.cursor() as cursor:
         cursor.execute(
             "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
@@ -59,7 +61,7 @@ def _read_insert_lsn(conn: Connection) -> Lsn | None:
 
 
 def read_current_lsn(conn: Connection) -> Lsn:
-    """Read how far the WAL is flushed; on a standby, how far it is replayed."""
+    """Return the flushed position of a primary, or the replayed position of a standby."""
     with conn.cursor() as cursor:
         cursor.execute(f"select ({CURRENT_LSN_SQL})::text")
         row = cursor.fetchone()
@@ -70,8 +72,8 @@ def read_current_lsn(conn: Connection) -> Lsn:
 def emit_heartbeat(conn: Connection) -> None:
     """Write an empty logical message in a transaction of its own.
 
-    A message outside a transaction would not let a slot advance (PeerDB-io/peerdb#3904).
-    Needs a primary, and no privilege.
+    A slot does not advance over a non-transactional message (PeerDB-io/peerdb#3904). The server
+    must be a primary. The call needs no privilege.
     """
     with conn.cursor() as cursor:
         cursor.execute("select pg_logical_emit_message(true, %s, '')", (PREFIX,))

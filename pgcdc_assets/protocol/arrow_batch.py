@@ -1,7 +1,7 @@
-"""The columns of decoded rows, and how they become one Arrow batch.
+"""The columns of decoded rows, and the build of one Arrow batch from these columns.
 
-All arrays here have one entry per row, in stream order. Names of tables repeat for thousands of
-rows, so they are gathered from the few relations that were announced and never made one by one.
+All arrays have one entry per row, in stream order. Table names repeat for thousands of rows:
+`take` gathers the names from the few announced relations, without a Python string per row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_RELATION = -1
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A relation that the stream announced and the catalog completed, with its version."""
+    """One version of a relation, announced by the stream and completed from the catalog."""
 
     relation: Relation
     version: int
@@ -49,11 +49,13 @@ class Announced:
 
 @dataclass(slots=True)
 class Transactions:
-    """The transactions of one batch; entry 0 is the one that was open when it began.
+    """The transactions of one batch. Entry 0 is the transaction open at the start of the batch.
 
     Attributes:
+        commit_lsns: `final_lsn` of the Begin messages.
         commit_times: microseconds since 1970.
-        origins: names of replication origins; None for a transaction that began here.
+        xids: transaction ids.
+        origins: names of replication origins; None for a transaction of this server.
     """
 
     commit_lsns: Positions
@@ -64,14 +66,17 @@ class Transactions:
 
 @dataclass(slots=True)
 class Rows:
-    """One batch's rows before they become Arrow.
+    """The rows of one batch as numpy and Arrow columns, one entry per row.
 
     Attributes:
         transaction: index into Transactions.
-        ordinals: position in the transaction.
-        operations: the action byte.
+        ordinals: position in the transaction, from 0.
+        operations: the action byte: I, U, D, T or M.
         relations: index into the announced relations, or NO_RELATION.
         old_kinds: K, O, or 0 without an old tuple.
+        old: texts of the old tuple, of type TEXTS_TYPE.
+        new: texts of the new tuple, of type TEXTS_TYPE.
+        unchanged: positions of unchanged TOAST values in `new`, of type UNCHANGED_TYPE.
     """
 
     transaction: Positions
@@ -85,7 +90,13 @@ class Rows:
 
 
 def build(rows: Rows, transactions: Transactions, announced: Sequence[Announced]) -> pa.RecordBatch:
-    """Make the Arrow batch, with the columns of `DECODED`."""
+    """Build the Arrow batch of the schema `DECODED`, one Arrow row per entry of `rows`.
+
+    Args:
+        rows: the rows.
+        transactions: the transactions that `rows.transaction` indexes.
+        announced: the relation versions that `rows.relations` indexes.
+    """
     row_count = len(rows.operations)
     has_relation = rows.relations != NO_RELATION
     relations = pa.array(rows.relations, mask=None if has_relation.all() else ~has_relation)
@@ -121,7 +132,7 @@ def build(rows: Rows, transactions: Transactions, announced: Sequence[Announced]
 
 
 def _letters(codes: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """Make one-letter strings of ASCII codes, and NULL of 0."""
+    """Convert ASCII codes to strings of one letter, and code 0 to NULL."""
     is_set = codes != 0
     if not is_set.any():
         return pa.nulls(len(codes), pa.string())

@@ -1,18 +1,20 @@
-"""From pgoutput's messages to the raw zone's rows, a batch at a time and without a loop over rows.
+"""Decoding of pgoutput's messages to the raw zone's rows, by batch and without a loop over rows.
 
-The decoder does no I/O. It is given the payloads of CopyData messages in stream order and gives
-back one Arrow batch of the changes in them. What it carries from one batch to the next is small:
-the open transaction, the next ordinal in it, and the relations announced so far.
+The decoder does no I/O. The input of a call is the payloads of CopyData messages in stream order.
+The output is one Arrow batch of their changes. The state between two batches is small: the open
+transaction, the next ordinal of the open transaction, and the relations announced so far.
 
-A transaction's rows follow its Begin, and protocol version 1 sends whole transactions one after the
-other; so a row's transaction is the last Begin before it. Begin, Commit, insert, update and delete
-have fixed layouts around their tuples and are read by numpy for the whole batch; Relation, Type,
-Origin, Truncate and Message are rare and are read one by one.
+Protocol version 1 sends whole transactions one after the other, each between Begin and Commit
+(53.5 Logical Streaming Replication Protocol). The transaction of a row is therefore the last Begin
+before the row. Begin, Commit, Insert, Update and Delete have fixed layouts around their tuples:
+numpy reads these messages for the whole batch. Relation, Type, Origin, Truncate and Message are
+rare: `messages` reads these one by one.
 
-The window ends at the first Begin with `final_lsn >= window_end`, or at a keepalive between
-transactions whose position has reached `window_end`: everything the server has to send below that
-position came before it. A keepalive inside a transaction ends nothing. Positions in the heads of
-XLogData are not read at all: they are not monotonic, and 0/0 for some messages.
+The window ends at the first Begin with `final_lsn >= window_end`. The window also ends at a
+keepalive between two transactions with `wal_end >= window_end`, because the server sends a
+keepalive's position only after every change below the position. A keepalive inside a transaction
+does not end the window. The decoder ignores the LSNs in the header of XLogData, because these LSNs
+are not monotonic and are 0/0 for some messages (src/backend/replication/walsender.c).
 """
 
 from __future__ import annotations
@@ -56,29 +58,31 @@ class _Event(NamedTuple):
 
     message: int
     relation_id: int
-    slot: int
+    relation_index: int
 
 
 class _Extra(NamedTuple):
-    """A row that is no insert, update or delete."""
+    """A row of a Truncate or a Message."""
 
     message: int
-    slot: int
+    relation_index: int
     texts: LogicalTexts | None
 
 
 class Decoder:
-    """Decodes the stream of one window.
+    """Decoder of the stream of one window.
 
     Args:
-        resolve: completes an announced relation, and numbers its version; called with the commit
-            LSN and the id of the transaction in which it was announced.
-        window_end: transactions that commit at or above it belong to a later window.
-        window_start: transactions that commit below it were landed before and are dropped.
+        resolve: function that completes an announced relation from the catalog and returns the
+            relation with its version number. The arguments are the announced relation, and the
+            commit LSN and the id of the transaction that announced the relation.
+        window_end: LSN; transactions that commit at or above `window_end` belong to a later window.
+        window_start: LSN; transactions that commit below `window_start` were landed by an earlier
+            window and are dropped.
 
     Attributes:
-        is_finished: the window's end was seen; what follows is not decoded.
-        warnings: how often something was seen that cannot be landed, by its description.
+        is_finished: the decoder has seen the end of the window and ignores later messages.
+        warnings: counts of messages and values that are not landed as sent, by description.
     """
 
     def __init__(self, resolve: Resolve, window_end: int, window_start: int = 0) -> None:
@@ -86,7 +90,7 @@ class Decoder:
         self._window_start = int(window_start)
         self._window_end = int(window_end)
         self._announced: list[arrow_batch.Announced] = []
-        self._slots: dict[int, int] = {}
+        self._relation_indexes: dict[int, int] = {}
         zero = np.zeros(1, np.int64)
         self._open = arrow_batch.Transactions(zero, zero, zero, [None])
         self._is_open = False
@@ -95,17 +99,19 @@ class Decoder:
         self.warnings: Counter[str] = Counter()
 
     def decode(self, batch: MessageBatch) -> pa.RecordBatch | None:
-        """Decode the next messages; None when they hold no row of the window.
+        """Return the rows of the next messages, in the schema `arrow_batch.DECODED`.
+
+        Return None if the messages contain no row of the window.
 
         Raises:
-            ProtocolError: the messages break the protocol. The decoder cannot be used any more.
+            ProtocolError: a message is malformed. Discard the decoder after this error.
         """
         if self.is_finished or len(batch.starts) == 0:
             return None
         try:
             return self._decode(batch)
         except ProtocolError as error:
-            raise self._named(error, batch) from None
+            raise self._add_context(error, batch) from None
 
     def _decode(self, batch: MessageBatch) -> pa.RecordBatch | None:
         heads = self._read_heads(batch)
@@ -113,24 +119,30 @@ class Decoder:
         if len(heads.starts) == 0:
             return None
         heads.check(
-            _IS_KNOWN[heads.actions] | (heads.actions == 0), slice(None), "its action is unknown"
+            _IS_KNOWN[heads.actions] | (heads.actions == 0),
+            slice(None),
+            "the action byte is unknown",
         )
         changes = np.flatnonzero(_IS_CHANGE[heads.actions])
         heads.check(heads.is_inside[changes], changes, "a change outside a transaction")
-        before = dict(self._slots)
+        before = dict(self._relation_indexes)
         events, extras = self._read_rare(heads, transactions)
-        slots = self._find_relations(heads, changes, before, events)
-        return self._build(heads, transactions, changes, slots, extras)
+        relation_indexes = self._find_relations(heads, changes, before, events)
+        return self._build(heads, transactions, changes, relation_indexes, extras)
 
-    def _named(self, error: ProtocolError, batch: MessageBatch) -> ProtocolError:
-        """Add the table and the transaction of the message that an error is about."""
+    def _add_context(self, error: ProtocolError, batch: MessageBatch) -> ProtocolError:
+        """Return the error with the table and the transaction of the malformed message."""
         if error.start is None:
             return error
         relation_id, commit_lsn = find_context(batch, error.start)
         if commit_lsn is None and self._is_open:
             commit_lsn = Lsn(int(self._open.commit_lsns[-1]))
-        slot = self._slots.get(relation_id or 0)
-        relation = None if slot is None else self._announced[slot].relation.qualified_name
+        relation_index = self._relation_indexes.get(relation_id or 0)
+        relation = (
+            None
+            if relation_index is None
+            else self._announced[relation_index].relation.qualified_name
+        )
         return error.of(relation or relation_id, commit_lsn)
 
     def _read_heads(self, batch: MessageBatch) -> Heads:
@@ -157,23 +169,27 @@ class Decoder:
         return Heads(wire, starts, ends, actions, begun, begun - ended + int(self._is_open) == 1)
 
     def _read_transactions(self, heads: Heads) -> tuple[Heads, arrow_batch.Transactions]:
-        """Read Begins and Commits, and leave out what lies behind the window's end."""
+        """Read the Begin and Commit messages, and drop all messages after the window's end.
+
+        Layout of Begin: final_lsn int64, commit time int64, xid int32. Layout of Commit: flags
+        int8, commit_lsn int64, end_lsn int64, commit time int64.
+        """
         marks = np.flatnonzero((heads.actions == BEGIN) | (heads.actions == COMMIT))
         is_begin = heads.actions[marks] == BEGIN
         was_open = np.concatenate(([self._is_open], is_begin[:-1]))
-        heads.check(is_begin != was_open, marks, "Begin and Commit do not come in turns")
+        heads.check(is_begin != was_open, marks, "Begin and Commit do not alternate")
         lengths = (heads.ends - heads.starts)[marks]
         heads.check(
-            lengths == np.where(is_begin, _BEGIN_BYTES, _COMMIT_BYTES), marks, "its length is wrong"
+            lengths == np.where(is_begin, _BEGIN_BYTES, _COMMIT_BYTES), marks, "the length is wrong"
         )
         begins, commits = marks[is_begin], marks[~is_begin]
         body = heads.starts[begins] + BODY_AT
         lsns = heads.wire.uint64[body].astype(np.int64)
         previous = np.concatenate((self._open.commit_lsns, lsns))[:-1]
-        heads.check(lsns > previous, begins, "commit LSNs do not rise")
+        heads.check(lsns > previous, begins, "the commit LSN is not above the last one")
         times = heads.wire.uint64[body + 8].astype(np.int64) + messages.POSTGRES_EPOCH_US
         is_time = (times >= messages.FIRST_TIME_US) & (times <= messages.LAST_TIME_US)
-        heads.check(is_time, begins, "its commit time is not in the years 1 to 9999")
+        heads.check(is_time, begins, "the commit time is outside the years 1 to 9999")
         transactions = arrow_batch.Transactions(
             np.concatenate((self._open.commit_lsns, lsns)),
             np.concatenate((self._open.commit_times, times)),
@@ -184,7 +200,7 @@ class Decoder:
         heads.check(
             committed == transactions.commit_lsns[heads.begun[commits]],
             commits,
-            "it does not commit the open transaction",
+            "the commit LSN is not the LSN of the open transaction",
         )
         end = self._find_end(heads, begins, lsns)
         if end is None:
@@ -193,10 +209,10 @@ class Decoder:
         return heads.before(end), transactions
 
     def _find_end(self, heads: Heads, begins: Positions, lsns: Positions) -> int | None:
-        """Find the message at which the window ends."""
+        """Return the index of the message that ends the window, or None."""
         keepalives = np.flatnonzero((heads.actions == 0) & ~heads.is_inside)
         positions = heads.wire.uint64[heads.starts[keepalives] + 1]
-        # A position no WAL can have proves nothing.
+        # A server may send a position above every possible LSN: ignore such a keepalive.
         has_reached = (positions >= self._window_end) & (positions <= _MAX_LSN)
         ends = np.concatenate((begins[lsns >= self._window_end], keepalives[has_reached]))
         return int(ends.min()) if len(ends) else None
@@ -231,11 +247,11 @@ class Decoder:
             announced = arrow_batch.Announced(
                 *self._resolve(messages.parse_relation(data), commit_lsn, xid)
             )
-            self._slots[announced.relation.relation_id] = len(self._announced)
+            self._relation_indexes[announced.relation.relation_id] = len(self._announced)
             events.append(_Event(index, announced.relation.relation_id, len(self._announced)))
             self._announced.append(announced)
         elif action == _TYPE:
-            # The catalog says more about a type than this message: nothing to keep.
+            # Check the layout only: `resolve` reads types from the catalog, in more detail.
             messages.parse_type(data)
         elif action == _ORIGIN:
             if not is_inside:
@@ -245,9 +261,9 @@ class Decoder:
             if not is_inside:
                 heads.refuse(index, "a change outside a transaction")
             for relation_id in messages.parse_truncate(data).relation_ids:
-                if relation_id not in self._slots:
+                if relation_id not in self._relation_indexes:
                     heads.refuse(index, f"relation {relation_id} was never announced")
-                extras.append(_Extra(index, self._slots[relation_id], None))
+                extras.append(_Extra(index, self._relation_indexes[relation_id], None))
         else:
             message = messages.parse_logical_message(data)
             if not message.is_transactional:
@@ -261,49 +277,52 @@ class Decoder:
     def _find_relations(
         self, heads: Heads, changes: Positions, before: dict[int, int], events: list[_Event]
     ) -> Positions:
-        """Find which announced relation each change's tuple has.
+        """Return the index of each change's relation version in `_announced`.
 
         Args:
-            before: slots of the relations known when the batch began.
-            events: announcements within the batch; each holds for the messages after it.
+            before: index by relation id at the start of the batch.
+            events: announcements within the batch; an announcement is valid for the messages
+                after the announcement.
         """
         body = heads.starts[changes] + BODY_AT
-        # Relation, marker and column count: the least that a change has.
-        heads.check(body + 7 <= heads.ends[changes], changes, "it ends before its tuple")
+        # The shortest change: relation id (4 bytes), marker (1 byte), column count (2 bytes).
+        heads.check(body + 7 <= heads.ends[changes], changes, "the message ends before its tuple")
         wanted = heads.wire.uint32[body].astype(np.int64)
-        known = np.array(sorted(self._slots), np.int64)
+        known = np.array(sorted(self._relation_indexes), np.int64)
         if len(changes) and len(known) == 0:
             heads.refuse(int(changes[0]), f"relation {wanted[0]} was never announced")
         places = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-        slots = np.array([before.get(int(i), arrow_batch.NO_RELATION) for i in known], np.int64)[
-            places
-        ]
+        relation_indexes = np.array(
+            [before.get(int(i), arrow_batch.NO_RELATION) for i in known], np.int64
+        )[places]
         for event in events:
             first = int(np.searchsorted(changes, event.message))
             is_meant = places[first:] == np.searchsorted(known, event.relation_id)
-            slots[first:][is_meant] = event.slot
-        is_known = (known[places] == wanted) & (slots != arrow_batch.NO_RELATION)
+            relation_indexes[first:][is_meant] = event.relation_index
+        is_known = (known[places] == wanted) & (relation_indexes != arrow_batch.NO_RELATION)
         if not is_known.all():
             first = int(np.flatnonzero(~is_known)[0])
             heads.refuse(int(changes[first]), f"relation {wanted[first]} was never announced")
-        return slots
+        return relation_indexes
 
     def _build(
         self,
         heads: Heads,
         transactions: arrow_batch.Transactions,
         changes: Positions,
-        slots: Positions,
+        relation_indexes: Positions,
         extras: list[_Extra],
     ) -> pa.RecordBatch | None:
-        row_messages, relations = changes, slots
+        row_messages, relations = changes, relation_indexes
         row_numbers = np.arange(len(changes))
         extra_rows = np.empty(0, np.int64)
         if extras:
             row_messages = np.concatenate((changes, [extra.message for extra in extras]))
             order = np.argsort(row_messages, kind="stable")
             row_messages = row_messages[order]
-            relations = np.concatenate((slots, [extra.slot for extra in extras]))[order]
+            relations = np.concatenate(
+                (relation_indexes, [extra.relation_index for extra in extras])
+            )[order]
             numbers = np.argsort(order)
             row_numbers, extra_rows = numbers[: len(changes)], numbers[len(changes) :]
         transaction = heads.begun[row_messages]
@@ -319,7 +338,7 @@ class Decoder:
                 heads.ends[changes],
                 heads.actions[changes],
                 row_numbers,
-                column_counts[slots] if len(slots) else slots,
+                column_counts[relation_indexes] if len(relation_indexes) else relation_indexes,
             ),
             len(row_messages),
             {
@@ -347,18 +366,18 @@ class Decoder:
         )
         commit_lsns = transactions.commit_lsns[transaction]
         if commit_lsns[0] < self._window_start:
-            # Rising LSNs: what was landed before lies in front.
+            # Commit LSNs rise, so the rows of the previous window are the first rows.
             decoded = decoded.slice(int(np.searchsorted(commit_lsns, self._window_start)))
         return decoded if decoded.num_rows else None
 
     def _count_rescued(self, relations: Positions) -> None:
-        """Count values that are not UTF-8 by their tables."""
+        """Add the values that are not UTF-8 to the warnings, by table."""
         for relation, count in zip(*np.unique(relations, return_counts=True), strict=True):
             name = self._announced[relation].relation.qualified_name
             self.warnings[f"{name}: values that are not UTF-8, landed as hex"] += int(count)
 
     def _ordinals(self, transaction: Positions) -> Positions:
-        """Number the rows of each transaction, going on where the last batch stopped."""
+        """Return each row's position in its transaction, continued from the last batch."""
         ordinals = np.arange(len(transaction)) - np.searchsorted(transaction, transaction)
         ordinals[transaction == 0] += self._next_ordinal
         return ordinals
@@ -366,7 +385,7 @@ class Decoder:
     def _carry(
         self, heads: Heads, transactions: arrow_batch.Transactions, transaction: Positions
     ) -> None:
-        """Keep what the next batch needs of this one."""
+        """Keep the open transaction and its next ordinal for the next batch."""
         last = int(heads.begun[-1])
         row_count = len(transaction) - int(np.searchsorted(transaction, last))
         self._next_ordinal = row_count + (self._next_ordinal if last == 0 else 0)

@@ -1,11 +1,14 @@
-"""Cutting a connection's bytes into protocol messages, a whole buffer at a time.
+"""Splitting of a connection's bytes into protocol messages, a whole buffer at a time.
 
-A frame of Postgres's protocol is one type byte, four bytes of length (which count themselves) and a
-payload. While a stream runs all but a handful are CopyData frames (`d`) that hold an XLogData (`w`)
-or a keepalive (`k`). Following the lengths one by one in Python costs 0.4 microseconds a message,
-more than decoding it. So all places that look like such a frame's head are found by numpy first,
-and the guess is proved: when each place's length leads exactly to the next place, the places are
-the frames and nothing else is. Only a buffer in which that fails is walked frame by frame.
+A frame of Postgres's protocol has one type byte, four bytes of length (the length includes these
+four bytes) and a payload (53.7 Message Formats). Nearly all frames of a replication stream are
+CopyData (`d`), with XLogData (`w`) or a keepalive (`k`) as payload (53.4 Streaming Replication
+Protocol).
+
+To follow the lengths one by one in Python costs 0.4 microseconds a message, more than the decoding
+of the message. numpy therefore searches the whole buffer for positions that look like the head of
+a frame. The search result is right if the length at each position leads exactly to the next
+position. If one length does not, Python follows the lengths of this buffer frame by frame.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ from pgcdc_assets.errors import ProtocolError
 
 HEAD_BYTES = 5
 
-# Readers may touch so many bytes behind a message's end: every buffer has them.
+# Unaligned reads of 8 bytes may reach beyond a message's end: every buffer ends with spare bytes.
 SLACK_BYTES = 16
 
-# So many bytes and what is computed from them stay in the processor's cache.
+# A block of this size and its intermediate arrays fit the processor's cache.
 _BLOCK_BYTES = 128 * 1024
 
 _COPY_DATA = ord("d")
@@ -41,9 +44,9 @@ class MessageBatch(NamedTuple):
     """Payloads of CopyData messages in stream order, all in one buffer.
 
     Attributes:
-        buffer: at least SLACK_BYTES longer than the last message's end.
-        starts: where each payload begins.
-        ends: where each payload ends.
+        buffer: the bytes; `ends[-1] + SLACK_BYTES` bytes at least.
+        starts: offset of each payload's first byte.
+        ends: offset behind each payload's last byte.
     """
 
     buffer: Bytes
@@ -52,7 +55,7 @@ class MessageBatch(NamedTuple):
 
     @classmethod
     def of(cls, payloads: Sequence[bytes | memoryview]) -> MessageBatch:
-        """Join separate payloads into a batch."""
+        """Return a batch of separate payloads, copied into one buffer."""
         lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
         ends = np.cumsum(lengths)
         joined = b"".join([*payloads, bytes(SLACK_BYTES)])
@@ -60,13 +63,13 @@ class MessageBatch(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """What a buffer holds.
+    """The frames of a buffer up to the first frame that is incomplete or of another type.
 
     Attributes:
-        batch: the CopyData payloads that are complete.
-        consumed: where the first incomplete frame, or `other`, begins.
-        needed: bytes that the frame at `consumed` has in all, as far as its head is there; else 0.
-        other: the type of the frame at `consumed` when it is complete and no CopyData.
+        batch: the complete CopyData payloads.
+        consumed: offset of the first frame outside `batch`.
+        needed: size in bytes of the frame at `consumed`; 0 if its head is incomplete.
+        other: type byte of the frame at `consumed` if the frame is complete and no CopyData.
     """
 
     batch: MessageBatch
@@ -76,10 +79,10 @@ class Frames(NamedTuple):
 
 
 def cut(buffer: Bytes, start: int, end: int) -> Frames:
-    """Find the frames in `buffer[start:end]`, where `start` begins a frame.
+    """Return the frames of `buffer[start:end]`. A frame begins at `start`.
 
     Raises:
-        ProtocolError: a length that no frame can have.
+        ProtocolError: a frame's length is below 4 or above 2^31-1.
     """
     found = _guess(buffer, start, end)
     if found is None:
@@ -96,11 +99,11 @@ def cut(buffer: Bytes, start: int, end: int) -> Frames:
 
 
 def _guess(buffer: Bytes, start: int, end: int) -> tuple[Positions, Positions] | None:
-    """Find all CopyData frames at once; None when what was found does not prove itself."""
+    """Return start and end offsets of all CopyData frames, or None if the result is unproved."""
     if end - start <= HEAD_BYTES:
         return None
     view = buffer[start:end]
-    # A length below 16 MB has a zero first byte, which no text value can contain.
+    # The first byte of a length below 16 MB is zero. A text value contains no zero byte.
     found = []
     for block in range(0, len(view) - HEAD_BYTES, _BLOCK_BYTES):
         last = min(block + _BLOCK_BYTES, len(view) - HEAD_BYTES)
@@ -122,7 +125,7 @@ def _guess(buffer: Bytes, start: int, end: int) -> tuple[Positions, Positions] |
     if ends[-1] > len(view):
         places, ends = places[:-1], ends[:-1]
     elif len(view) - ends[-1] > HEAD_BYTES and view[ends[-1]] == _COPY_DATA:
-        # A message of 16 MB or more, or one that is neither of the two, was not looked for.
+        # The search does not find messages of 16 MB or more, nor payloads other than w and k.
         return None
     return places + start, ends + start
 
@@ -145,6 +148,6 @@ def _checked_head(buffer: memoryview, position: int) -> tuple[bytes, int]:
     kind, length = _head(buffer, position)
     if not 4 <= length < 2**31:
         raise ProtocolError(
-            message_type=f"{kind!r}"[2:-1], offset=1, reason=f"its length of {length} is impossible"
+            message_type=f"{kind!r}"[2:-1], offset=1, reason=f"the length {length} is impossible"
         )
     return kind, length

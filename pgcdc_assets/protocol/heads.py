@@ -1,4 +1,4 @@
-"""The heads of a batch's messages: what each is, and which transaction and table it belongs to."""
+"""The heads of a batch's messages: type, transaction and table of each message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.frames import XLOG_DATA, MessageBatch, Positions
 from pgcdc_assets.protocol.tuples import WireBuffer
 
-# XLogData: w, start, end, time; then the plugin's message, whose first byte is its action.
+# XLogData: w (1 byte), start LSN, end LSN and time (8 bytes each), then the plugin's message. The
+# first byte of the plugin's message is the action (53.4 Streaming Replication Protocol).
 ACTION_AT = 25
 BODY_AT = 26
 
@@ -20,12 +21,15 @@ BEGIN, COMMIT, INSERT, UPDATE, DELETE = b"BCIUD"
 
 
 class Heads(NamedTuple):
-    """The messages of one batch, up to the window's end.
+    """The messages of one batch, up to the window's end. Every array has one entry per message.
 
     Attributes:
+        starts: offset of the payload.
+        ends: offset behind the payload.
         actions: the plugin's action byte; 0 for a keepalive.
-        begun: per message, Begins up to and including it: the index of its transaction.
-        is_inside: per message, whether a transaction is open after it.
+        begun: number of Begin messages up to and including this message, which is the index of
+            the message's transaction.
+        is_inside: a transaction is open after this message.
     """
 
     wire: WireBuffer
@@ -36,6 +40,7 @@ class Heads(NamedTuple):
     is_inside: npt.NDArray[np.bool_]
 
     def before(self, index: int) -> Heads:
+        """Return the messages before the message at `index`."""
         return Heads(
             self.wire,
             self.starts[:index],
@@ -46,11 +51,12 @@ class Heads(NamedTuple):
         )
 
     def check(self, is_good: npt.NDArray[np.bool_], of: Positions | slice, reason: str) -> None:
-        """Raise ProtocolError for the first message of `of` that is not good."""
+        """Raise ProtocolError for the first message of `of` whose `is_good` is false."""
         if not is_good.all():
             self.refuse(int(np.arange(len(self.starts))[of][~is_good][0]), reason)
 
     def refuse(self, index: int, reason: str) -> None:
+        """Raise ProtocolError for the message at `index`."""
         action = int(self.actions[index])
         raise ProtocolError(
             message_type=chr(action) if action else "k", offset=ACTION_AT, reason=reason
@@ -58,9 +64,11 @@ class Heads(NamedTuple):
 
 
 def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | None]:
-    """Find the relation and the commit LSN that the message at `start` names or belongs to.
+    """Return the relation id and the commit LSN of the message at offset `start`.
 
-    Only for an error: it walks back to the message's Begin.
+    The relation id is None for a message without a tuple. The commit LSN is None if the
+    transaction began in an earlier batch. The search walks back to the message's Begin: use this
+    function for error sentences only.
     """
     data = batch.buffer.data
     index = int(np.searchsorted(batch.starts, start, side="right")) - 1

@@ -1,11 +1,12 @@
-"""pgoutput's rare messages, and the packets that the two sides of a stream exchange besides it.
+"""Parsers of pgoutput's rare messages, and the writer of standby status updates.
 
-Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html and
-protocol-replication.html. Row changes, Begin and Commit are not here: they come by the hundred
-thousand and are read column by column in `decoder`.
+Formats: 53.9 Logical Replication Message Formats
+(https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html), 53.4 Streaming
+Replication Protocol (protocol-replication.html) and src/backend/replication/logical/proto.c.
+`decoder` reads the frequent messages (Begin, Commit, Insert, Update, Delete) by numpy.
 
-Every parser checks bounds before it reads and ends exactly at the message's end, so malformed bytes
-raise ProtocolError and nothing else.
+Every parser checks bounds before a read and requires that the last field ends at the message's
+end. Malformed bytes therefore raise ProtocolError and no other error.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any, NamedTuple
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.relation import Column, Relation
 
-# Microseconds from the Unix epoch to 2000-01-01, where Postgres counts from.
+# Microseconds from the Unix epoch to the Postgres epoch, 2000-01-01.
 POSTGRES_EPOCH_US = 946_684_800_000_000
-# Years 1 and 9999: what a datetime holds.
+# The first and the last microsecond that a datetime can represent: years 1 and 9999.
 FIRST_TIME_US = -62_135_596_800_000_000
 LAST_TIME_US = 253_402_300_799_999_999
 
@@ -34,7 +35,13 @@ _origin_lsn = struct.Struct("!Q")
 
 
 class Truncate(NamedTuple):
-    """TRUNCATE of one or more tables in one statement."""
+    """TRUNCATE of one or more tables in one statement.
+
+    Attributes:
+        relation_ids: OIDs of the tables, at least one.
+        cascade: bit 0 of the options, TRUNCATE ... CASCADE.
+        restart_identity: bit 1 of the options, TRUNCATE ... RESTART IDENTITY.
+    """
 
     relation_ids: tuple[int, ...]
     cascade: bool
@@ -42,7 +49,13 @@ class Truncate(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """What `pg_logical_emit_message` wrote; the offsets say where its texts lie in the message."""
+    """A message of `pg_logical_emit_message`.
+
+    Attributes:
+        is_transactional: the message belongs to the transaction that wrote the message.
+        prefix: start and end offset of the prefix in the message.
+        content: start and end offset of the content in the message.
+    """
 
     is_transactional: bool
     prefix: tuple[int, int]
@@ -50,10 +63,17 @@ class LogicalMessage(NamedTuple):
 
 
 def standby_status(flush_lsn: int, *, reply_requested: bool = False, now_us: int = 0) -> bytes:
-    """Write a standby status update that confirms `flush_lsn` and nothing more.
+    """Return a standby status update that confirms `flush_lsn`, 34 bytes long.
 
-    Write and apply positions are given as the same LSN: a higher write position would be no promise
-    either, but the server takes it for one while it shuts down.
+    The write and apply positions are `flush_lsn` as well. A walsender that shuts down compares the
+    write position with its sent position if the flush position is invalid
+    (src/backend/replication/walsender.c, WalSndDone): a higher write position could count as
+    received data.
+
+    Args:
+        flush_lsn: the last durable LSN.
+        reply_requested: ask the server to answer at once with a keepalive.
+        now_us: the client's clock, microseconds since 1970.
     """
     return _status(
         b"r", flush_lsn, flush_lsn, flush_lsn, now_us - POSTGRES_EPOCH_US, int(reply_requested)
@@ -61,19 +81,19 @@ def standby_status(flush_lsn: int, *, reply_requested: bool = False, now_us: int
 
 
 def parse_relation(data: bytes) -> Relation:
-    """Read a Relation message, its action byte included.
+    """Return the relation of a Relation message. `data` begins with the action byte R.
 
     Raises:
-        ProtocolError: the bytes are not such a message.
+        ProtocolError: the bytes are no Relation message.
     """
     reader = _Reader(data)
     (relation_id,) = reader.unpack(_relation_head)
-    # An empty namespace stands for pg_catalog (logicalrep_write_namespace).
+    # An empty namespace means pg_catalog (proto.c, logicalrep_write_namespace).
     schema = reader.text() or "pg_catalog"
     table = reader.text()
     identity, column_count = reader.unpack(_relation_tail)
     if identity not in (b"d", b"n", b"f", b"i"):
-        raise reader.error("the replica identity is none of d, n, f, i")
+        raise reader.error("the replica identity is not d, n, f or i")
     columns = []
     for _ in range(column_count):
         (flags,) = reader.unpack(_flags)
@@ -85,7 +105,11 @@ def parse_relation(data: bytes) -> Relation:
 
 
 def parse_type(data: bytes) -> tuple[int, str]:
-    """Read a Type message: the type's OID and its qualified name."""
+    """Return OID and qualified name of the type that a Type message announces.
+
+    Raises:
+        ProtocolError: the bytes are no Type message.
+    """
     reader = _Reader(data)
     (type_oid,) = reader.unpack(_relation_head)
     schema = reader.text() or "pg_catalog"
@@ -95,7 +119,11 @@ def parse_type(data: bytes) -> tuple[int, str]:
 
 
 def parse_origin(data: bytes) -> str:
-    """Read an Origin message: the name of the replication origin of the open transaction."""
+    """Return the replication origin's name of an Origin message.
+
+    Raises:
+        ProtocolError: the bytes are no Origin message.
+    """
     reader = _Reader(data)
     reader.unpack(_origin_lsn)
     name = reader.text()
@@ -104,28 +132,36 @@ def parse_origin(data: bytes) -> str:
 
 
 def parse_truncate(data: bytes) -> Truncate:
-    """Read a Truncate message."""
+    """Return the tables and the options of a Truncate message.
+
+    Raises:
+        ProtocolError: the bytes are no Truncate message.
+    """
     reader = _Reader(data)
     count, options = reader.unpack(_truncate_head)
     if count < 1 or count * 4 != reader.left:
-        raise reader.error(f"{count} relations are announced in {reader.left} bytes")
+        raise reader.error(f"the list of {count} relations has {reader.left} bytes")
     relation_ids = reader.unpack(struct.Struct(f"!{count}I"))
     return Truncate(tuple(relation_ids), bool(options & 1), bool(options & 2))
 
 
 def parse_logical_message(data: bytes) -> LogicalMessage:
-    """Read a Message; the texts themselves stay where they are."""
+    """Return flags and offsets of a Message, without a copy of prefix and content.
+
+    Raises:
+        ProtocolError: the bytes are no Message.
+    """
     reader = _Reader(data)
     flags, _lsn = reader.unpack(_logical_head)
     prefix = (reader.position, reader.position + len(reader.name()))
     (length,) = reader.unpack(_count)
     if length != reader.left:
-        raise reader.error(f"a content of {length} bytes is announced, {reader.left} follow")
+        raise reader.error(f"the content of {length} bytes has {reader.left} bytes")
     return LogicalMessage(bool(flags & 1), prefix, (reader.position, reader.position + length))
 
 
 class _Reader:
-    """Takes fields from a message, one after the other, after its action byte."""
+    """Reader of a message's fields in order, from the byte after the action byte."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -137,7 +173,7 @@ class _Reader:
 
     def unpack(self, fields: struct.Struct) -> tuple[Any, ...]:
         if self.left < fields.size:
-            raise self.error("it ends in the middle of a field")
+            raise self.error("the message ends in the middle of a field")
         values = fields.unpack_from(self._data, self.position)
         self.position += fields.size
         return values
@@ -145,7 +181,7 @@ class _Reader:
     def name(self) -> bytes:
         end = self._data.find(b"\0", self.position)
         if end < 0:
-            raise self.error("a name has no end")
+            raise self.error("a name has no terminating zero byte")
         name = self._data[self.position : end]
         self.position = end + 1
         return name
@@ -158,7 +194,7 @@ class _Reader:
 
     def end(self) -> None:
         if self.left:
-            raise self.error(f"{self.left} bytes follow its end")
+            raise self.error(f"{self.left} bytes follow the last field")
 
     def error(self, reason: str) -> ProtocolError:
         kind = chr(self._data[0]) if self._data else "nothing"

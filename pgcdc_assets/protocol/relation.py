@@ -1,8 +1,8 @@
-"""What a relation looks like at one point of the stream.
+"""The schema of a published table at one point of the stream.
 
-pgoutput's Relation message gives names, type OIDs and typmods only; the rest (attribute numbers,
-base types of domains, element types of arrays, the primary key) is resolved from the catalog when
-the message is captured, so that merging needs no Postgres.
+pgoutput's Relation message has names, type OIDs and typmods only (53.9 Logical Replication Message
+Formats). Capture reads the rest from the catalog when the message arrives: attribute numbers, base
+types of domains, element types of arrays, the primary key. A merge therefore needs no Postgres.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class Column:
 
     Attributes:
         name: the column's name.
-        type_oid: `pg_attribute.atttypid`, as the Relation message says it.
-        typmod: `pg_attribute.atttypmod`; -1 when the type has none.
+        type_oid: `pg_attribute.atttypid`, from the Relation message.
+        typmod: `pg_attribute.atttypmod`; -1 for a type without modifier.
         is_key: part of the replica identity (bit 0 of the message's column flags).
-        attnum: `pg_attribute.attnum`; None when the catalog no longer has the column.
-        type: `format_type(type_oid, null)`, for people; None when the catalog no longer has the
+        attnum: `pg_attribute.attnum`; None if the catalog no longer has the column.
+        type: `format_type(type_oid, null)`, for display; None if the catalog no longer has the
             type.
         kind: `pg_type.typtype` of the base type, or of the element's base type for an array
             (b, c, e, r, m).
         base_type: `pg_type.typname` of the type below all domains, schema-qualified outside
             pg_catalog (`int4`, `numeric`, `_text`, `shop.order_status`).
-        base_typmod: the typmod that governs the base type, be it the column's or a domain's.
-        element_type: for an array, the element's type below all domains, written like `base_type`;
-            else None.
-        element_typmod: for an array, the typmod that governs an element; else -1.
-        missing: `pg_attribute.attmissingval`, the value of the rows that are older than the column,
-            as Postgres prints it; None when there is none.
+        base_typmod: typmod of the base type: the column's typmod, or the typmod of a domain.
+        element_type: type of an array's element below all domains, written like `base_type`; None
+            for other types.
+        element_typmod: typmod of an array's element; -1 for other types.
+        missing: `pg_attribute.attmissingval` as text, the value of the rows that are older than
+            the column; None without such a value.
     """
 
     name: str
@@ -59,10 +59,10 @@ class Relation:
     Attributes:
         relation_id: `pg_class.oid`.
         replica_identity: `pg_class.relreplident`: d(efault), n(othing), f(ull) or i(ndex).
-        columns: in tuple order.
-        primary_key: names of the primary key's columns in key order; empty when there is none.
-        attribute_count: `pg_class.relnatts`, the highest attnum that was ever given, when the
-            catalog was asked; None where it is not known.
+        columns: the published columns in tuple order.
+        primary_key: names of the primary key's columns in key order; empty without a primary key.
+        attribute_count: `pg_class.relnatts` at the time of the catalog query, the highest attnum
+            ever assigned; None if unknown.
     """
 
     relation_id: int
@@ -80,15 +80,15 @@ class Relation:
 
     @property
     def qualified_name(self) -> str:
-        """The name for messages."""
+        """The name in sentences and reports, such as `shop.orders`."""
         return str(self.name)
 
     @property
     def row_key(self) -> tuple[str, ...]:
-        """The columns that identify a row; empty where nothing does.
+        """Names of the columns that identify a row; empty for a table without a key.
 
-        They are the primary key, or the index of the replica identity. A primary key counts only
-        where updates and deletes bring it.
+        The primary key identifies a row if the old tuples of updates and deletes contain all its
+        columns. Otherwise the columns of the replica identity's index identify a row.
         """
         identity = tuple(column.name for column in self.columns if column.is_key)
         if self.primary_key and (
@@ -99,13 +99,14 @@ class Relation:
 
     @property
     def identity_name(self) -> str:
-        """The replica identity as ALTER TABLE names it."""
+        """The replica identity in the words of ALTER TABLE ... REPLICA IDENTITY."""
         return _IDENTITIES.get(self.replica_identity, self.replica_identity)
 
     def describes(self, other: Relation) -> bool:
-        """Say whether another relation is of this version.
+        """Return whether `other` is the same version of the table.
 
-        A table that is written anew forgets the values of rows that are older than a column.
+        A difference in `missing` does not count if `other` has no value: a rewrite of the table
+        (VACUUM FULL, ALTER TABLE) clears `attmissingval`.
         """
         if len(self.columns) != len(other.columns):
             return False

@@ -1,10 +1,12 @@
-"""Old and new tuples of a batch's inserts, updates and deletes.
+"""The old and new tuples of a batch's Insert, Update and Delete messages.
+
+Layouts (53.9 Logical Replication Message Formats; proto.c, logicalrep_write_update):
 
     I  relation  N tuple
     U  relation  [K|O tuple]  N tuple
     D  relation  K|O tuple
 
-Old tuples are walked first, because a new tuple begins where an old one ends.
+The old tuples are read first, because the new tuple begins at the end of the old tuple.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ _TUPLE_AT = 5
 
 
 class ChangeMessages(NamedTuple):
-    """Inserts, updates and deletes.
+    """The Insert, Update and Delete messages of a batch. Every array has one entry per message.
 
     Attributes:
-        bodies: where each message's relation stands.
-        ends: where each message ends.
+        bodies: offset of the relation id.
+        ends: offset behind the message.
         actions: I, U or D.
-        rows: the number of each message's row.
-        column_counts: columns of its relation.
+        rows: number of the message's row in the batch.
+        column_counts: number of columns of the message's relation.
     """
 
     bodies: Positions
@@ -48,7 +50,13 @@ class ChangeMessages(NamedTuple):
 
 
 class LogicalTexts(NamedTuple):
-    """Where prefix and content of a logical message lie; both written out if one is no text."""
+    """Prefix and content of a logical message.
+
+    Attributes:
+        prefix: start and end offset in the buffer.
+        content: start and end offset in the buffer.
+        hex: prefix and content as strings if one of the two is not UTF-8; else None.
+    """
 
     prefix: tuple[int, int]
     content: tuple[int, int]
@@ -56,7 +64,7 @@ class LogicalTexts(NamedTuple):
 
     @classmethod
     def of(cls, message: LogicalMessage, data: bytes, start: int) -> LogicalTexts:
-        """Place a message whose action byte stands at `start`."""
+        """Return the texts of a message whose action byte has the offset `start`."""
         parts = data[slice(*message.prefix)], data[slice(*message.content)]
         prefix, content = map(utf8.text_of_bytes, parts)
         is_text = (prefix.encode(), content.encode()) == parts
@@ -68,12 +76,15 @@ class LogicalTexts(NamedTuple):
 
 
 class FoundTuples(NamedTuple):
-    """One entry per row.
+    """The tuples of a batch. The first four attributes have one entry per row.
 
     Attributes:
         old_kinds: K, O, or 0 without an old tuple.
-        old_unchanged: how many values of old tuples were not sent; Postgres never does that.
-        rescued: once per value that is not UTF-8, the number of its row.
+        old: texts of the old tuple, of type TEXTS_TYPE.
+        new: texts of the new tuple, of type TEXTS_TYPE.
+        unchanged: positions of unchanged TOAST values in `new`, of type UNCHANGED_TYPE.
+        old_unchanged: number of unchanged TOAST values in old tuples. Postgres sends none.
+        rescued: row number of each value that is not UTF-8, with repetitions.
     """
 
     old_kinds: npt.NDArray[np.uint8]
@@ -90,13 +101,16 @@ def read_tuples(
     row_count: int,
     logical: Mapping[int, LogicalTexts],
 ) -> FoundTuples:
-    """Read all tuples of a batch, and the texts of its logical messages.
+    """Return all tuples of a batch, and the texts of its logical messages.
 
     Args:
-        logical: by row number, texts that stand in `new`.
+        wire: the received bytes.
+        changes: the Insert, Update and Delete messages.
+        row_count: number of rows of the batch, logical messages and truncates included.
+        logical: logical messages by row number; prefix and content become the two values of `new`.
 
     Raises:
-        ProtocolError: a message does not have its layout, or has bytes left over.
+        ProtocolError: a message does not follow its layout.
     """
     markers = wire.bytes[changes.bodies + _MARKER_AT]
     has_old = (markers == _KEY) | (markers == _OLD)
@@ -105,7 +119,7 @@ def read_tuples(
         markers == _NEW,
         has_old | ((changes.actions == UPDATE) & (markers == _NEW)),
     )
-    _check(is_good, changes, changes.bodies + _MARKER_AT, "the marker of its tuple is wrong")
+    _check(is_good, changes, changes.bodies + _MARKER_AT, "the tuple marker is wrong")
 
     olds = np.flatnonzero(has_old)
     old_kinds = np.zeros(row_count, np.uint8)
@@ -120,7 +134,7 @@ def read_tuples(
     if len(followed):
         at = new_at[followed]
         is_new = (at < changes.ends[followed]) & (wire.bytes[at] == _NEW)
-        _check(is_new, _chosen(changes, followed), at, "no new tuple follows the old one")
+        _check(is_new, _chosen(changes, followed), at, "no new tuple follows the old tuple")
         new_at[followed] += 1
 
     news = np.flatnonzero(~is_delete)
@@ -129,7 +143,7 @@ def read_tuples(
     new_values = Values.empty(counts)
     if len(news):
         new_at[news] = _walk(wire, new_values, changes, news, new_at[news])
-    _check(new_at == changes.ends, changes, new_at, "bytes follow its last tuple")
+    _check(new_at == changes.ends, changes, new_at, "bytes follow the last tuple")
     for row, texts in logical.items():
         _place(new_values, int(new_values.offsets[row]), texts)
 
@@ -206,7 +220,7 @@ def _place(values: Values, first: int, texts: LogicalTexts) -> None:
 
 
 def _with_hex(new: pa.Array, logical: Mapping[int, LogicalTexts]) -> pa.Array:
-    """Replace the texts of messages whose content is no text."""
+    """Replace the values of logical messages that are not UTF-8."""
     replaced = {row: texts.hex for row, texts in logical.items() if texts.hex is not None}
     if not replaced:
         return new

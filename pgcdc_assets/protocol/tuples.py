@@ -1,14 +1,17 @@
-"""Tuples of many messages at once: from bytes to Arrow's `list<large_string>`.
+"""Conversion of many messages' tuples at once, from bytes to Arrow's `list<large_string>`.
 
-A tuple is a column count and, per column, a kind byte: `t` with a length and a text, `n` for NULL,
-`u` for an unchanged TOAST value that was not sent. All tuples with the same number of columns are
-walked together, one column at a time: numpy gathers kind and length of that column for all rows in
-one unaligned 8-byte read each and so finds where the next column begins. The texts are then cut out
-by one Arrow `take`: an array whose offsets are text start, text end, text start ... over the
-received bytes has the texts at its even places and the bytes between them at the odd ones.
+A tuple (TupleData in 53.9 Logical Replication Message Formats) is an int16 column count and, per
+column, a kind byte: `t` with an int32 length and a text, `n` for NULL, `u` for an unchanged TOAST
+value that was not sent.
 
-A position beyond its own message's end is seen before anything is read there, so lying lengths end
-as ProtocolError.
+All tuples with the same number of columns are walked together, one column at a time. For each
+column, numpy reads kind and length of all rows by one unaligned 8-byte read per row; kind and
+length determine the position of the next column. One Arrow `take` then copies the texts: the
+offsets `text start, text end, text start, ...` define an array over the received bytes with the
+texts at the even indexes and the bytes between two texts at the odd indexes.
+
+Every position is compared with the end of its message before the next read. A wrong length
+therefore raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -31,11 +34,12 @@ UNCHANGED_TYPE = pa.list_(pa.field("element", pa.int32(), nullable=False))
 
 
 class MalformedTuple(Exception):
-    """Says which of the walked tuples is malformed; the caller knows its message.
+    """A tuple that does not follow its layout. The caller knows the tuple's message.
 
     Attributes:
-        index: into the walked tuples.
-        position: in the buffer.
+        index: index of the tuple among the walked tuples.
+        position: offset in the buffer.
+        reason: the sentence for the user.
     """
 
     def __init__(self, index: int, position: int, reason: str) -> None:
@@ -46,7 +50,14 @@ class MalformedTuple(Exception):
 
 
 class WireBuffer:
-    """Received bytes with big-endian integers readable at any position."""
+    """Received bytes, with views that read a big-endian integer at any offset.
+
+    Attributes:
+        bytes: the bytes.
+        uint64: entry i is the 8-byte integer at offset i.
+        uint32: entry i is the 4-byte integer at offset i.
+        uint16: entry i is the 2-byte integer at offset i.
+    """
 
     def __init__(self, buffer: Bytes) -> None:
         self.bytes = buffer
@@ -63,13 +74,14 @@ class WireBuffer:
 
 @dataclass
 class Values:
-    """Where the column values of many tuples lie, row after row.
+    """Positions of the column values of many tuples, row after row.
 
     Attributes:
-        offsets: per row, the index of its first value; one more at the end.
-        starts: per value, where its text begins.
-        ends: per value, where its text ends.
-        kinds: per value, its kind byte.
+        offsets: index of each row's first value, and the number of values as last entry: one entry
+            more than rows.
+        starts: offset of each value's text in the buffer.
+        ends: offset behind each value's text.
+        kinds: kind byte of each value.
     """
 
     offsets: Positions
@@ -79,7 +91,7 @@ class Values:
 
     @classmethod
     def empty(cls, counts: Positions) -> Values:
-        """Make room for rows of so many values each."""
+        """Return uninitialised values for rows with `counts` values each."""
         offsets = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=offsets[1:])
         total = int(offsets[-1])
@@ -91,12 +103,14 @@ class Values:
 def walk(
     wire: WireBuffer, values: Values, rows: Positions, positions: Positions, limits: Positions
 ) -> Positions:
-    """Find the values of one tuple per row, and return where each tuple ends.
+    """Fill in the values of one tuple per row, and return the offset behind each tuple.
 
     Args:
-        values: filled at `rows`; its offsets say how many columns each tuple must have.
-        positions: where the tuples begin.
-        limits: where their messages end.
+        wire: the received bytes.
+        values: filled at `rows`; the offsets define the number of columns of each tuple.
+        rows: row number of each tuple.
+        positions: offset of each tuple.
+        limits: offset behind each tuple's message.
 
     Raises:
         MalformedTuple: a tuple has another number of columns, or reaches beyond its message.
@@ -130,7 +144,7 @@ def _walk_alike(
     positions: Positions,
     limits: Positions,
 ) -> Positions:
-    _check(positions + 2 <= limits, positions, "it ends before its tuple")
+    _check(positions + 2 <= limits, positions, "the message ends before its tuple")
     _check(
         wire.uint16[positions] == column_count,
         positions,
@@ -146,12 +160,12 @@ def _walk_alike(
             starts = position + 5
             ends = starts + lengths
         else:
-            # At the message's end whatever follows was read: that is refused below.
+            # A position at the message's end was read from the next message: refused below.
             is_known = is_text | (kinds == _NULL) | (kinds == UNCHANGED) | (position >= limits)
-            _check(is_known, position, "the kind of a value is none of t, n and u")
+            _check(is_known, position, "the kind byte of a value is not t, n or u")
             starts = position + np.where(is_text, 5, 1)
             ends = starts + np.where(is_text, lengths, 0)
-        _check(ends <= limits, position, "it ends in the middle of a tuple")
+        _check(ends <= limits, position, "the message ends in the middle of a tuple")
         index = first_values + column
         values.starts[index] = starts
         values.ends[index] = ends
@@ -169,12 +183,13 @@ def _check(is_good: npt.NDArray[np.bool_], positions: Positions, reason: str) ->
 def texts(
     wire: WireBuffer, values: Values, has_tuple: npt.NDArray[np.bool_]
 ) -> tuple[pa.ListArray, Positions]:
-    """Build the list of texts per row, NULL for values without a text and for rows without a tuple.
+    """Return the list of texts per row, and the row number of each value written as hex.
 
-    Returns also, once per value that is not UTF-8 and stands as hex, the number of its row.
+    An element is NULL for a value of kind `n` or `u`. A list is NULL for a row without a tuple. A
+    value that is not UTF-8 becomes hex (see `utf8`).
     """
     count = len(values.starts)
-    # One offset more, that of the end.
+    # One more offset than pieces: the end of the last piece.
     bounds = np.empty(2 * count + 1, np.int64)
     bounds[0:-1:2] = values.starts
     bounds[1::2] = values.ends
@@ -204,7 +219,7 @@ def texts(
 
 
 def unchanged_columns(values: Values) -> pa.ListArray:
-    """List per row the columns that are unchanged TOAST; NULL where there are none."""
+    """Return per row the positions of unchanged TOAST values; NULL for a row without one."""
     row_count = len(values.offsets) - 1
     places = np.flatnonzero(values.kinds == UNCHANGED)
     if len(places) == 0:

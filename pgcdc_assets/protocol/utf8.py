@@ -1,8 +1,9 @@
-r"""Values that are not UTF-8, written as text.
+r"""Conversion of values that are not UTF-8 to text.
 
-A database of encoding SQL_ASCII holds any bytes, and so does a logical message. Such a value stands
-in the raw zone as U+0000, `\x` and its bytes in lower-case hex. Postgres has no text with U+0000:
-so no value that is text looks like it, and no two values are written alike.
+A database of encoding SQL_ASCII accepts any bytes except zero bytes, and a logical message accepts
+any bytes. The raw zone keeps a value that is not UTF-8 as U+0000, `\x` and the bytes in lower-case
+hex. A Postgres text contains no U+0000, so the conversion is unambiguous: no text equals a
+converted value, and two different values remain different.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _MARK_BYTES = np.frombuffer(MARK.encode(), np.uint8)
 Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.int64]
 
-# Per lead byte: how many bytes follow it, and which values the first of them may have
-# (https://www.unicode.org/versions/latest/, table 3-7).
+# Per lead byte: the number of continuation bytes, and the range of the first continuation byte
+# (The Unicode Standard, table 3-7, https://www.unicode.org/versions/latest/).
 _FOLLOWERS = np.zeros(256, np.int64)
 _LOWEST = np.full(256, 0x80, np.uint8)
 _HIGHEST = np.full(256, 0xBF, np.uint8)
@@ -32,12 +33,12 @@ _HIGHEST[0xED], _HIGHEST[0xF4] = 0x9F, 0x8F
 
 
 def bytes_as_text(data: bytes) -> str:
-    """Write bytes that are no text."""
+    """Return bytes that are not UTF-8 as U+0000, `\\x` and hex digits."""
     return MARK + data.hex()
 
 
 def text_of_bytes(data: bytes) -> str:
-    """Write any bytes as text; those that are not UTF-8, or begin with U+0000, as hex."""
+    """Return any bytes as text. Bytes that are not UTF-8 or begin with U+0000 become hex."""
     if not data.startswith(b"\0"):
         try:
             return data.decode()
@@ -47,12 +48,16 @@ def text_of_bytes(data: bytes) -> str:
 
 
 def count_hex(tuples: pa.ListArray) -> int:
-    """Count the values that stand as hex in lists of texts."""
+    """Return the number of values written as hex in lists of texts."""
     return pc.sum(pc.starts_with(tuples.flatten(), MARK)).as_py() or 0
 
 
 def find_invalid(values: pa.LargeStringArray) -> Flags:
-    """Find the values that are not UTF-8."""
+    """Return a flag per value: the value is not UTF-8.
+
+    A value is UTF-8 if every lead byte has its continuation bytes, in the right range, and if the
+    number of continuation bytes is the sum that the lead bytes require.
+    """
     count = len(values)
     _, offset_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64, count + 1, values.offset * 8)
@@ -69,7 +74,7 @@ def find_invalid(values: pa.LargeStringArray) -> Flags:
     is_follower = codes < 0xC0
     followers = _FOLLOWERS[codes]
     is_good = is_follower | ((followers > 0) & (high + followers < ends))
-    # Padded, so that a lead at the very end reads something that is no follower.
+    # Padded with zeros: behind a lead byte at the very end, a zero is no continuation byte.
     padded = np.concatenate((data, np.zeros(3, np.uint8)))
     first = padded[high + 1]
     is_lead = ~is_follower
@@ -78,14 +83,14 @@ def find_invalid(values: pa.LargeStringArray) -> Flags:
         follower = padded[high + distance]
         is_good &= ~is_lead | (followers < distance) | ((follower & 0xC0) == 0x80)
     invalid[owners[~is_good]] = True
-    # All leads have their followers; a follower too many has no lead.
+    # A continuation byte without a lead byte makes the count exceed the required sum.
     wanted = np.bincount(owners[is_lead], followers[is_lead], count)
     invalid |= np.bincount(owners[is_follower], minlength=count) != wanted
     return invalid
 
 
 def with_hex(values: pa.LargeStringArray, chosen: Flags) -> pa.LargeStringArray:
-    """Write the chosen values as hex; the others stay."""
+    """Return the values with the chosen values converted to hex. NULLs remain NULL."""
     count = len(values)
     validity, offset_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64, count + 1, values.offset * 8)

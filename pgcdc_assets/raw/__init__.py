@@ -1,1 +1,4 @@
-"""The raw zone: what was captured, as Postgres wrote it, in Delta tables without a JVM."""
+"""The raw zone: Delta tables of all captured changes and snapshots, as Postgres wrote the values.
+
+delta-rs and pyarrow read and write these tables, without a JVM.
+"""

@@ -1,9 +1,9 @@
-"""`raw/changes`: every captured change, once, one atomic commit per window.
+"""`raw/changes`: every captured change, exactly once, with one atomic commit per window.
 
-The commit carries the application transaction (application id = capture and epoch, version = the
-window's end) and a record of what it holds. Windows of an epoch follow each other without a gap,
-because a window that does not start where the last one ended is refused here. A repeat of a landed
-window is recognised before anything is read, and again at the commit when two processes race.
+The commit contains the application transaction (application id: capture and epoch; version: the
+window's end) and a record with the window's row counts. The windows of an epoch have no gaps: a
+window that does not start at the end of the last window is refused. A landed window is recognised
+before any row is read, and again at the commit if two processes race.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ STATISTICS = ("epoch", "window", "commit_lsn", "relation_id", "schema", "table")
 
 @dataclass(frozen=True)
 class LandReport:
-    """What landing a window did.
+    """The result of landing a window.
 
     Attributes:
-        already_landed: the window was there before; nothing was written.
-        summary: what the window holds.
+        summary: row counts and LSNs of the window.
+        already_landed: the window was landed before; this call wrote nothing.
+        file_count: number of written files.
+        size_bytes: size of the written files.
     """
 
     summary: WindowSummary
@@ -45,11 +47,11 @@ class LandReport:
 
 @dataclass(frozen=True)
 class Recount:
-    """A landed window as it was decoded, and as its rows are counted now.
+    """The row counts of a landed window at the time of decoding, and now.
 
     Attributes:
-        decoded: by the record of the window's commit, which was counted at decode.
-        found: by the rows in the files.
+        decoded: the record of the window's commit, counted during decoding.
+        found: the rows in the files now.
         captured_through: end of the newest landed window.
     """
 
@@ -59,21 +61,21 @@ class Recount:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the two are the same, by table and operation."""
+        """Whether both counts are equal, by table and operation."""
         return self.decoded == self.found
 
     def check(self) -> WindowSummary:
-        """Return what the window holds.
+        """Return the window's summary.
 
         Raises:
-            WindowUnavailable: the raw zone does not hold the rows that were decoded.
+            WindowUnavailable: rows of the window are missing from the raw zone.
         """
         if not self.is_complete:
             raise _unavailable(
                 self.decoded.window,
                 self.captured_through,
-                f"the raw zone holds {self.found.row_count} of the {self.decoded.row_count} rows "
-                "landed",
+                f"the raw zone holds {self.found.row_count} of the {self.decoded.row_count} landed "
+                "rows",
             )
         return self.decoded
 
@@ -84,28 +86,34 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class ChangeLog:
-    """The table of changes of one capture."""
+    """The table of changes of one capture.
+
+    Attributes:
+        table: the Delta table.
+        window_index: the records of landed windows.
+        capture: the capture's name.
+    """
 
     table: RawTable
-    journal: WindowIndex
+    window_index: WindowIndex
     capture: str
 
     def app_id(self, epoch: int) -> str:
-        """Name the application whose transactions the commits carry."""
+        """Return the application id of an epoch's landings."""
         return f"pgcdc:{self.capture}:{epoch}"
 
     def captured_through(self, epoch: int) -> Lsn | None:
-        """End of the newest landed window; None when the epoch has none."""
+        """Return the end of the newest landed window; None for an epoch without windows."""
         table = self.table.load()
         return None if table is None else self._end(table, epoch)
 
     def kept_from(self, epoch: int) -> Lsn | None:
-        """Say below which LSN retention has removed windows; None when it never did."""
+        """Return the LSN below which retention has removed windows; None without removals."""
         table = self.table.load()
         return None if table is None else self._floor(table, epoch)
 
     def floors(self, epochs: Iterable[int]) -> dict[int, Lsn]:
-        """Say the same of several epochs: 0/0 where it never did."""
+        """Return `kept_from` by epoch, with 0/0 for an epoch without removals."""
         table = self.table.load()
         nothing_removed = Lsn(0)
         if table is None:
@@ -114,25 +122,26 @@ class ChangeLog:
 
     @property
     def compaction_app_id(self) -> str:
-        """Name the application of all commits that put rows of old files into new ones.
+        """The application id of all commits that rewrite files.
 
-        delta-rs does not notice that another commit has removed one of these files.
+        The application id is necessary because delta-rs does not detect that a concurrent commit
+        has removed one of the rewritten files.
         """
         return f"pgcdc:{self.capture}:compaction"
 
     def floor_app_id(self, epoch: int) -> str:
-        """Name the application whose transaction version is the lowest LSN that is kept."""
+        """Return the application id whose transaction version is the lowest retained LSN."""
         return f"{self.app_id(epoch)}:floor"
 
     def timeline_app_id(self, epoch: int) -> str:
-        """Name the application whose transaction version is the newest window's timeline."""
+        """Return the application id whose transaction version is the newest window's timeline."""
         return f"{self.app_id(epoch)}:timeline"
 
     def captured_on(self, epoch: int) -> tuple[Lsn | None, int | None]:
-        """Return the end of the newest landed window, and the server's timeline that it is of.
+        """Return the end of the newest landed window, and the window's timeline.
 
-        None as the end: the epoch has no window. None as the timeline: an earlier release landed
-        the window.
+        The end is None for an epoch without windows. The timeline is None for a window of an early
+        release, which did not record the timeline.
         """
         table = self.table.load()
         if table is None:
@@ -146,22 +155,24 @@ class ChangeLog:
         before_commit: Callable[[], None] = nothing,
         timeline: Callable[[], int | None] = lambda: None,
     ) -> LandReport:
-        """Write all batches and commit them as the window's content.
+        """Write all batches, and commit the rows as the window's content.
 
-        A window that was landed before is recognised without reading a batch. An exception of the
-        iterable or of `before_commit` leaves no commit and no file.
+        A landed window is recognised without reading a batch. An exception of `batches` or of
+        `before_commit` leaves no commit and no file.
 
         Args:
-            batches: rows with the columns of `schema.CHANGES`; epoch and window may be left out.
-            before_commit: called when all files are written, just before they become visible: the
-                place to check that the lease is still held.
-            timeline: called after it: the server's timeline that the rows were read on.
+            window: the window.
+            batches: rows with the columns of `schema.CHANGES`; `epoch` and `window` are optional.
+            before_commit: function that is called after all files are written and before the
+                commit, to verify the lease.
+            timeline: function that is called after `before_commit` and returns the server's
+                timeline of the rows; None: unknown.
 
         Raises:
-            RawZoneError: the window does not follow the landed ones, or a row does not belong to
-                it.
-            TransientError: the lake cannot be written, or another process landed something else
-                meanwhile.
+            RawZoneError: the window does not follow the landed windows, or a row does not belong to
+                the window.
+            TransientError: the lake cannot be written, or another process committed at the same
+                time.
         """
         table = self.table.load_or_create()
         if self._check_order(window, self._end(table, window.epoch)):
@@ -173,8 +184,7 @@ class ChangeLog:
             files = writer.finish()
             before_commit()
             number = timeline()
-        # From here on a failure may come after the commit took effect: files are not removed any
-        # more.
+        # A failure from here on may follow a successful commit: the files are not removed.
         summary = builder.build()
         try:
             self.table.commit(
@@ -189,8 +199,8 @@ class ChangeLog:
             if self._check_order(window, self.captured_through(window.epoch)):
                 return LandReport(self.summary(window), already_landed=True)
             raise TransientError(
-                reason=f"Another process wrote to {self.table.uri} while window {window.key} was "
-                "landed; nothing of this attempt was committed. Run it again."
+                reason=f"Another process wrote to {self.table.uri} during the landing of window "
+                f"{window.key}. Nothing of this attempt was committed; run it again."
             ) from refusal
         return LandReport(
             summary,
@@ -200,11 +210,11 @@ class ChangeLog:
         )
 
     def summary(self, window: LsnWindow) -> WindowSummary:
-        """Say what a landed window holds, counted again from its rows.
+        """Return the summary of a landed window, counted again from its rows.
 
         Raises:
             WindowUnavailable: the window is not in the raw zone, or some of its rows are missing.
-            RawExpired: retention removed it.
+            RawExpired: retention removed the window.
         """
         return self.recount(window).check()
 
@@ -212,8 +222,8 @@ class ChangeLog:
         """Count the rows of a landed window again.
 
         Raises:
-            WindowUnavailable: the window is not in the raw zone, or a file of its rows is gone.
-            RawExpired: retention removed it.
+            WindowUnavailable: the window is not in the raw zone, or a file of its rows is missing.
+            RawExpired: retention removed the window.
         """
         table = self.table.load()
         floor = None if table is None else self._floor(table, window.epoch)
@@ -221,41 +231,43 @@ class ChangeLog:
             raise RawExpired(what=f"Window {window.key}", floor=floor)
         end = None if table is None else self._end(table, window.epoch)
         if table is None or end is None or end < window.end:
-            raise _unavailable(window, end, "it was not landed in the raw zone")
+            raise _unavailable(window, end, "the window was not landed in the raw zone")
         builder = SummaryBuilder(window)
         files = files_between(data_files(table), window.epoch, window.start, window.end)
         try:
             for batch in scan(self.table, files, COUNTED, pc.field("window") == window.key):
                 builder.add(batch)
         except FileNotFoundError as error:
-            raise _unavailable(window, end, "a file of its rows is gone") from error
-        near = self.journal.windows(table, window.epoch, window.start, window.end)
+            raise _unavailable(window, end, "a file of the window's rows is missing") from error
+        near = self.window_index.windows(table, window.epoch, window.start, window.end)
         recorded = near[0] if near else None
         if recorded is None or recorded.window != window:
             raise _unavailable(window, end, "the raw zone has no window with these borders")
         return Recount(recorded, builder.build(), end)
 
     def windows(self, epoch: int, since: Lsn | None = None) -> list[WindowSummary]:
-        """List the landed windows in stream order, as their commits recorded them.
+        """Return the summaries of the landed windows in stream order, from the commits' records.
 
-        Windows that retention removed are not listed.
+        Windows that retention removed are missing.
 
         Args:
-            since: leave out windows that end at or before this LSN.
+            epoch: the epoch.
+            since: return windows that end above this LSN only; None: all windows.
         """
         table = self.table.load()
         if table is None:
             return []
         floor = self._floor(table, epoch) or 0
-        return self.journal.windows(table, epoch, max(since or 0, floor))
+        return self.window_index.windows(table, epoch, max(since or 0, floor))
 
     def compact(
         self, minimum_files: int = MINIMUM_FILES, loaded: DeltaTable | None = None
     ) -> list[CompactionReport]:
-        """Merge neighbouring small files, if there are at least so many; safe beside landings.
+        """Compact neighbouring small files. The call may run concurrently with landings.
 
         Args:
-            loaded: the newest version, where the caller has it.
+            minimum_files: do nothing with fewer small files.
+            loaded: the newest version, if the caller has loaded the table.
         """
         loaded = loaded or self.table.load()
         if loaded is None:
@@ -281,7 +293,7 @@ class ChangeLog:
         return None if version is None else Lsn(version)
 
     def _check_order(self, window: LsnWindow, captured_through: Lsn | None) -> bool:
-        """Say whether the window is landed; refuse one that leaves a gap or overlaps."""
+        """Return whether the window is landed; raise RawZoneError for a gap or an overlap."""
         if captured_through is None or window.start == captured_through:
             return False
         if window.end <= captured_through:
@@ -289,7 +301,7 @@ class ChangeLog:
         if window.start > captured_through:
             reason = f"the changes from {captured_through} to {window.start} were not captured"
         else:
-            reason = f"it overlaps what is captured through {captured_through}"
+            reason = f"the window overlaps the windows captured through {captured_through}"
         raise RawZoneError(
             raw_zone=self.table.uri,
             reason=f"window {window.key} cannot be landed: {reason}. Capture windows in order.",
@@ -297,7 +309,7 @@ class ChangeLog:
 
 
 def _complete(batch: pa.RecordBatch, window: LsnWindow, uri: str) -> pa.RecordBatch:
-    """Add epoch and window, and refuse rows of another window."""
+    """Return the rows with `epoch` and `window`; raise RawZoneError for rows of other windows."""
     count = batch.num_rows
     columns = {
         "epoch": pa.repeat(pa.scalar(window.epoch, pa.int32()), count),

@@ -1,9 +1,9 @@
-"""Compaction: the rows of many small files are written into few, unchanged.
+"""Compaction: many small files of `raw/changes` are rewritten as few large files.
 
-Rows keep their columns, `window` included, and the application transactions stay in the log, so
-that a reader and a landing notice nothing. The commit names the files it replaces and changes no
-data: a landing that commits meanwhile is not disturbed, and of two compactions one is refused. A
-reader of an older version keeps the replaced files until VACUUM removes them.
+The rows do not change, and the application transactions stay in the log. The commit removes the
+rewritten files with `dataChange = false`, so a concurrent landing does not conflict with the
+compaction. Of two concurrent compactions one is refused. VACUUM deletes the rewritten files later;
+until then a reader of an older version can read them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ MINIMUM_FILES = 64
 
 @dataclass(frozen=True)
 class CompactionReport:
-    """How many files became how many."""
+    """The result of one compaction commit.
+
+    Attributes:
+        files_before: number of rewritten files.
+        files_after: number of new files.
+        row_count: number of rows in both.
+    """
 
     files_before: int
     files_after: int
@@ -39,14 +45,16 @@ class CompactionReport:
 def compact(
     table: RawTable, loaded: DeltaTable, app_id: str, *, minimum_files: int
 ) -> list[CompactionReport]:
-    """Merge neighbouring small files of `raw/changes`, sorted by source table inside.
+    """Compact neighbouring small files of `raw/changes`. Each new file is sorted by source table.
 
     Args:
-        app_id: application id of the compactions' own transactions.
-        minimum_files: do nothing below this number of small files.
+        table: `raw/changes`.
+        loaded: the newest version of the table.
+        app_id: application id of compaction commits.
+        minimum_files: do nothing with fewer small files.
 
     Raises:
-        RawZoneError: the files do not hold the rows that the log says.
+        RawZoneError: the files do not contain the number of rows in the log.
     """
     small = [file for file in data_files(loaded) if file.size_bytes < SMALL_FILE_BYTES]
     if len(small) < minimum_files:
@@ -56,14 +64,14 @@ def compact(
         try:
             reports.append(_merge(table, loaded, app_id, files))
         except CommitRefused:
-            # Another process compacts the same files: its work is as good as ours.
+            # Another process compacts the same files.
             break
         loaded = table.load_or_create()
     return reports
 
 
 def _neighbours(small: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    """Group files in stream order up to the target size, never over two epochs."""
+    """Yield groups of files in stream order up to the target size, each of one epoch."""
     held: list[DataFile] = []
     for file in sorted(small, key=lambda f: (f.minimum["epoch"], f.minimum["commit_lsn"])):
         same_epoch = not held or held[0].minimum["epoch"] == file.minimum["epoch"]
@@ -87,8 +95,8 @@ def _merge(
         if row_count != expected:
             raise RawZoneError(
                 raw_zone=table.uri,
-                reason=f"{len(files)} files hold {row_count} rows, but the log says {expected}. "
-                "The files were left as they are.",
+                reason=f"{len(files)} files contain {row_count} rows, but the log has {expected}. "
+                "The files were not changed.",
             )
     table.commit(
         loaded,
@@ -108,10 +116,10 @@ def copy_rows(
     writer: FileWriter,
     condition: ds.Expression | None = None,
 ) -> None:
-    """Write the files' rows that meet the condition, sorted by source table.
+    """Write the rows of `files` that satisfy `condition`, sorted by source table.
 
     Raises:
-        RawZoneError: a file is gone.
+        RawZoneError: a file is missing.
     """
     groups = RelationGroups()
     try:
@@ -120,14 +128,15 @@ def copy_rows(
                 writer.write(group)
     except FileNotFoundError as error:
         raise RawZoneError(
-            raw_zone=table.uri, reason="a file that its log names is gone; its rows are lost."
+            raw_zone=table.uri,
+            reason="a file of its log is missing; the rows of the file are lost.",
         ) from error
     for group in groups.drain():
         writer.write(group)
 
 
 def removals(files: Sequence[DataFile]) -> list[RemoveAction]:
-    """Describe, for a commit, files that leave the log although nothing changed at the source."""
+    """Return the remove actions of files, with `dataChange = false`."""
     now = int(time.time() * 1000)
     return [
         RemoveAction(

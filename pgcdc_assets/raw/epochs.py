@@ -1,4 +1,4 @@
-"""`raw/epochs`: which slot of which server each epoch was captured from."""
+"""`raw/epochs`: slot, database and server of each epoch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ class Epoch:
     """One incarnation of the slot.
 
     Attributes:
-        epoch: its number: 1, 2, ...
-        start_lsn: the slot's consistent point; the first window starts here.
+        epoch: number of the epoch: 1, 2, ...
+        start_lsn: the slot's consistent point, which is the start of the first window.
+        slot: the slot's name.
+        publication: the publication's name.
+        database: the database's name.
+        system_identifier: identifier of the cluster, from pg_control_system().
+        timeline: the server's timeline at the start of the epoch.
         server_version: `server_version_num`.
+        created_at: time of the epoch's start.
     """
 
     epoch: int
@@ -36,13 +42,18 @@ class Epoch:
 
 @dataclass(frozen=True)
 class EpochLog:
-    """The epochs of one capture, in order."""
+    """The epochs of one capture.
+
+    Attributes:
+        table: the Delta table.
+        capture: the capture's name.
+    """
 
     table: RawTable
     capture: str
 
     def all(self) -> list[Epoch]:
-        """List the epochs, oldest first."""
+        """Return the epochs, oldest first."""
         loaded = self.table.load()
         if loaded is None:
             return []
@@ -55,7 +66,7 @@ class EpochLog:
         return sorted(epochs, key=lambda epoch: epoch.epoch)
 
     def latest(self) -> Epoch | None:
-        """Give the epoch that is captured now; None before the first."""
+        """Return the current epoch; None before the first epoch."""
         epochs = self.all()
         return epochs[-1] if epochs else None
 
@@ -63,8 +74,8 @@ class EpochLog:
         """Record a new epoch.
 
         Raises:
-            RawZoneError: its number does not follow the last one.
-            TransientError: another process recorded an epoch at the same moment.
+            RawZoneError: the epoch's number is not the next number.
+            TransientError: another process recorded an epoch at the same time.
         """
         table = self.table.load_or_create()
         latest = self.latest()
@@ -72,7 +83,7 @@ class EpochLog:
         if epoch.epoch != expected:
             raise RawZoneError(
                 raw_zone=self.table.uri,
-                reason=f"epoch {epoch.epoch} cannot be recorded, the next one is {expected}.",
+                reason=f"epoch {epoch.epoch} cannot be recorded, the next epoch is {expected}.",
             )
         row = {f.name: getattr(epoch, f.name) for f in fields(Epoch)}
         rows = pa.Table.from_pylist([row], schema=self.table.schema)
@@ -89,12 +100,12 @@ class EpochLog:
             )
         except CommitRefused as refusal:
             raise TransientError(
-                reason=f"Another process recorded an epoch in {self.table.uri} at the same moment. "
+                reason=f"Another process recorded an epoch in {self.table.uri} at the same time. "
                 "Run it again."
             ) from refusal
 
     def check_source(self, *, slot: str, database: str, system_identifier: str) -> Epoch | None:
-        """Give the current epoch, after checking that it was captured from this very slot.
+        """Return the current epoch; None before the first epoch.
 
         Raises:
             RawZoneError: the raw zone was filled from another slot, database or cluster.
@@ -106,9 +117,9 @@ class EpochLog:
         if found != (slot, database, system_identifier):
             raise RawZoneError(
                 raw_zone=self.table.uri,
-                reason=f"it was filled from {_source(*found)}, not from "
-                f"{_source(slot, database, system_identifier)}. If the same data moved there, as "
-                "by a dump and restore, begin a new epoch with pgcdc renew; if not, give this "
+                reason=f"the lake was filled from {_source(*found)}, not from "
+                f"{_source(slot, database, system_identifier)}. If the same data was moved, such "
+                "as by dump and restore, begin a new epoch with pgcdc renew; otherwise give this "
                 "capture another lake or another name.",
             )
         return latest

@@ -1,8 +1,9 @@
-"""Parquet data files of the raw zone, written by pyarrow, one row group per call.
+"""Parquet data files of the raw zone, written by pyarrow with one row group per call.
 
-Written here and not by delta-rs because the caller decides what a row group holds: `row_groups.py`
-gives each group to one source table, so that a reader of one table of a hundred skips the other
-ninety-nine by the groups' statistics. Measured in docs/decisions/0002-raw-zone-by-delta-rs.md.
+pyarrow writes the files instead of delta-rs, because the caller determines the content of a row
+group: `row_groups.py` fills a row group with rows of one source table. A reader of one table of a
+hundred therefore skips the row groups of the other tables by their statistics. Measurements:
+docs/decisions/0002-raw-zone-by-delta-rs.md.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from pgcdc_assets.raw.lake import Lake
 
 TARGET_FILE_BYTES = 256 * 1024 * 1024
 
-# Hidden from readers and from VACUUM, as all names that begin so are.
+# Folder of the writers' marks. Readers and VACUUM ignore names that begin with an underscore.
 WRITERS = "_writers"
 _MARK_SECONDS = 3600.0
 
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
 
-# Few distinct values per row group: worth a dictionary. The tuples' texts are not.
+# Columns with few distinct values per row group, worth a dictionary.
 _DICTIONARY_COLUMNS = frozenset(
     "epoch window commit_lsn xid commit_ts origin op relation_id relation_version schema table "
     "old_kind chunk".split()
@@ -43,11 +44,14 @@ _DICTIONARY_COLUMNS = frozenset(
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A finished data file that no commit names yet.
+    """A finished data file that is not committed yet.
 
     Attributes:
-        path: relative to the table.
+        path: path relative to the table.
+        size_bytes: size of the file.
+        row_count: number of rows.
         statistics: Delta's per-file statistics: numRecords, minValues, maxValues, nullCount.
+        partition_values: values of the partition columns, as text.
     """
 
     path: str
@@ -58,36 +62,42 @@ class WrittenFile:
 
 
 def filesystem(lake: Lake, uri: str) -> pafs.FileSystem:
-    """Give the Arrow file system whose root is the table's folder."""
+    """Return an Arrow file system whose root is the folder `uri`."""
     if lake.is_local:
         return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
     return pafs.PyFileSystem(DeltaStorageHandler(uri, dict(lake.storage_options)))
 
 
 def write_file(files: pafs.FileSystem, path: str, content: bytes) -> None:
-    """Write a small file; one that is there is replaced.
+    """Write a small file, and replace an existing file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    # delta-rs takes bytes alone, and that is what a buffer gives on which holds all of them.
+    # delta-rs accepts bytes only. A buffer that holds the whole content passes on bytes.
     with files.open_output_stream(path, buffer_size=len(content) + 1) as target:
         target.write(content)
 
 
 def writer_of(path: str) -> str:
-    """Return the id of the writer that a data file's name begins with."""
+    """Return the writer's id in the name of a data file."""
     return path.removeprefix("part-").partition("-")[0].removesuffix(".parquet")
 
 
 class FileWriter:
-    """Writes row groups into files of a limited size; as a context, removes them on an error.
+    """Writer of row groups to files of limited size. As a context manager, remove files on error.
 
-    A writer that is open for an hour marks itself below `_writers`, and renews the mark each hour:
-    its files are not taken for orphans, however old the first of them are (`vacuum.py`).
+    A writer that is open for an hour writes a mark below `_writers`, and renews the mark every
+    hour. `vacuum.py` does not delete the files of a writer with a recent mark as orphans.
 
     Args:
-        partition_values: the values of the table's partition columns, which the files do not hold.
+        lake: the lake.
+        uri: folder of the table.
+        schema: columns of the table.
+        partition_by: partition columns, which the files do not contain.
+        statistics: columns with minimum and maximum in the log.
+        partition_values: values of the partition columns, as text.
+        target_file_bytes: size at which the writer begins a new file.
     """
 
     def __init__(
@@ -145,10 +155,10 @@ class FileWriter:
             raise self._unwritable(error) from error
 
     def finish(self, *, at_least_one_file: bool = False) -> list[WrittenFile]:
-        """Close the last file and push all of them to the disk.
+        """Close the last file, and return all files. Local files are synchronised to the disk.
 
         Args:
-            at_least_one_file: write a file without rows where there were none.
+            at_least_one_file: write a file without rows if there were no rows.
 
         Raises:
             TransientError: a file cannot be written.
@@ -162,7 +172,7 @@ class FileWriter:
         return self._files
 
     def discard(self) -> None:
-        """Remove what was written; what cannot be removed is an orphan that upkeep removes."""
+        """Remove all written files. Maintenance removes files that cannot be removed now."""
         paths = [file.path for file in self._files]
         if self._writer is not None:
             paths.append(self._path)
@@ -225,12 +235,12 @@ class FileWriter:
     def _unwritable(self, error: OSError) -> TransientError:
         return TransientError(
             reason=f"The lake folder {self._uri} cannot be written ({error.strerror or error}). "
-            "Nothing was committed; make space or make it writable, then run it again."
+            "Nothing was committed. Free space or make the folder writable, then run it again."
         )
 
 
 class _Statistics:
-    """Row count, minimum, maximum and null count of the chosen columns over one file."""
+    """Row count, and minimum, maximum and null count per column, of one file."""
 
     def __init__(self, columns: list[str]) -> None:
         self.row_count = 0
@@ -259,7 +269,7 @@ class _Statistics:
 
 
 def push_to_disk(path: Path) -> None:
-    """Return once a local file and its name would survive a power cut."""
+    """Synchronise a local file and its folder to the disk by fsync."""
     for name in (path, path.parent):
         descriptor = os.open(name, os.O_RDONLY)
         try:

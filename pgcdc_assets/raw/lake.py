@@ -1,7 +1,7 @@
-"""Where the tables live: a local folder or an object store, named by one path or URI.
+"""The location of all tables: a local folder or an object store, given by a path or URI.
 
-Nothing below this module joins paths or asks whether the lake is local. A local lake is always an
-absolute path, so that Spark, delta-rs and a Dagster run started elsewhere mean the same folder.
+This module builds the paths of all tables. A local lake is an absolute path, so Spark, delta-rs and
+Dagster runs with another working directory use the same folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pgcdc_assets.errors import ConfigurationError
 
 ENVIRONMENT_VARIABLE = "PGCDC_LAKE"
 
-# delta-rs makes a URL of a local path: it decodes percent signs, and fails at the others.
+# delta-rs converts a local path to a URL: it decodes percent escapes, and rejects the other
+# characters.
 _UNUSABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\]")
 
 
@@ -26,9 +27,12 @@ class Lake:
     """The root of all tables.
 
     Attributes:
-        uri: a local path (`~` and `file://` are understood) or an object-store URI (`s3://`,
-            `gs://`, `abfss://`).
-        storage_options: passed to delta-rs as they are (credentials, endpoint, region).
+        uri: a local path (`~` and `file://` are allowed) or an object-store URI (`s3://`, `gs://`,
+            `abfss://`).
+        storage_options: options of delta-rs (credentials, endpoint, region).
+
+    Raises:
+        ConfigurationError: the path is empty, or contains characters that delta-rs rejects.
     """
 
     uri: str
@@ -46,29 +50,29 @@ class Lake:
             odd = _UNUSABLE.search(uri)
             if odd is not None:
                 raise ConfigurationError(
-                    reason=f"The lake {uri} has {odd[0]} in its path, which delta-rs takes for "
-                    "something else. Choose a folder without it."
+                    reason=f"The lake {uri} has {odd[0]} in its path, which delta-rs cannot "
+                    "handle. Choose a folder without these characters."
                 )
         object.__setattr__(self, "uri", uri.rstrip("/") or "/")
 
     @classmethod
     def from_environment(cls, default: str | Path) -> Lake:
-        """Take the lake from PGCDC_LAKE, else the default."""
+        """Return the lake of PGCDC_LAKE, or the default if PGCDC_LAKE is unset or empty."""
         return cls(os.environ.get(ENVIRONMENT_VARIABLE, "").strip() or str(default))
 
     @property
     def is_local(self) -> bool:
-        """Say whether the tables are files of this machine."""
+        """Whether the lake is a local folder."""
         return "://" not in self.uri
 
     def path(self, *parts: str) -> str:
-        """Join the parts below the root; every table's address is made here."""
+        """Return the path or URI of `parts` below the root."""
         return "/".join([self.uri.rstrip("/"), *parts])
 
     def check_writable(self) -> None:
-        """Create the root of a local lake where it is missing, and try to write a file in it.
+        """Create the root of a local lake, and write a test file.
 
-        Object stores are not tried: the first table written tells.
+        The check skips object stores: the first write of a table reports a missing permission.
 
         Raises:
             ConfigurationError: the folder cannot be created or written.

@@ -1,9 +1,10 @@
-"""What keeps thousands of small windows cheap: fewer files, a short log, no orphans.
+"""Maintenance of the raw zone: compaction, log cleanup and deletion of unreferenced files.
 
-Opening a table lists its log, and each landing opens it twice. So the small files are merged, the
-window records saved in `raw/windows`, the log's older entries removed after a checkpoint, and files
-that no recent version references are deleted (`vacuum.py`). Of the other tables, which grow slowly,
-only the last is done. All of it may run beside landings and readers.
+To open a table, delta-rs lists the table's log, and each landing opens `raw/changes` twice. After
+thousands of small windows, maintenance therefore compacts small files, copies the window records to
+`raw/windows`, removes old log entries after a checkpoint, and deletes files that no recent version
+references (`vacuum.py`). The other tables grow slowly: maintenance deletes their unreferenced files
+only. Maintenance may run concurrently with landings and readers.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ MINIMUM_LOG_ENTRIES = 256
 
 @dataclass(frozen=True)
 class RawMaintenanceReport:
-    """What one upkeep did.
+    """The result of one maintenance call.
 
     Attributes:
-        files_merged: small files of `raw/changes` that went into larger ones.
-        log_entries_saved: entries of its log whose windows are in `raw/windows` now.
-        files_removed: deleted from all tables.
+        files_merged: number of compacted files of `raw/changes`.
+        log_entries_saved: number of log entries whose window records were copied to `raw/windows`.
+        files_removed: number of files deleted from all tables.
     """
 
     files_merged: int = 0
@@ -42,12 +43,17 @@ def maintain_raw_zone(
     minimum_files: int = MINIMUM_FILES,
     minimum_log_entries: int = MINIMUM_LOG_ENTRIES,
 ) -> RawMaintenanceReport:
-    """Do what is due; below both limits nothing is written.
+    """Compact files and clean up the log if the limits are reached.
+
+    Args:
+        zone: the raw zone.
+        minimum_files: compact if `raw/changes` has at least so many small files.
+        minimum_log_entries: clean up the log, and delete unreferenced files, if `raw/changes` has
+            at least so many log entries that are not in `raw/windows`.
 
     Raises:
-        TransientError: the lake could not be written; the rows are safe, and the next upkeep goes
-            on.
-        RawZoneError: files do not hold the rows that the log says; they were left as they are.
+        TransientError: the lake could not be written. No row is lost; the next call continues.
+        RawZoneError: the files do not contain the number of rows in the log. Nothing was changed.
     """
     changes = zone.changes
     table = changes.table.load()
@@ -56,18 +62,18 @@ def maintain_raw_zone(
     merged = sum(report.files_before for report in changes.compact(minimum_files, table))
     if merged:
         table.update_incremental()
-    unsaved = changes.journal.unsaved_entries(table)
+    unsaved = changes.window_index.unsaved_entries(table)
     if unsaved < minimum_log_entries:
         return RawMaintenanceReport(files_merged=merged)
-    changes.journal.save(table)
+    changes.window_index.save(table)
     try:
         changes.table.shorten_log(table)
-        journal = changes.journal.table.load()
-        if journal is not None:
-            changes.journal.table.shorten_log(journal)
+        index = changes.window_index.table.load()
+        if index is not None:
+            changes.window_index.table.shorten_log(index)
     except (DeltaError, OSError) as error:
         raise _failed(changes.table, error) from error
-    tables = (changes, zone.snapshots, zone.relations, zone.epochs, changes.journal)
+    tables = (changes, zone.snapshots, zone.relations, zone.epochs, changes.window_index)
     return RawMaintenanceReport(merged, unsaved, sum(_vacuum(part.table) for part in tables))
 
 
@@ -84,6 +90,6 @@ def _vacuum(table: RawTable) -> int:
 
 def _failed(table: RawTable, error: Exception) -> TransientError:
     return TransientError(
-        reason=f"The upkeep of {table.uri} failed: {first_line(error)} Nothing that is in use was "
-        "removed; the next upkeep goes on with it."
+        reason=f"The maintenance of {table.uri} failed: {first_line(error)} No referenced file was "
+        "removed. The next maintenance continues."
     )

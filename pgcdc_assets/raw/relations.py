@@ -1,7 +1,7 @@
-"""`raw/relations`: how the tuples of each relation version are to be read.
+"""`raw/relations`: the schema of each relation version, which describes the tuples.
 
-Versions count from 1 per relation and epoch. A shape seen before keeps its number, so that a window
-that is captured again after a crash names the same versions.
+Version numbers begin with 1 per relation and epoch. A known schema keeps its version number, so a
+window that is captured again after a crash has the same version numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class RelationVersion:
-    """A relation as it looked from an LSN on."""
+    """A relation's schema from an LSN on.
+
+    Attributes:
+        epoch: the epoch.
+        version: the version number, from 1.
+        lsn: first LSN with this version: a commit LSN, or the LSN of a snapshot.
+        relation: the schema.
+    """
 
     epoch: int
     version: int
@@ -34,7 +41,12 @@ class RelationVersion:
 
 @dataclass
 class RelationRegistry:
-    """Numbers relation versions; new ones are kept in memory until `flush`."""
+    """Registry of relation versions. New versions are in memory until `flush`.
+
+    Attributes:
+        table: the Delta table.
+        capture: the capture's name.
+    """
 
     table: RawTable
     capture: str
@@ -42,13 +54,13 @@ class RelationRegistry:
     _new: list[RelationVersion] = field(default_factory=list, repr=False)
 
     def versions(self, epoch: int) -> list[RelationVersion]:
-        """List the stored versions of an epoch by relation and number, read anew."""
+        """Read the stored versions of an epoch, ordered by relation and version."""
         stored = self._read().values()
         found = [version for version in stored if version.epoch == epoch]
         return sorted(found, key=lambda v: (v.relation.relation_id, v.version))
 
     def newest_ids(self, epoch: int, tables: Iterable[TableName]) -> dict[TableName, int]:
-        """Say by which OID each of these tables was last seen; those never seen are left out."""
+        """Return the OID of the newest version of each table. Unknown tables are missing."""
         wanted = set(tables)
         newest: dict[TableName, RelationVersion] = {}
         for version in self.versions(epoch):
@@ -58,14 +70,16 @@ class RelationRegistry:
         return {name: version.relation.relation_id for name, version in newest.items()}
 
     def registered(self, epoch: int, relation_id: int) -> list[Relation]:
-        """List the versions of a relation, oldest first, those not flushed yet included."""
+        """Return the versions of a relation, oldest first, versions before `flush` included."""
         return [version.relation for version in self._versions_of(epoch, relation_id)]
 
     def register(self, epoch: int, relation: Relation, lsn: Lsn) -> int:
-        """Give the version number of this shape of the relation, a new one if it was never seen.
+        """Return the version number of a relation's schema, a new number for a new schema.
 
         Args:
-            lsn: where the shape was first seen: a commit LSN, or a copy's snapshot LSN.
+            epoch: the epoch.
+            relation: the schema.
+            lsn: first LSN with this schema: a commit LSN, or the LSN of a snapshot.
         """
         known = self._versions_of(epoch, relation.relation_id)
         for version in known:
@@ -78,10 +92,10 @@ class RelationRegistry:
         return new.version
 
     def flush(self) -> None:
-        """Store the new versions in one commit, before the rows that name them are committed.
+        """Store the new versions in one commit. Call `flush` before the commit of the rows.
 
         Raises:
-            TransientError: another process gave one of the numbers to another shape meanwhile.
+            TransientError: another process used one of the version numbers at the same time.
         """
         for _ in range(_ATTEMPTS):
             if not self._new:
@@ -113,12 +127,12 @@ class RelationRegistry:
             raise self._clash(self._new[0])
 
     def discard(self) -> None:
-        """Forget versions that were registered and not flushed, as when a landing failed."""
+        """Discard the versions that are not stored, after a failed landing."""
         self._known = None
         self._new = []
 
     def _versions_of(self, epoch: int, relation_id: int) -> list[RelationVersion]:
-        """Give the known versions of a relation by number; the table is read once for all."""
+        """Return the known versions of a relation, in order. The first call reads the table."""
         if self._known is None:
             self._known = {}
             for key, version in sorted(self._read().items()):
@@ -128,13 +142,12 @@ class RelationRegistry:
     def _clash(self, version: RelationVersion) -> TransientError:
         self.discard()
         return TransientError(
-            reason=f"Another process described {version.relation.qualified_name} in "
-            f"{self.table.uri} at the same moment. Nothing was landed; run it again."
+            reason=f"Another process registered {version.relation.qualified_name} in "
+            f"{self.table.uri} at the same time. Nothing was landed; run it again."
         )
 
     def _read(self) -> dict[tuple[int, int, int], RelationVersion]:
-        # Loaded and scanned in one go: a load of its own per call keeps the registry free of stale
-        # state.
+        # Load the table for every scan: another process may have added versions.
         loaded = self.table.load()
         if loaded is None:
             return {}
@@ -145,8 +158,8 @@ class RelationRegistry:
                 if versions.setdefault(_key(version), version).relation != version.relation:
                     raise RawZoneError(
                         raw_zone=self.table.uri,
-                        reason=f"version {version.version} of {version.relation.qualified_name} is "
-                        "described twice, differently.",
+                        reason=f"version {version.version} of {version.relation.qualified_name} "
+                        "has two different entries.",
                     )
         return versions
 
@@ -173,7 +186,7 @@ def _row(version: RelationVersion) -> dict[str, Any]:
 
 
 def _version(row: dict[str, Any]) -> RelationVersion:
-    # Releases before this one wrote neither of the last two columns.
+    # Early releases wrote neither `missing` nor `attribute_count`.
     missing = row["missing"] or [None] * len(row["columns"])
     relation = Relation(
         relation_id=row["relation_id"],

@@ -1,9 +1,9 @@
-"""Removing old windows from `raw/changes`, and the floor that says which; and useless copies.
+"""Removal of old windows from `raw/changes`, and of superseded snapshots.
 
-One commit takes the rows out and records the floor: the lowest LSN that is kept, as an application
-transaction of its own. So nobody sees a floor with rows below it missing in part, and whoever asks
-for more than there is gets a sentence with the floor in it. Files lie about until VACUUM removes
-them: a reader that began before goes on undisturbed.
+One commit removes the rows and records the floor, which is the lowest retained LSN, as an
+application transaction. Every version of the table therefore contains either all or none of the
+rows below its floor. Asking for a removed window is an error that names the floor. VACUUM deletes
+the files later, so running readers are not interrupted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ from pgcdc_assets.table_name import TableName
 
 @dataclass(frozen=True)
 class RetentionReport:
-    """What was removed from an epoch.
+    """The result of a removal of windows.
 
     Attributes:
-        floor: the lowest LSN that is kept; None when nothing was ever removed.
+        epoch: the epoch.
+        floor: the lowest retained LSN; None if nothing was ever removed.
+        window_count: number of removed windows.
+        row_count: number of removed rows.
+        file_count: number of files removed from the log.
     """
 
     epoch: int
@@ -43,16 +47,18 @@ class RetentionReport:
 def remove_windows(
     zone: RawZone, epoch: int, merged_through: Lsn | None, older_than: dt.datetime
 ) -> RetentionReport:
-    """Remove an epoch's windows that are merged everywhere and old enough, oldest first.
+    """Remove the windows of an epoch that are merged into all tables and older than a time.
 
     Args:
-        merged_through: the lowest watermark of all tables; None: the epoch is over, and all of it
-            is merged.
-        older_than: the time before which a window's last commit has to lie.
+        zone: the raw zone.
+        epoch: the epoch.
+        merged_through: the lowest watermark of all tables; None: all windows of a past epoch are
+            merged.
+        older_than: remove windows whose last commit is before this time.
 
     Raises:
-        TransientError: the lake could not be written, or other upkeep was faster.
-        RawZoneError: files do not hold the rows that the log says; they were left as they are.
+        TransientError: the lake could not be written, or another process was faster.
+        RawZoneError: the files do not contain the number of rows in the log. Nothing was changed.
     """
     changes = zone.changes
     kept_from = changes.kept_from(epoch)
@@ -67,17 +73,19 @@ def remove_windows(
 
 
 def remove_snapshots(zone: RawZone, merged: Mapping[TableName, Position]) -> int:
-    """Remove copies that no table can be made of any more; return how many.
+    """Remove the snapshots that no SCD table can be built from, and return their number.
 
-    Those are copies after which retention has removed changes, where a later copy of the table is
-    merged. The newest merged copy of a table stays, whatever was removed after it.
+    A snapshot is removed if retention has removed changes after the snapshot, and if a later
+    snapshot of the same table is merged. The newest merged snapshot of a table is always retained.
 
     Args:
-        merged: by schema and table, epoch and LSN through which all its SCD tables are merged.
-            Without tables that show what was before their newest copy: these count their copies.
+        zone: the raw zone.
+        merged: epoch and LSN through which all SCD tables of a source table are merged, by (schema,
+            table). A source table whose SCD tables keep history is missing: its snapshots are part
+            of the history.
 
     Raises:
-        TransientError: the lake could not be written, or another upkeep or copy was faster.
+        TransientError: the lake could not be written, or another process was faster.
     """
     snapshots = zone.snapshots
     copies = snapshots.complete_snapshots()
@@ -104,8 +112,8 @@ def remove_snapshots(zone: RawZone, merged: Mapping[TableName, Position]) -> int
         )
     except CommitRefused as refusal:
         raise TransientError(
-            reason=f"Somebody else wrote to {snapshots.table.uri}; no copy was removed. The next "
-            "upkeep goes on."
+            reason=f"Another process wrote to {snapshots.table.uri} at the same time. No snapshot "
+            "was removed; the next maintenance continues."
         ) from refusal
     return len(useless)
 
@@ -119,9 +127,9 @@ def _is_superseded(copy: Snapshot, copies: Sequence[Snapshot], merged: Position 
 def _new_floor(
     windows: Sequence[WindowSummary], merged_through: Lsn | None, older_than: dt.datetime
 ) -> Lsn | None:
-    """Find the end of the newest window that may go; those before it may go too.
+    """Return the end of the newest window that may be removed; None without such a window.
 
-    Windows without rows have no age of their own: they go with the next one that has.
+    A window without rows has no commit time: the next window with rows decides.
     """
     floor = None
     for summary in windows:
@@ -137,7 +145,7 @@ def _new_floor(
 
 
 def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
-    """Remove the rows below the floor; return how many files that took out."""
+    """Remove the rows below the floor, and return the number of removed files."""
     changes = zone.changes
     table = changes.table
     loaded = table.load_or_create()
@@ -150,10 +158,10 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
         if removed != row_count:
             raise RawZoneError(
                 raw_zone=table.uri,
-                reason=f"{row_count} rows were landed below {floor}, but {removed} are there. "
-                "Nothing was removed.",
+                reason=f"{row_count} rows were landed below {floor}, but the files contain "
+                f"{removed}. Nothing was removed.",
             )
-    # From here on a failure may come after the commit took effect: files stay where they are.
+    # A failure from here on may follow a successful commit: the files are not removed.
     try:
         table.commit(
             loaded,
@@ -163,14 +171,14 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
             app_version=int(floor),
             excludes=changes.compaction_app_id,
             record={"kept_from": str(floor), "epoch": epoch, "removed_rows": row_count},
-            # Nothing changed at the source. A commit that says otherwise refuses every landing that
-            # began before it, and ends streams that read the table.
+            # With dataChange = true, this commit would conflict with concurrent landings, and end
+            # streaming readers of the table.
             data_change=False,
         )
     except CommitRefused as refusal:
         raise TransientError(
-            reason=f"Other upkeep of {table.uri} was faster; nothing was removed. The next one "
-            "goes on."
+            reason=f"Another process maintained {table.uri} at the same time. Nothing was removed; "
+            "the next maintenance continues."
         ) from refusal
     return len(files)
 

@@ -1,9 +1,9 @@
-"""Which rows share a row group: those of one relation, as far as memory allows.
+"""Assignment of rows to row groups: one relation per row group, within a memory budget.
 
-Batches come in stream order with the tables mixed. They are sorted by relation one by one (a stable
-`take`, no copy when a batch has one relation only) and kept as slices per relation until the budget
-is full; then each relation's slices become one row group. Small neighbours share a group, so that a
-publication of a thousand quiet tables does not make a thousand groups.
+Batches arrive in stream order and contain rows of many tables. Each batch is sorted by relation (a
+stable `take`, without a copy for a batch of one relation) and kept as slices per relation. If the
+budget is reached, the slices of each relation become one row group. Small relations share a row
+group, so a publication of a thousand quiet tables does not produce a thousand row groups.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ BUDGET_BYTES = 48 * 1024 * 1024
 SMALL_GROUP_BYTES = 1024 * 1024
 LONG_RUN_ROWS = 256
 
-# Rows without a relation (logical messages) sort before all tables.
+# Relation id of rows without a relation (logical messages), below all OIDs.
 _NO_RELATION = -1
 
 
 class RelationGroups:
-    """Collects batches and gives them back as row groups of one relation each."""
+    """Buffer that regroups batches to row groups of one relation each.
+
+    Args:
+        budget_bytes: bytes in memory at which row groups are written.
+        small_group_bytes: relations with fewer bytes share a row group.
+    """
 
     def __init__(
         self, budget_bytes: int = BUDGET_BYTES, small_group_bytes: int = SMALL_GROUP_BYTES
@@ -34,7 +39,7 @@ class RelationGroups:
         self._held_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.Table]:
-        """Take a batch; yield row groups when the budget is full."""
+        """Add a batch, and yield row groups if the budget is reached."""
         if batch.num_rows == 0:
             return
         for relation_id, rows in _split(batch):
@@ -44,7 +49,7 @@ class RelationGroups:
             yield from self.drain()
 
     def drain(self) -> Iterator[pa.Table]:
-        """Yield what is left."""
+        """Yield the remaining row groups."""
         shared: list[pa.RecordBatch] = []
         shared_bytes = 0
         for relation_id in sorted(self._slices):
@@ -66,7 +71,7 @@ class RelationGroups:
 def gathered(
     batches: Iterable[pa.RecordBatch], budget_bytes: int = BUDGET_BYTES
 ) -> Iterator[pa.Table]:
-    """Put batches of one kind together to row groups of about the budget's size."""
+    """Yield the batches joined to row groups of about `budget_bytes`."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
@@ -80,7 +85,7 @@ def gathered(
 
 
 def _split(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch into slices of one relation each, a relation's rows staying in stream order."""
+    """Yield slices of one relation each. The rows of a relation stay in stream order."""
     ids = batch.column("relation_id").fill_null(_NO_RELATION).to_numpy(zero_copy_only=False)
     starts = _run_starts(ids)
     if len(ids) < len(starts) * LONG_RUN_ROWS:

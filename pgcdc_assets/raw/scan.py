@@ -1,7 +1,8 @@
-"""Reading the raw zone without a JVM: for summaries, verification, status and tests.
+"""Scans of the raw zone without a JVM.
 
-Files are chosen by the log's statistics, row groups by Parquet's; both hold the commit LSN and the
-source table, so that one table's or one window's rows cost about their own size.
+The statistics in the Delta log select files, and the statistics in Parquet select row groups. Both
+contain the commit LSN and the source table. A scan of one table or one window therefore reads
+little more than the rows of this table or window.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from pgcdc_assets.table_name import TableName
 
 @dataclass(frozen=True)
 class DataFile:
-    """A live data file of a table, as the log describes it."""
+    """A data file of a table's version, from an add action of the log.
+
+    Attributes:
+        path: path relative to the table.
+        size_bytes: size of the file.
+        row_count: number of rows.
+        minimum: least value by column, for columns with statistics.
+        maximum: greatest value by column, for columns with statistics.
+        partition: values of the partition columns.
+    """
 
     path: str
     size_bytes: int
@@ -33,7 +43,7 @@ class DataFile:
 
 
 def data_files(table: DeltaTable) -> list[DataFile]:
-    """List the files of the loaded version."""
+    """Return the data files of the loaded version."""
     return [
         DataFile(
             row["path"],
@@ -48,7 +58,7 @@ def data_files(table: DeltaTable) -> list[DataFile]:
 
 
 def files_between(files: Sequence[DataFile], epoch: int, start: int, end: int) -> list[DataFile]:
-    """Keep the files that may hold changes of the epoch with start <= commit_lsn < end."""
+    """Return the files that may contain changes of the epoch with start <= commit_lsn < end."""
     return [
         file
         for file in files
@@ -60,12 +70,12 @@ def files_between(files: Sequence[DataFile], epoch: int, start: int, end: int) -
 
 @dataclass(frozen=True)
 class ChangeFiles:
-    """The files that may hold changes of a range.
+    """The files that may contain changes of an LSN range.
 
     Attributes:
-        addresses: of plain Parquet files with every column of `raw/changes`; a reader that has them
-            needs nothing of the log.
-        lie_inside: the log says that no change in them lies outside of the range.
+        addresses: paths or URIs of Parquet files with all columns of `raw/changes`. A reader does
+            not need the Delta log.
+        lie_inside: all changes in the files are inside the range, by the log's statistics.
     """
 
     addresses: tuple[str, ...]
@@ -73,7 +83,7 @@ class ChangeFiles:
 
 
 def change_files(table: RawTable, epoch: int, start: int, end: int) -> ChangeFiles:
-    """Find the files that may hold changes of the epoch with start <= commit_lsn < end."""
+    """Return the files of `raw/changes` that may contain changes of an LSN range of an epoch."""
     loaded = table.load()
     files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
     lie_inside = all(
@@ -90,10 +100,10 @@ def scan(
     columns: Sequence[str],
     condition: ds.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Read columns of the files' rows that meet the condition.
+    """Yield the columns of the rows in `files` that satisfy `condition`.
 
     Raises:
-        FileNotFoundError: a file that the log names is gone.
+        FileNotFoundError: a file is missing.
     """
     if not files:
         return
@@ -121,9 +131,17 @@ def read_changes(
     source: TableName | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the changes of an epoch with start <= commit_lsn < end, of one source table or of all.
+    """Yield the changes of an epoch with start <= commit_lsn < end.
 
-    Rows come in no particular order; (commit_lsn, ordinal) is their order.
+    The rows have no particular order. Sort by (commit_lsn, ordinal) for stream order.
+
+    Args:
+        table: `raw/changes`.
+        epoch: the epoch.
+        start: LSN, inclusive.
+        end: LSN, exclusive.
+        source: (schema, table) of one source table; None: all tables.
+        columns: names of the columns to read; None: all columns.
     """
     loaded = table.load()
     if loaded is None:

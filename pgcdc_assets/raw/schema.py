@@ -1,4 +1,4 @@
-"""The Arrow schemas of the raw zone's tables: what every reader and writer agrees on."""
+"""The Arrow schemas of the raw zone's tables. See docs/raw-zone.md for the meaning of columns."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How many bytes the row groups of the raw zone hold, by the footers of their files.
+"""Uncompressed sizes of the raw zone's row groups, from the Parquet footers.
 
-A row group of changes has one relation, or several small ones (`row_groups.py`), so that its
-statistics say whose changes it may hold. The log of the table knows the size of whole files only,
-and compressed.
+A row group of changes contains rows of one relation or of several small relations
+(`row_groups.py`), and its statistics bound the tables. The Delta log has the compressed size of
+whole files only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ class RowGroup:
     """A row group of a file.
 
     Attributes:
-        schemas, tables, lsns: the least and the greatest in it.
-        size_bytes: of its columns, not compressed.
+        schemas: least and greatest schema name.
+        tables: least and greatest table name.
+        lsns: least and greatest commit LSN.
+        size_bytes: uncompressed size.
     """
 
     schemas: tuple[str, str]
@@ -35,7 +37,7 @@ class RowGroup:
     size_bytes: int
 
     def may_hold(self, name: TableName) -> bool:
-        """Return whether changes of a table may be in it."""
+        """Return whether the row group may contain changes of a table."""
         return (
             self.schemas[0] <= name.schema <= self.schemas[1]
             and self.tables[0] <= name.table <= self.tables[1]
@@ -44,15 +46,19 @@ class RowGroup:
 
 @dataclass
 class RowGroups:
-    """Reads the footer of each file once."""
+    """Reader of Parquet footers, which reads each file once.
+
+    Attributes:
+        table: `raw/changes`.
+    """
 
     table: RawTable
     _known: dict[str, list[RowGroup]] = field(default_factory=dict)
 
     def between(self, epoch: int, start: int, end: int) -> Sequence[RowGroup]:
-        """List the row groups that may hold changes of the epoch with start <= commit_lsn < end.
+        """Return the row groups that may contain changes of an LSN range of an epoch.
 
-        A file that cannot be read is left out: whoever reads its rows says why.
+        Unreadable files are skipped: the later read of their rows raises the error.
         """
         loaded = self.table.load()
         files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
@@ -81,7 +87,7 @@ class RowGroups:
 
 
 def uncompressed_bytes(table: RawTable, paths: Iterable[str]) -> int:
-    """Count the bytes of files' columns, not compressed; a file that cannot be read has none."""
+    """Return the uncompressed size of the files. Unreadable files count as empty."""
     footers = [_footer(table, path) for path in paths]
     return sum(
         footer.row_group(number).total_byte_size

@@ -1,8 +1,8 @@
-"""`raw/snapshots`: copies of tables, each one atomic commit.
+"""`raw/snapshots`: snapshots of tables, each committed atomically. A `Copy` is one such snapshot.
 
-A copy's epoch, LSN, table and relation version are partition values: the log alone says which
-copies are complete, an empty table's copy is a file without rows, and a reader of one copy opens
-its files only.
+Epoch, LSN, table and relation version are partition columns. The log alone therefore identifies the
+complete snapshots, and a reader of one snapshot opens the files of this snapshot only. The snapshot
+of an empty table is a file without rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ PARTITION_BY = ("epoch", "snapshot_lsn", "schema", "table", "relation_version")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A complete copy of a table: every transaction with commit_lsn < snapshot_lsn is in it."""
+    """A complete snapshot of a table, with all transactions with commit_lsn < snapshot_lsn.
+
+    Attributes:
+        epoch: the epoch.
+        snapshot_lsn: LSN of the snapshot.
+        schema: the table's schema.
+        table: the table's name.
+        relation_version: version of the table's columns in `raw/relations`.
+        row_count: number of rows.
+    """
 
     epoch: int
     snapshot_lsn: Lsn
@@ -50,17 +59,17 @@ class Snapshot:
 
     @property
     def identity(self) -> SnapshotIdentity:
-        """Epoch, LSN, schema and table, which no two snapshots share."""
+        """Epoch, LSN, schema and table, a unique combination."""
         return self.epoch, self.snapshot_lsn, self.schema, self.table
 
     @property
     def key(self) -> str:
-        """The position as text, which sorts as positions do."""
+        """The position as text. Text order is the order of positions."""
         return f"{self.epoch:04d}-{int(self.snapshot_lsn):016X}"
 
 
 def snapshot_of_file(file: DataFile) -> Snapshot:
-    """Say which copy a file belongs to; its rows are those of the file."""
+    """Return the snapshot of a file, with the row count of the file."""
     part = file.partition
     return Snapshot(
         int(part["epoch"]),
@@ -74,7 +83,12 @@ def snapshot_of_file(file: DataFile) -> Snapshot:
 
 @dataclass(frozen=True)
 class SnapshotStore:
-    """The copies of one capture."""
+    """The snapshots of one capture.
+
+    Attributes:
+        table: the Delta table.
+        capture: the capture's name.
+    """
 
     table: RawTable
     capture: str
@@ -89,17 +103,22 @@ class SnapshotStore:
         *,
         taken_at: dt.datetime | None = None,
     ) -> int:
-        """Write a copy and commit it; that commit makes it complete. Return its row count.
+        """Write and commit a snapshot, and return its row count.
 
-        An exception of the iterable leaves no commit. A copy of the table at this LSN that is there
-        already is left as it is.
+        An exception of `batches` leaves no commit. An existing snapshot of the table at this LSN is
+        not replaced.
 
         Args:
-            batches: one column `new`: the rows' texts.
-            taken_at: when the copy's moment was, by the source's clock.
+            epoch: the epoch.
+            snapshot_lsn: LSN of the snapshot.
+            relation: the table.
+            relation_version: version of the table's columns in `raw/relations`.
+            batches: batches with one column `new`, the texts of the rows.
+            taken_at: time of the snapshot by the source's clock; None: unknown.
 
         Raises:
-            TransientError: the lake cannot be written, or another process copies the table too.
+            TransientError: the lake cannot be written, or another process copied the same table at
+                the same time.
         """
         copy = Snapshot(epoch, snapshot_lsn, relation.schema, relation.table, relation_version, 0)
         table = self.table.load_or_create()
@@ -130,12 +149,12 @@ class SnapshotStore:
                 return landed.row_count
             raise TransientError(
                 reason=f"Another process copied {relation.qualified_name} to {self.table.uri} at "
-                "the same moment; nothing of this copy was committed. Run it again."
+                "the same time. Nothing of this snapshot was committed; run it again."
             ) from refusal
         return sum(file.row_count for file in files)
 
     def complete_snapshots(self, epoch: int | None = None) -> list[Snapshot]:
-        """List the complete copies, of one epoch or of all, oldest first."""
+        """Return the complete snapshots of one epoch, or of all epochs, oldest first."""
         loaded = self.table.load()
         if loaded is None:
             return []
@@ -148,14 +167,14 @@ class SnapshotStore:
         return [copies[key] for key in sorted(copies) if epoch in (None, key[0])]
 
     def size_bytes(self, copy: Snapshot) -> int:
-        """Count the bytes of a copy's rows, not compressed, by the footers of its files."""
+        """Return the uncompressed size of a snapshot, from the Parquet footers."""
         loaded = self.table.load()
         files = [] if loaded is None else data_files(loaded)
         own = [file.path for file in files if snapshot_of_file(file).identity == copy.identity]
         return uncompressed_bytes(self.table, own)
 
     def times(self) -> dict[SnapshotIdentity, dt.datetime]:
-        """Say when copies were taken, as far as their commits do."""
+        """Return the times of the snapshots whose commits recorded the time."""
         loaded = self.table.load()
         if loaded is None:
             return {}

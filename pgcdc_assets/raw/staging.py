@@ -1,7 +1,7 @@
-"""Folders of the lake that hold a table while it is being built, and go when that is done.
+"""Temporary folders in the lake for tables under construction.
 
-A folder's name begins with the time it was made at, so that what a killed process left behind is
-known on any store, whose clocks and modification times need not be asked.
+A folder's name begins with its creation time. A folder of a killed process is therefore recognised
+without the modification times of an object store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 
-# Longer than any comparison or rebuild takes: what is older was left behind by a killed process.
+# Longer than any comparison or rebuild: an older folder belongs to a killed process.
 STALE_AFTER = dt.timedelta(days=2)
 
 VERIFY = "verify"
@@ -34,9 +34,9 @@ _logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def staging_root(lake: Lake, name: str, purpose: str) -> Iterator[str]:
-    """Name a folder `<lake>/<name>/<purpose>/<token>`; it is removed at the end, whatever happens.
+    """Yield the path `<lake>/<name>/<purpose>/<token>`, and remove the folder after the block.
 
-    Nothing is made: whoever writes the first table below makes it.
+    The function does not create the folder: the first table below the path does.
     """
     now = dt.datetime.now(dt.UTC).strftime(_TIME)
     root = lake.path(name, purpose, f"{now}Z-{uuid.uuid4().hex[:8]}")
@@ -52,7 +52,7 @@ def staging_root(lake: Lake, name: str, purpose: str) -> Iterator[str]:
 def remove_stale(
     lake: Lake, name: str, older_than: dt.timedelta, purposes: Sequence[str] = (VERIFY, REBUILD)
 ) -> int:
-    """Remove the folders that were made longer ago than that; return how many.
+    """Remove the temporary folders older than `older_than`, and return their number.
 
     Raises:
         OSError: the lake cannot be read or written.
@@ -73,10 +73,10 @@ def remove_stale(
 
 
 def remove_folder(lake: Lake, uri: str) -> None:
-    """Remove a folder with all that is in it; none is fine.
+    """Remove a folder with its content, if the folder exists.
 
     Raises:
-        OSError: something could not be removed.
+        OSError: a file could not be removed.
     """
     if lake.is_local:
         with contextlib.suppress(FileNotFoundError):
@@ -89,7 +89,7 @@ def remove_folder(lake: Lake, uri: str) -> None:
 
 
 def _tokens(lake: Lake, folder: str) -> list[str]:
-    """List the folder's entries; object stores have no folders, only names with slashes."""
+    """Return the names in a folder. In an object store, names are the parts before a slash."""
     store = filesystem(lake, folder)
     selector = pafs.FileSelector("", recursive=not lake.is_local, allow_not_found=True)
     return sorted({info.path.split("/")[0] for info in store.get_file_info(selector)})

@@ -1,10 +1,12 @@
-"""One Delta table of the raw zone: opened, created with the capture's mark, and committed to.
+"""One Delta table of the raw zone: load, creation and commit.
 
-Files are written first (`files.py`) and become visible by one commit that names them: nothing is
-ever half written, and a file without a commit is an orphan that upkeep removes. delta-rs accepts an
-application transaction that repeats a version, so a repeat is found in two steps: the caller asks
-the table it has loaded, and `commit` commits against that very load. delta-rs then refuses when any
-commit in between carries the same application id, and the loser learns it (`CommitRefused`).
+Data files are written first (`files.py`), and one commit makes all of them visible. A file without
+a commit is an orphan, which maintenance deletes.
+
+delta-rs accepts an application transaction that repeats a version. A repetition is therefore
+detected in two steps: the caller reads the transaction's version from a loaded table, and `commit`
+commits on top of the same loaded version. If another commit with the same application id came in
+between, delta-rs refuses the commit (`CommitRefused`).
 """
 
 from __future__ import annotations
@@ -33,22 +35,22 @@ RECORD = "pgcdc"
 _LOG_READERS = 8
 
 _PROPERTIES = {
-    # One checkpoint per 50 commits keeps opening a table cheap while thousands of small windows
-    # come in.
+    # Opening a table reads the log entries after the last checkpoint: with thousands of small
+    # windows, a checkpoint every 50 commits bounds the number of entries.
     "delta.checkpointInterval": "50",
-    # Commit records are read by `changes.windows`; only our own upkeep, which saves them first, may
-    # remove old log entries.
+    # `changes.windows` reads the records in log entries. Maintenance saves the records before it
+    # removes log entries; no other writer may remove log entries.
     "delta.enableExpiredLogCleanup": "false",
-    # An append-only table of changes is not read in old versions: a day is for readers at work.
+    # Readers use the newest version of an append-only table: a day is enough for running readers.
     "delta.logRetentionDuration": "interval 1 day",
-    # VACUUM of any engine spares files of that age, and so those that a slow landing has not
-    # committed yet. Our own maintenance deletes replaced files after a day (`vacuum.py`).
+    # VACUUM of any engine keeps younger files, such as the uncommitted files of a slow landing. The
+    # package's maintenance deletes replaced files after a day (`vacuum.py`).
     DELETED_FILE_RETENTION: "interval 7 days",
 }
 
 
 class CommitRefused(Exception):
-    """Another process committed under the same application id since the table was loaded."""
+    """Another process committed with the same application id after the table was loaded."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,12 @@ class RawTable:
     """A table of one capture's raw zone.
 
     Attributes:
-        uri: where it lies.
-        schema: its columns.
-        capture: name of the capture it belongs to; written into the table, and checked on each
-            load.
-        partition_by: its partition columns.
-        statistics: the columns whose minimum and maximum the log carries, for skipping files.
+        lake: the lake.
+        uri: path or URI of the table.
+        schema: the table's columns.
+        capture: name of the owning capture, which is a table property and checked on each load.
+        partition_by: the partition columns.
+        statistics: the columns with minimum and maximum in the log, for file skipping.
     """
 
     lake: Lake
@@ -72,10 +74,11 @@ class RawTable:
     statistics: tuple[str, ...] = ()
 
     def load(self) -> DeltaTable | None:
-        """Load the newest version; None when the table does not exist yet.
+        """Return the newest version; None if the table does not exist.
 
         Raises:
             RawZoneError: the table belongs to another capture.
+            ConfigurationError: the table cannot be read.
         """
         try:
             table = DeltaTable(self.uri, storage_options=dict(self.lake.storage_options) or None)
@@ -87,15 +90,15 @@ class RawTable:
         if owner != self.capture:
             raise RawZoneError(
                 raw_zone=self.uri,
-                reason=f"it belongs to capture {owner or '(none)'}, not to {self.capture}. Give "
-                f"capture {self.capture} another lake or another name.",
+                reason=f"the table belongs to capture {owner or '(none)'}, not to {self.capture}. "
+                f"Give capture {self.capture} another lake or another name.",
             )
         return table
 
     def load_or_create(self) -> DeltaTable:
-        """Load the newest version; the first caller creates the table.
+        """Return the newest version of the table, and create the table if it does not exist.
 
-        A table of an earlier release gets the columns that it lacks.
+        A table of an early release gets the missing columns.
         """
         table = self.load()
         if table is not None:
@@ -115,13 +118,15 @@ class RawTable:
                 raise_if_key_not_exists=False,
             )
         except CommitFailedError:
-            # Another process created it between our look and our commit.
+            # Another process created the table at the same time.
             pass
         except (DeltaError, OSError) as error:
             raise self._unwritable(error) from error
         table = self.load()
         if table is None:
-            raise RawZoneError(raw_zone=self.uri, reason="the table vanished after it was created.")
+            raise RawZoneError(
+                raw_zone=self.uri, reason="the table was deleted after its creation."
+            )
         if self.lake.is_local:
             self._push_log_to_disk(0)
             folder = Path(self.uri)
@@ -138,7 +143,7 @@ class RawTable:
         try:
             table.alter.add_columns(new)
         except CommitFailedError:
-            # Another process added them between our look and our commit.
+            # Another process added the columns at the same time.
             pass
         except (DeltaError, OSError) as error:
             raise self._unwritable(error) from error
@@ -146,11 +151,11 @@ class RawTable:
             self._push_log_to_disk(table.version())
         loaded = self.load()
         if loaded is None:
-            raise RawZoneError(raw_zone=self.uri, reason="the table vanished.")
+            raise RawZoneError(raw_zone=self.uri, reason="the table was deleted.")
         return loaded
 
     def writer(self, partition_values: Mapping[str, str] | None = None) -> FileWriter:
-        """Open a writer of data files for the next commit."""
+        """Return a writer of data files for the next commit."""
         return FileWriter(
             self.lake,
             self.uri,
@@ -173,22 +178,23 @@ class RawTable:
         record: Mapping[str, Any] | None = None,
         data_change: bool = True,
     ) -> None:
-        """Make the files visible in one commit; return once it would survive a power cut.
+        """Commit added and removed files. A local commit is synchronised to the disk.
 
         Args:
-            table: the load that the caller's decision was made on.
-            app_id: application id of the transaction, with `app_version`.
-            excludes: a second application id, whose commits since `table` was loaded make this one
-                be refused too, and the other way round.
-            facts: numbers that the table carries from now on, each as an application transaction
-                of its own.
-            record: facts kept in the commit, readable through the table's history.
-            data_change: False when rows only moved between files.
+            table: the loaded version that the caller's decision is based on.
+            added: files of a writer.
+            removed: remove actions.
+            app_id: application id of the transaction; None: no application transaction.
+            app_version: version of the application transaction.
+            excludes: a second application id; concurrent commits with this id conflict.
+            facts: versions of further application transactions, by application id.
+            record: JSON object in the commit's `commitInfo`, which `records` reads.
+            data_change: false if the commit moves rows between files only.
 
         Raises:
-            CommitRefused: a commit since `table` was loaded carries the same application id, or
+            CommitRefused: another commit after `table` was loaded has the same application id, or
                 removed the same files.
-            TransientError: an added file is gone, or the log could not be written.
+            TransientError: an added file is missing, or the log could not be written.
         """
         self._check_present(added)
         now = int(time.time() * 1000)
@@ -228,7 +234,7 @@ class RawTable:
             self._push_log_to_disk(table.version() + 1)
 
     def set_file_retention(self, table: DeltaTable) -> None:
-        """Give a table of an earlier release the retention that new tables are created with.
+        """Set the file retention of new tables on a table of an early release.
 
         Raises:
             DeltaError, OSError: the log could not be written.
@@ -241,14 +247,14 @@ class RawTable:
             self._push_log_to_disk(table.version())
 
     def shorten_log(self, table: DeltaTable) -> None:
-        """Write a checkpoint, and remove log entries that it stands for and that have expired.
+        """Write a checkpoint, and remove the expired log entries before the checkpoint.
 
         Raises:
             DeltaError, OSError: the log could not be written.
         """
         table.create_checkpoint()
         if self.lake.is_local:
-            # Without it a power cut could leave neither the entries nor what replaces them.
+            # Before the removal: a power failure must not lose both the entries and the checkpoint.
             log = Path(self.uri) / "_delta_log"
             for entry in log.glob(f"{table.version():020d}.checkpoint*"):
                 push_to_disk(entry)
@@ -256,13 +262,13 @@ class RawTable:
         table.cleanup_metadata()
 
     def records(self, table: DeltaTable, after_version: int) -> list[dict[str, Any]]:
-        """Read the records of the commits above a version, up to the loaded one, oldest first.
+        """Return the records of the commits after `after_version`, oldest first.
 
-        Not by `DeltaTable.history`: that reads the newest log, whatever version is loaded, and
-        numbers its entries as if the loaded version were the newest.
+        The last commit is the loaded version. `DeltaTable.history` is unsuitable: it reads the
+        newest log, whatever version is loaded, and numbers the entries from the loaded version.
 
         Raises:
-            FileNotFoundError: a log entry was cleaned away.
+            FileNotFoundError: a log entry was removed.
         """
         versions = range(after_version + 1, table.version() + 1)
         files = filesystem(self.lake, self.uri)
@@ -277,10 +283,10 @@ class RawTable:
             return [record for records in readers.map(read, versions) for record in records]
 
     def _check_present(self, added: Sequence[WrittenFile]) -> None:
-        """Refuse to name files that a VACUUM has deleted since they were written.
+        """Check that no VACUUM has deleted the written files.
 
         Raises:
-            TransientError: a file is not there, or has another size.
+            TransientError: a file is missing, or has another size.
         """
         if not added:
             return
@@ -292,13 +298,13 @@ class RawTable:
         gone = [info.path for info in found if info.size != sizes[info.path]]
         if gone:
             raise TransientError(
-                reason=f"{len(gone)} of {len(sizes)} files that were written to {self.uri} are "
-                "gone before their commit; nothing was committed. See that no VACUUM with a short "
-                "retention runs on this table, then run it again."
+                reason=f"{len(gone)} of {len(sizes)} files that were written to {self.uri} were "
+                "deleted before their commit. Nothing was committed. Check that no VACUUM with a "
+                "short retention runs on this table, then run it again."
             )
 
     def _push_log_to_disk(self, version: int) -> None:
-        """Push a local table's log from a version on to the disk; delta-rs leaves that undone."""
+        """Synchronise a local table's log entries from `version` on, because delta-rs does not."""
         log = Path(self.uri) / "_delta_log"
         while (entry := log / f"{version:020d}.json").exists():
             push_to_disk(entry)
@@ -312,10 +318,11 @@ class RawTable:
     def _unwritable(self, error: Exception) -> TransientError:
         return TransientError(
             reason=f"The Delta table {self.uri} cannot be written: {first_line(error)} "
-            "Nothing was committed; see that the lake has space and is writable, then run it again."
+            "Nothing was committed. Check that the lake has space and is writable, then run it "
+            "again."
         )
 
 
 def first_line(error: Exception) -> str:
-    """Shorten an engine's error to what a sentence can quote."""
+    """Return the first line of an engine's error, for a sentence."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Files of one Delta table that become those of another: what a rebuild does below the log."""
+"""Moving of data files and logs between Delta tables, for a rebuild."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG = "_delta_log"
 
 
 def move_files(zone: RawZone, names: Sequence[str], source: str, target: str) -> None:
-    """Move data files between two tables of the capture; their names are unique."""
+    """Move data files, which have unique names, between two tables of the capture."""
     store = _store(zone)
     for name in names:
         origin, destination = (f"{_inside(zone, folder)}/{name}" for folder in (source, target))
@@ -27,17 +27,17 @@ def move_files(zone: RawZone, names: Sequence[str], source: str, target: str) ->
 
 
 def replace_log(zone: RawZone, source: str, target: str) -> None:
-    """Put the log of another table in the place of a log that cannot be read.
+    """Replace an unreadable log by the log of another table.
 
-    Copies of the old log's files stay beside it. Killed in between, the table is not there, and the
-    next merge builds it from raw.
+    The files of the old log are copied to the folder beside the log first. If the process dies in
+    between, the target has no readable log, and the next merge builds the table from the raw zone.
     """
     store = _store(zone)
     new, old = (f"{_inside(zone, folder)}/{_LOG}" for folder in (source, target))
     aside = f"{old}_damaged_{time.time_ns()}"
     for name in _file_names(store, old):
         store.copy_file(f"{old}/{name}", f"{aside}_{name}")
-    # From the newest on: what is left stays a log that cannot be read.
+    # The newest entry first: the remaining entries never form a readable log of an older version.
     for name in reversed(_file_names(store, old)):
         store.delete_file(f"{old}/{name}")
     for name in _file_names(store, new):
@@ -53,6 +53,6 @@ def _inside(zone: RawZone, path: str) -> str:
 
 
 def _file_names(store: pafs.FileSystem, folder: str) -> list[str]:
-    """List a folder's files in order; a log's entries are then in the order of their versions."""
+    """Return the file names of a folder in text order, which is version order in a log."""
     found = store.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
     return sorted(entry.base_name for entry in found if entry.is_file)

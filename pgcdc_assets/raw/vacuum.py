@@ -1,12 +1,12 @@
-"""Deleting files that no recent version references, without touching a landing that is at work.
+"""Deletion of files that no recent version references, without an effect on running landings.
 
-A file that no commit has ever named is an orphan, as a killed landing leaves it, or belongs to a
-landing that has not committed yet. It is deleted once it is older than seven days, unless its
-writer has renewed its mark since then. A file that a commit has replaced is known to be old: a day
-is enough for readers that began before.
+A file without a commit is either an orphan of a killed landing, or belongs to a running landing.
+Such a file is deleted if the file is older than seven days and its writer has not renewed its mark
+within seven days. A file that a commit has replaced is deleted after one day, which is enough for
+running readers.
 
-delta-rs lists the files, and the deleting is done here: its own VACUUM knows no marks, and adds two
-commits to the log each time.
+delta-rs lists the files, and this module deletes the files. VACUUM of delta-rs ignores the marks,
+and adds two commits to the log.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ REPLACED_HOURS = 24
 
 
 def delete_old_files(table: RawTable, loaded: DeltaTable) -> int:
-    """Delete replaced files and orphans; return how many.
+    """Delete replaced files and orphans, and return their number.
 
     Raises:
-        DeltaError, OSError: the folder could not be read, or a file not deleted.
+        DeltaError, OSError: the folder could not be read, or a file could not be deleted.
     """
     files = filesystem(table.lake, table.uri)
     replaced = _list_old(loaded, REPLACED_HOURS, is_full=False)
     orphans = _list_old(loaded, ORPHAN_HOURS, is_full=True) - replaced
-    # The marks are read last: a writer whose files are listed above has made its mark before.
+    # Read the marks after the listing: the writer of a listed old file has written its mark before.
     at_work = _read_marks(files)
     deleted = 0
     for path in replaced | {path for path in orphans if writer_of(path) not in at_work}:
@@ -52,7 +52,7 @@ def _list_old(loaded: DeltaTable, hours: int, *, is_full: bool) -> set[str]:
 
 
 def _read_marks(files: pafs.FileSystem) -> set[str]:
-    """Return the ids of the writers at work; delete the marks of those that are long gone."""
+    """Return the ids of the running writers, and delete the marks of ended writers."""
     oldest = dt.datetime.now(dt.UTC) - dt.timedelta(hours=ORPHAN_HOURS)
     at_work = set()
     for info in files.get_file_info(pafs.FileSelector(WRITERS, allow_not_found=True)):

@@ -1,11 +1,11 @@
-"""`raw/windows`: the landed windows, kept when the log entries that say so are cleaned away.
+"""`raw/windows`: an index of the landed windows that survives the cleanup of log entries.
 
-Each landing records its window in the commit itself, which is atomic with its rows. Log entries
-must go one day, since opening a table lists them all; so upkeep copies the records here first. A
-window is found here or in a log entry younger than the last copy, and which entries are copied is
-this table's own application transaction: a crash between the two leaves nothing twice.
+Each landing records its window in the commit of its rows. Old log entries are removed, because
+opening a table lists all log entries. Maintenance copies the records to `raw/windows` before the
+removal. The version of an application transaction of `raw/windows` is the last copied log version:
+a window is in `raw/windows` or in a newer log entry, never in both, also after a crash.
 
-Each copy is a small file, so now and then one takes the rows of the earlier ones along.
+Each copy writes a small file. Some copies therefore rewrite the earlier small files as well.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 
 STATISTICS = ("epoch", "start_lsn", "end_lsn")
 
-# So many files of less than that many bytes become one.
+# Number of small files that are rewritten as one file, and the size below which a file is small.
 _SMALL_FILES = 64
 _SMALL_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class WindowIndex:
-    """The records of landed windows, from the journal's table and from the log of `raw/changes`."""
+    """The records of landed windows, from `raw/windows` and from the log of `raw/changes`.
+
+    Attributes:
+        table: `raw/windows`.
+        changes: `raw/changes`.
+        app_id: application id whose transaction version is the last copied log version.
+    """
 
     table: RawTable
     changes: RawTable
@@ -43,15 +49,18 @@ class WindowIndex:
     def windows(
         self, changes: DeltaTable, epoch: int, since: int, until: int | None = None
     ) -> list[WindowSummary]:
-        """List the windows of an epoch that end above `since` and start below `until`, in order."""
-        journal = self.table.load()
+        """Return the windows of an epoch that end above `since` and start below `until`.
+
+        The windows are in stream order.
+        """
+        index = self.table.load()
         try:
-            logged = self._logged(changes, self._saved_version(journal))
+            logged = self._logged(changes, self._saved_version(index))
         except FileNotFoundError:
-            # Upkeep in another process saved and removed entries after the journal was loaded.
-            journal = self.table.load()
-            logged = self._logged(changes, self._saved_version(journal))
-        found = [] if journal is None else self._stored(journal, epoch, since, until)
+            # Another process copied and removed log entries after the index was loaded.
+            index = self.table.load()
+            logged = self._logged(changes, self._saved_version(index))
+        found = [] if index is None else self._stored(index, epoch, since, until)
         for summary in logged:
             window = summary.window
             if (
@@ -63,22 +72,22 @@ class WindowIndex:
         return sorted(found, key=lambda summary: summary.window)
 
     def unsaved_entries(self, changes: DeltaTable) -> int:
-        """Count the log entries of `raw/changes` that were not copied yet."""
+        """Return the number of log entries of `raw/changes` that are not copied."""
         return int(changes.version()) - self._saved_version(self.table.load())
 
     def save(self, changes: DeltaTable) -> None:
-        """Copy the records of all log entries that were not copied yet.
+        """Copy the records of all log entries that are not copied.
 
         Raises:
             TransientError: the lake cannot be written.
         """
-        journal = self.table.load_or_create()
+        index = self.table.load_or_create()
         try:
-            windows = self._logged(changes, self._saved_version(journal))
+            windows = self._logged(changes, self._saved_version(index))
         except FileNotFoundError:
-            # Another process saved and removed entries since the journal was loaded.
+            # Another process copied and removed log entries after the index was loaded.
             return
-        small = [file for file in data_files(journal) if file.size_bytes < _SMALL_BYTES]
+        small = [file for file in data_files(index) if file.size_bytes < _SMALL_BYTES]
         if len(small) < _SMALL_FILES:
             small = []
         with self.table.writer() as writer:
@@ -88,19 +97,18 @@ class WindowIndex:
             files = writer.finish()
         try:
             self.table.commit(
-                journal,
+                index,
                 files,
                 removed=removals(small),
                 app_id=self.app_id,
                 app_version=int(changes.version()),
             )
         except CommitRefused:
-            # Another process copied them; should it have copied fewer, the next upkeep copies the
-            # rest.
+            # Another process copied the records. The next call copies the remaining records.
             writer.discard()
 
-    def _saved_version(self, journal: DeltaTable | None) -> int:
-        version = None if journal is None else journal.transaction_version(self.app_id)
+    def _saved_version(self, index: DeltaTable | None) -> int:
+        version = None if index is None else index.transaction_version(self.app_id)
         return 0 if version is None else version
 
     def _logged(self, changes: DeltaTable, after_version: int) -> list[WindowSummary]:
@@ -108,12 +116,12 @@ class WindowIndex:
         return [WindowSummary.from_record(record) for record in records if "window" in record]
 
     def _stored(
-        self, journal: DeltaTable, epoch: int, since: int, until: int | None
+        self, index: DeltaTable, epoch: int, since: int, until: int | None
     ) -> list[WindowSummary]:
         condition = (pc.field("epoch") == epoch) & (pc.field("end_lsn") > since)
         if until is not None:
             condition &= pc.field("start_lsn") < until
-        files = [f for f in data_files(journal) if _may_hold(f, epoch, since, until)]
+        files = [f for f in data_files(index) if _may_hold(f, epoch, since, until)]
         return [
             _summary(row)
             for batch in scan(self.table, files, self.table.schema.names, condition)
@@ -124,7 +132,7 @@ class WindowIndex:
 def _may_hold(file: DataFile, epoch: int, since: int, until: int | None) -> bool:
     least, most = file.minimum, file.maximum
     if not least:
-        # No statistics: it has no rows.
+        # A file without statistics and without rows is empty.
         return file.row_count > 0
     is_early = until is None or least["start_lsn"] < until
     is_of_epoch = least["epoch"] <= epoch <= most["epoch"]

@@ -1,4 +1,4 @@
-"""What a window holds, counted: at landing, in its commit's record, and again from its rows."""
+"""Row counts, LSNs and times of a window, counted at landing or again from the rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ COUNTED = ("schema", "table", "op", "ordinal", "commit_lsn", "commit_ts")
 
 @dataclass(frozen=True)
 class WindowSummary:
-    """The content of one landed window in figures.
+    """Row counts, LSNs and times of one landed window.
 
     Attributes:
-        counts: rows by table (`TableName.record_name`) and operation; logical messages stand under
-            `(messages)`.
-        first_commit_lsn: lowest commit LSN; None in a window without rows, as in the three after
-            it.
-        first_commit_ts: earliest commit time. Clocks may step back: it need not be that of the
-            first commit.
+        window: the window.
+        row_count: number of rows.
+        transaction_count: number of transactions with rows.
+        counts: number of rows by table (`TableName.record_name`) and operation; logical messages
+            are counted under `(messages)`.
+        first_commit_lsn: lowest commit LSN; None in a window without rows, like the next three.
+        last_commit_lsn: highest commit LSN.
+        first_commit_ts: earliest commit time, not always of the first commit: clocks may step back.
+        last_commit_ts: latest commit time.
     """
 
     window: LsnWindow
@@ -41,7 +44,7 @@ class WindowSummary:
     last_commit_ts: dt.datetime | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """Give the JSON form that the window's commit keeps."""
+        """Return the JSON object for the record of the window's commit."""
         return {
             "window": self.window.key,
             "row_count": self.row_count,
@@ -55,7 +58,7 @@ class WindowSummary:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> WindowSummary:
-        """Read the JSON form."""
+        """Return the summary of a record."""
         return cls(
             window=LsnWindow.parse(record["window"]),
             row_count=record["row_count"],
@@ -69,7 +72,7 @@ class WindowSummary:
 
 
 class SummaryBuilder:
-    """Counts a window's rows batch by batch."""
+    """Counter of a window's rows, batch by batch."""
 
     def __init__(self, window: LsnWindow) -> None:
         self._window = window
@@ -80,11 +83,11 @@ class SummaryBuilder:
         self._times: tuple[dt.datetime, dt.datetime] | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows of a batch that has the columns `COUNTED`."""
+        """Add the rows of a batch with the columns `COUNTED`."""
         if batch.num_rows == 0:
             return
         self._row_count += batch.num_rows
-        # Every transaction has exactly one row with ordinal 0, whatever batch it came in.
+        # Every transaction has exactly one row with ordinal 0, in whatever batch.
         self._transaction_count += pc.sum(pc.equal(batch.column("ordinal"), 0)).as_py()
         self._lsns = _widen(self._lsns, batch.column("commit_lsn"))
         self._times = _widen(self._times, batch.column("commit_ts"))
@@ -98,7 +101,7 @@ class SummaryBuilder:
             ops[row["op"]] = ops.get(row["op"], 0) + row["count_all"]
 
     def build(self) -> WindowSummary:
-        """Give the figures, tables and operations in a fixed order."""
+        """Return the summary, with tables and operations sorted by name."""
         first_lsn, last_lsn = self._lsns or (None, None)
         first_time, last_time = self._times or (None, None)
         return WindowSummary(

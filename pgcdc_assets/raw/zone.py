@@ -20,9 +20,10 @@ from pgcdc_assets.raw.window_index import WindowIndex
 
 @dataclass(frozen=True)
 class RawZone:
-    """Gives access to the tables; nothing is opened or created before it is used.
+    """The tables of one capture's raw zone, opened or created at their first use.
 
     Attributes:
+        lake: the lake.
         name: the capture's name.
     """
 
@@ -31,19 +32,19 @@ class RawZone:
 
     @property
     def uri(self) -> str:
-        """The folder of the tables."""
+        """Path or URI of the folder of the tables."""
         return self.lake.path(self.name, "raw")
 
     def captured_on(self, epoch: Epoch) -> tuple[Lsn, int | None]:
-        """Return through which LSN an epoch is captured, and on which timeline of the server.
+        """Return the end of an epoch's newest window, and the window's timeline.
 
-        None: an earlier release landed the newest window, and did not record the timeline.
+        The timeline is None for a window of an early release, which did not record the timeline.
         """
         end, timeline = self.changes.captured_on(epoch.epoch)
         return (epoch.start_lsn, epoch.timeline) if end is None else (end, timeline)
 
     def app_id(self, epoch: int) -> str:
-        """Name the application of all Delta transactions of a capture's epoch."""
+        """Return the application id of all Delta transactions of an epoch."""
         return self.changes.app_id(epoch)
 
     @cached_property
@@ -61,7 +62,7 @@ class RawZone:
 
     @cached_property
     def snapshots(self) -> SnapshotStore:
-        """The copies of whole tables."""
+        """The snapshots of tables."""
         table = self._table("snapshots", schema.SNAPSHOTS, snapshots.PARTITION_BY)
         return SnapshotStore(table, self.name)
 

@@ -1,1 +1,1 @@
-"""How Spark is started, configured and spoken to."""
+"""Start, configuration and use of Spark: embedded sessions and Spark Connect servers."""

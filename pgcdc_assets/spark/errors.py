@@ -1,4 +1,4 @@
-"""Errors of Spark, sorted: conflicts, definite errors, and errors that may pass."""
+"""Classification of Spark's errors: conflicts, definite errors, and transient errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.errors import (
     UnsupportedOperationException,
 )
 
-# Delta's own conditions of writers that meet, by their beginnings.
+# Prefixes of Delta's error conditions for concurrent writers.
 _CONFLICTS = (
     "DELTA_CONCURRENT_",
     "DELTA_METADATA_CHANGED",
@@ -26,7 +26,7 @@ _CONFLICTS = (
 )
 _CONFLICT_CLASSES = ("Concurrent", "MetadataChanged", "ProtocolChanged")
 
-# What Spark raises about the query, the schema or a value: it depends on nothing that passes.
+# Errors about the query, the schema or a value, which a repetition does not change.
 _DEFINITE = (
     AnalysisException,
     ArithmeticException,
@@ -49,14 +49,14 @@ _DEFINITE_CONDITIONS = (
 
 
 def is_conflict(error: Exception) -> bool:
-    """Return whether another writer of the table was faster."""
+    """Return whether the error is a conflict with a concurrent writer of the table."""
     return condition_of(error).startswith(_CONFLICTS) or any(
         kind.__name__.startswith(_CONFLICT_CLASSES) for kind in type(error).__mro__
     )
 
 
 def is_definite(error: Exception) -> bool:
-    """Return whether the same work meets the same error again."""
+    """Return whether a repetition of the work raises the same error."""
     if is_conflict(error):
         return False
     return isinstance(error, _DEFINITE) or condition_of(error).startswith(_DEFINITE_CONDITIONS)
@@ -69,7 +69,7 @@ def condition_of(error: Exception) -> str:
 
 
 def text_of(error: Exception) -> str | None:
-    """Give an error's text; None for a Java exception whose JVM, which has the text, is gone."""
+    """Return an error's text; None for a Java exception of an ended JVM, which holds the text."""
     try:
         return str(error)
     except (Py4JError, OSError):

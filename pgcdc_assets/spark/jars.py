@@ -1,8 +1,8 @@
-"""One process of a user at a time looks up Spark's jars.
+"""A lock for the resolution of Spark's jars, one process of a user at a time.
 
-Spark fetches the jars of `spark.jars.packages` with Ivy, whose cache has no lock: where it is
-empty, processes that start side by side (the steps of a run, the workers of a test run) write into
-each other's files, and all of them fail.
+Spark resolves the jars of `spark.jars.packages` with Ivy, whose cache has no lock. With an empty
+cache, processes that start at the same time (steps of a run, workers of a test run) overwrite each
+other's files and fail.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pgcdc_assets.local import locked
 
 @contextmanager
 def looking_up_alone() -> Iterator[None]:
-    """Hold this user's lock for the block, and wait until nobody else does.
+    """Wait for this user's lock, and hold the lock for the block.
 
-    Where there can be no lock, as in a home that cannot be written, nobody waits.
+    Continue without a lock if the lock file cannot be created, such as in a read-only home folder.
     """
     with ExitStack() as held:
         with suppress(OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The Java that Spark starts with: found as Spark's own scripts find it, and new enough."""
+"""Check of the Java that Spark's scripts use: found by JAVA_HOME or PATH, and new enough."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _SECONDS_TO_ANSWER = 30.0
 
 
 def check_java() -> None:
-    """See that Spark can start a JVM on this machine.
+    """Check that Spark can start a JVM on this machine.
 
     Raises:
-        ConfigurationError: there is no Java, it does not run, or it is too old.
+        ConfigurationError: Java is missing, does not run, or is too old.
     """
     home = os.environ.get("JAVA_HOME", "")
     program = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if program is None:
-        raise ConfigurationError(reason=f"Spark needs Java, and no java is on the PATH. {_INSTALL}")
+        raise ConfigurationError(reason=f"Spark needs Java, but no java is on the PATH. {_INSTALL}")
     if not os.access(program, os.X_OK) or os.path.isdir(program):
         raise ConfigurationError(
-            reason=f"JAVA_HOME is {home}, and there is no program {program}. Set JAVA_HOME to the "
-            "folder of a Java 17 or 21, or unset it"
+            reason=f"JAVA_HOME is {home}, but {program} is no program. Set JAVA_HOME to the folder "
+            "of Java 17 or 21, or unset JAVA_HOME"
         )
     text = _version_text(program)
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     if found is None:
         raise ConfigurationError(
-            reason=f"Spark needs Java, and `{program} -version` does not tell its version. "
-            f"{_INSTALL}, and set JAVA_HOME to its folder"
+            reason=f"Spark needs Java, but `{program} -version` prints no version. {_INSTALL}, and "
+            "set JAVA_HOME to its folder"
         )
     if int(found[1]) < OLDEST:
         raise ConfigurationError(
-            reason=f"Spark needs Java {OLDEST} or newer, and {program} is Java {found[1]}. "
+            reason=f"Spark needs Java {OLDEST} or newer, but {program} is Java {found[1]}. "
             f"{_INSTALL}, and set JAVA_HOME to its folder"
         )
 

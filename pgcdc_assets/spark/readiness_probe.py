@@ -1,11 +1,11 @@
-"""`python -m pgcdc_assets.spark.readiness_probe`: waits for a Spark server, and works on it once.
+"""`python -m pgcdc_assets.spark.readiness_probe`: test of a Spark Connect server by one query.
 
-A process of its own, so that whoever starts a server neither loads PySpark nor hangs on a server
-that takes connections and says nothing. The address comes on standard input: it holds a token, and
-a command line is for everybody to read.
+The probe is a process of its own: the process that starts a server does not load PySpark, and does
+not hang on a server that accepts connections without a reply. The probe reads the server's address
+from standard input, because the address contains a token and other users can read a command line.
 
-A tiny Delta table is written and read: so Spark, Delta and the folder are all there. The server has
-then loaded much of what its first merge would else wait for.
+The probe writes and reads a small Delta table, which tests Spark, Delta and the folder. The server
+also loads many classes that the first merge needs.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ _POLL_SECONDS = 0.1
 
 
 def main() -> None:
-    """Read `{"remote": ..., "port": ..., "folder": ...}`; end with 0 once a query worked."""
-    asked: dict[str, Any] = json.load(sys.stdin)
-    _wait_for_port(asked["port"])
-    session = SparkSession.builder.remote(asked["remote"]).create()
+    """Read `{"remote": ..., "port": ..., "folder": ...}`; exit with 0 after a query succeeds."""
+    request: dict[str, Any] = json.load(sys.stdin)
+    _wait_for_port(request["port"])
+    session = SparkSession.builder.remote(request["remote"]).create()
     try:
-        _write_and_read(session, f"{asked['folder']}/probe")
+        _write_and_read(session, f"{request['folder']}/probe")
     finally:
         session.stop()
 
 
 def _wait_for_port(port: int) -> None:
-    """Wait for as long as the process lives that started this one: the limit is its own."""
-    starter = os.getppid()
-    while os.getppid() == starter:
+    """Wait until the port accepts connections. Exit if the parent process ends.
+
+    The parent process has the time limit.
+    """
+    parent = os.getppid()
+    while os.getppid() == parent:
         with socket.socket() as client:
             if client.connect_ex(("127.0.0.1", port)) == 0:
                 return
@@ -50,7 +53,7 @@ def _write_and_read(session: SparkSession, path: str) -> None:
     session.range(3).write.format("delta").mode("overwrite").save(path)
     read = session.sql(f"SELECT id FROM {delta_table(path)}").collect()
     if len(read) != 3:
-        raise RuntimeError("a table of three rows was written, and others were read")
+        raise RuntimeError(f"three rows were written, but {len(read)} rows were read")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""A Spark Connect server of our own on this machine, so that a small merge does not start a JVM.
+"""A local Spark Connect server, which saves small merges the start of a JVM.
 
-PySpark as pip installs it brings the server; it runs here with the settings of an embedded session,
-listens on 127.0.0.1 at a free port, and takes only clients that know its token: whoever may send it
-a query can do what its user can. A state file that only this user may read says where it is.
+The server is part of the PySpark package. The server runs with the settings of an embedded session
+and listens on a free port of 127.0.0.1. A client needs the server's token, because a client can
+execute anything that the server's user can. The state file, which only this user can read, contains
+port and token.
 
-The state file is written as soon as the process is there, and says `ready` once a client's
-query worked, so that a start which is killed leaves nothing that nobody knows of.
+The state file is written directly after the process starts, and `ready` is set after a client's
+query succeeds. A killed start therefore leaves a process that the next start finds and ends.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pgcdc_assets.spark.settings import server_conf
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
 
-# The first start on a machine fetches 87 MB of jars.
+# The first start on a machine downloads 87 MB of jars.
 _SECONDS_TO_START = 600.0
 _SECONDS_BETWEEN_NEWS = 5.0
 _POLL_SECONDS = 0.1
@@ -43,14 +44,14 @@ Say = Callable[[str], None]
 
 
 class SparkServer:
-    """The one server of a state folder, running or not.
+    """The Spark Connect server of a state folder, running or not.
 
-    All methods may be called by several processes at once: starting and stopping hold a file lock,
-    and what is found running is taken as it is.
+    Several processes may call all methods at the same time: start and stop hold a file lock. A
+    running server is used with the settings of its start.
 
     Args:
-        folder: the state folder; the server's files in it begin with `spark-server`.
-        conf: Spark settings over the defaults, for a start.
+        folder: the state folder; the names of the server's files begin with `spark-server`.
+        conf: Spark settings that override the defaults at a start.
     """
 
     def __init__(self, folder: Path, conf: Mapping[str, str] | None = None) -> None:
@@ -59,11 +60,11 @@ class SparkServer:
         self.state_file = self.folder / "spark-server.json"
         self.log_file = self.folder / "spark-server.log"
         self.work_folder = self.folder / "spark-server"
-        # Kept, so that the process is not left a zombie while this one lives.
+        # Referenced, so that Python reaps the child process.
         self._child: subprocess.Popen[bytes] | None = None
 
     def find(self) -> RunningServer | None:
-        """Return the running server, ready or not; None if there is none."""
+        """Return the running server, ready or not; None without a running server."""
         try:
             state = RunningServer(**json.loads(self.state_file.read_text()))
             return state if state.is_alive() else None
@@ -71,50 +72,50 @@ class SparkServer:
             return None
 
     def usable(self) -> RunningServer | None:
-        """Return the server if it is ready and takes connections."""
+        """Return the server if the server is ready and accepts connections; else None."""
         found = self.find()
         return found if found is not None and found.ready and found.answers() else None
 
     def start(self, say: Say = lambda line: None) -> tuple[RunningServer, bool]:
-        """Start the server unless it runs, and wait until a client's query works.
+        """Start the server if it is not running, and wait until a client's query succeeds.
 
-        If this fails or is interrupted, what was started is ended again.
+        If the start fails or is interrupted, the started process is ended.
 
         Args:
-            say: takes a line every few seconds.
+            say: function that receives a progress line every few seconds.
 
         Returns:
-            The server, and whether this call started it.
+            The server, and whether this call started the server.
 
         Raises:
-            ConfigurationError: Spark cannot start here; the log says more.
-            TransientError: it took too long.
+            ConfigurationError: Spark cannot start on this machine; the log has the details.
+            TransientError: the start took too long, or no port is free.
         """
         with self._lock():
             running = self.usable()
             if running is not None:
                 return running, False
             check_java()
-            # What is left by a start that was killed, or by a server that was.
-            self._tidy_up(self.find())
+            # A killed start leaves a process and files, a killed server leaves files.
+            self._clean_up(self.find())
             say(f"Starting the Spark server; its log is {self.log_file}")
             with looking_up_alone():
                 for _ in range(_PORTS_TO_TRY):
                     started = self._start_at(free_port(), say)
                     if started is not None:
                         return started, True
-        raise TransientError(reason="No free TCP port was found for the Spark server: try again")
+        raise TransientError(reason="No free TCP port was found for the Spark server. Run it again")
 
     def stop(self) -> RunningServer | None:
-        """End the server and its children, if it runs; return what was ended."""
+        """End the running server and its children. Return the ended server, or None."""
         with self._lock():
             found = self.find()
-            self._tidy_up(found)
+            self._clean_up(found)
             return found
 
     @contextmanager
     def running(self, say: Say = lambda line: None) -> Iterator[RunningServer]:
-        """Run the server for the block; one that runs already is used, and left running."""
+        """Run the server for the block. A server that is already running keeps running."""
         server, is_new = self.start(say)
         try:
             yield server
@@ -123,7 +124,7 @@ class SparkServer:
                 self.stop()
 
     def _start_at(self, port: int, say: Say) -> RunningServer | None:
-        """Start on a port; None if somebody else took it meanwhile."""
+        """Start the server on a port; return None if another process has taken the port."""
         self.work_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_name(f"{self.log_file.name}.old"))
@@ -139,20 +140,20 @@ class SparkServer:
                 self._write(server)
                 return server
         except BaseException:
-            self._tidy_up(server)
+            self._clean_up(server)
             raise
-        self._tidy_up(server)
+        self._clean_up(server)
         if "BindException" in self._log():
             return None
         raise ConfigurationError(
-            reason=f"The Spark server ended with status {status} while it started: "
-            f"{self._complaint()}. Its log is {self.log_file}"
+            reason=f"The Spark server ended with status {status} during its start: "
+            f"{self._error_line()}. Its log is {self.log_file}"
         )
 
     def _wait(
         self, process: subprocess.Popen[bytes], server: RunningServer, say: Say
     ) -> int | None:
-        """Wait until a client's query works; give the exit status if the server ended instead."""
+        """Wait until a client's query succeeds. Return the exit status of an ended server."""
         began = news = time.monotonic()
         probe = self._probe(server)
         try:
@@ -163,13 +164,13 @@ class SparkServer:
                     return process.returncode
                 if now - began > _SECONDS_TO_START:
                     raise TransientError(
-                        reason=f"The Spark server was not ready after {_SECONDS_TO_START:g} s: "
-                        f"see {self.log_file}, and try again"
+                        reason=f"The Spark server was not ready after {_SECONDS_TO_START:g} s. "
+                        f"Read {self.log_file}, and run it again"
                     )
                 if now - news > _SECONDS_BETWEEN_NEWS:
                     news = now
-                    does = "tries a query" if server.answers() else "starts"
-                    say(f"... Spark {does} ({now - began:.0f} s)")
+                    state = "runs a test query" if server.answers() else "starts"
+                    say(f"... Spark {state} ({now - began:.0f} s)")
         finally:
             if probe.poll() is None:
                 probe.kill()
@@ -177,31 +178,31 @@ class SparkServer:
         if probe.returncode != 0:
             raise ConfigurationError(
                 reason="The Spark server runs, but no Delta table can be written: "
-                f"{self._complaint()}. Its log is {self.log_file}"
+                f"{self._error_line()}. Its log is {self.log_file}"
             )
         return None
 
     def _probe(self, server: RunningServer) -> subprocess.Popen[bytes]:
-        asked = {"remote": server.remote, "port": server.port, "folder": str(self.work_folder)}
-        with tempfile.TemporaryFile("w+") as question, self.log_file.open("ab") as log:
-            json.dump(asked, question)
-            question.seek(0)
+        request = {"remote": server.remote, "port": server.port, "folder": str(self.work_folder)}
+        with tempfile.TemporaryFile("w+") as stdin, self.log_file.open("ab") as log:
+            json.dump(request, stdin)
+            stdin.seek(0)
             return subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", _PROBE],
-                stdin=question,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
             )
 
-    def _tidy_up(self, server: RunningServer | None) -> None:
-        """End a server, and delete what it left."""
+    def _clean_up(self, server: RunningServer | None) -> None:
+        """End a server, and delete its state file and work folder."""
         if server is not None:
             server.end()
         self.state_file.unlink(missing_ok=True)
         shutil.rmtree(self.work_folder, ignore_errors=True)
 
     def _write(self, server: RunningServer) -> None:
-        """Replace the state file at once, readable for this user only."""
+        """Replace the state file atomically, readable for this user only."""
         draft = self.state_file.with_suffix(".tmp")
         draft.unlink(missing_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -214,11 +215,13 @@ class SparkServer:
         except FileNotFoundError:
             return ""
 
-    def _complaint(self) -> str:
-        """The first line of the log that names an error, else its last one."""
-        lines = self._log().strip().splitlines() or ["it did not say why"]
-        named = [each for each in lines if re.search(r"Exception|Error\b|is not set|No such", each)]
-        return (named or lines[-1:])[0].strip()[:300]
+    def _error_line(self) -> str:
+        """Return the first line of the log with an error, or else the last line."""
+        lines = self._log().strip().splitlines() or ["the log is empty"]
+        errors = [
+            line for line in lines if re.search(r"Exception|Error\b|is not set|No such", line)
+        ]
+        return (errors or lines[-1:])[0].strip()[:300]
 
     def _lock(self) -> AbstractContextManager[None]:
         return locked(self.folder / "spark-server.lock")

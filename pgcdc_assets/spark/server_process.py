@@ -1,7 +1,7 @@
-"""The process of a Spark Connect server: how it is started, and how it is known again.
+"""The process of a Spark Connect server: start, identification and end.
 
-A process counts as the server if its pid is alive and its command line names the server's port: a
-pid that was given anew to another program is neither used nor ended.
+A process is the server if its pid is alive and its command line contains the server's port. If the
+pid was reused by another program, this program is neither used nor ended.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ _PORT_SETTING = "spark.connect.grpc.binding.port"
 _SECONDS_TO_STOP = 30.0
 _POLL_SECONDS = 0.05
 
-# What would make Spark's own scripts take this process for a client of another server.
+# Variables that make Spark's scripts start a client of another server.
 _NOT_INHERITED = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE")
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server's process, as the state file describes it.
+    """A server's process, with the fields of the state file.
 
     Attributes:
-        token: what a client has to know.
-        started_at: seconds since the epoch.
-        ready: whether a client's query has worked.
+        pid: pid of the process, which leads its process group.
+        port: TCP port on 127.0.0.1.
+        token: the secret of the server's clients.
+        started_at: seconds since 1970.
+        ready: a client's query has succeeded.
     """
 
     pid: int
@@ -50,25 +52,25 @@ class RunningServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, to show to people."""
+        """The server's address without the token, for display."""
         return f"sc://localhost:{self.port}"
 
     @property
     def remote(self) -> str:
-        """What a client connects to; it holds the token.
+        """The server's address with the token, for `SparkSession.builder.remote`.
 
-        By name: PySpark sends a token without TLS to `localhost` only.
+        The host is a name: PySpark sends a token without TLS to `localhost` only.
         """
         return f"{self.address}/;token={self.token}"
 
     @property
     def uptime_seconds(self) -> float:
-        """Time since its start."""
+        """Seconds since the start of the server."""
         return max(0.0, time.time() - self.started_at)
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the process and its children."""
+        """Resident memory of the process and its children, in bytes."""
         total = 0
         for process in self._family():
             try:
@@ -78,7 +80,7 @@ class RunningServer:
         return total
 
     def is_alive(self) -> bool:
-        """Whether the process is there, and is the server: a zombie or a stranger is not."""
+        """Return whether the process is alive and is the server. A zombie is not alive."""
         try:
             command = psutil.Process(self.pid).cmdline()
         except psutil.Error:
@@ -86,16 +88,16 @@ class RunningServer:
         return _CLASS in command and f"{_PORT_SETTING}={self.port}" in command
 
     def answers(self) -> bool:
-        """Whether its port takes connections."""
+        """Return whether the server's port accepts connections."""
         with socket.socket() as client:
             client.settimeout(1)
             return client.connect_ex(("127.0.0.1", self.port)) == 0
 
     def end(self) -> None:
-        """End the process and its children, by force if they do not go; nothing if it is gone.
+        """End the process and its children by SIGTERM, and after a time limit by SIGKILL.
 
-        Spark's scripts start helpers of their own on the way to the server, and may do so while
-        they are being ended: the process group, which is the server's own, has them all.
+        Spark's scripts start helper processes before the server, possibly during this call. All
+        these processes belong to the server's process group.
         """
         if not self.is_alive():
             return
@@ -119,16 +121,22 @@ class RunningServer:
 
 
 def launch(conf: Mapping[str, str], token: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a server's process; it works in the folder and adds to the log.
+    """Start a server's process.
+
+    Args:
+        conf: Spark settings.
+        token: the secret of the server's clients.
+        folder: the process's working directory.
+        log: file that the process appends its output to.
 
     Raises:
-        ConfigurationError: this Python has no PySpark with a server in it.
+        ConfigurationError: this Python has no PySpark with a Spark Connect server.
     """
     home = _spark_home()
     command = [str(home / "bin" / "spark-submit"), "--class", _CLASS, "--name", "pgcdc"]
     for name, value in conf.items():
         command += ["--conf", f"{name}={value}"]
-    # What Spark reports of a failed query may quote values: the log is for this user only.
+    # Spark's report of a failed query may contain values: only this user can read the log.
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(
@@ -137,14 +145,14 @@ def launch(conf: Mapping[str, str], token: str, folder: Path, log: Path) -> subp
             env={
                 **{name: v for name, v in os.environ.items() if name not in _NOT_INHERITED},
                 "SPARK_HOME": str(home),
-                # Not on the command line, which is for everybody to read.
+                # Not on the command line, which other users can read.
                 "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
                 "PYSPARK_PYTHON": sys.executable,
             },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # A Ctrl-C is for the command in the foreground; and `end` goes by the group.
+            # Ctrl-C must not end the server, and `end` signals the server's process group.
             start_new_session=True,
         )
     finally:
@@ -152,19 +160,19 @@ def launch(conf: Mapping[str, str], token: str, folder: Path, log: Path) -> subp
 
 
 def _spark_home() -> Path:
-    """The folder of the PySpark that this Python would import."""
+    """Return the folder of the PySpark that this Python imports."""
     found = importlib.util.find_spec("pyspark")
     home = Path(found.origin).parent if found is not None and found.origin is not None else None
     if home is None or not any(home.glob("jars/spark-connect_*.jar")):
         raise ConfigurationError(
-            reason="This Python has no PySpark with a Spark Connect server in it: install the "
-            "package pyspark in the version that setup.cfg names"
+            reason="This Python has no PySpark with a Spark Connect server. Install the package "
+            "pyspark in the version that setup.cfg requires"
         )
     return home
 
 
 def _send(group: int, number: signal.Signals) -> bool:
-    """Signal a process group; whether there was anybody in it."""
+    """Signal a process group. Return whether the group has a process."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

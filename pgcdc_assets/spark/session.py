@@ -1,13 +1,13 @@
-"""Spark sessions: how one is started, and what every merge needs of one.
+"""Spark sessions: start, settings and release, embedded and on a Spark Connect server.
 
-The same code runs in an embedded session and against a Spark Connect server, so nothing here or in
-the other modules of `merge` reaches for the JVM, but to see whether it has ended. Settings that
-decide what is written (time zone, timestamp type, ANSI) are set on the session that merges and not
-left to whoever started it.
+The same code runs in an embedded session and against a Spark Connect server, so neither this module
+nor `merge` accesses the JVM, except to detect its end. Settings that determine written values (time
+zone, timestamp type, ANSI mode) are set on each merging session, independent of the session's
+builder.
 
-A session on a server lives there until it is released, an hour after its last use otherwise. So
-whatever is opened here is closed again: sessions of a merge when it ends, a process's own one when
-the process ends.
+A server keeps a session until the session is released, or for an hour after its last use. This
+package therefore releases every session: a merge's sessions at the end of the merge, and the
+process's session at the end of the process.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ from pgcdc_assets.spark.jars import looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf
 
-# A server of this machine that refuses connections is gone. The client would try again for ten
-# minutes, which is meant for clusters behind a network.
+# A local server that refuses connections has ended. By default the client retries for ten minutes,
+# which suits clusters behind a network.
 _LOCAL_RETRIES = 4
 _LOCAL_SECONDS = 5
 _SECONDS_TO_EXIT = 3
 _DEFAULT_PORT = 15002
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
-# How PySpark notes that a process talks to a server: its functions then build Connect columns.
+# PySpark sets this variable in a client of a server: its functions then build Connect columns.
 _IN_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 
 
 def spark_session(
     app_name: str, *, remote: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start or reuse a session.
+    """Return a session, new or reused.
 
     Args:
-        remote: address of a Spark Connect server (`sc://host:port`); None starts an embedded
-            session.
-        conf: settings that come on top of ours.
+        app_name: the application's name in Spark.
+        remote: address of a Spark Connect server (`sc://host:port`); None: an embedded session.
+        conf: settings that override the package's settings.
 
     Raises:
-        ConfigurationError: an embedded session runs in this process, so it cannot use a server.
+        ConfigurationError: a server is requested, but the process has an embedded session; or an
+            embedded session is requested, but Java is missing.
         TransientError: the server does not answer.
     """
     with connecting(remote):
@@ -65,33 +66,33 @@ def spark_session(
             builder = builder.remote(remote)
         for key, value in settings.items():
             builder = builder.config(key, value)
-        return settled(builder.getOrCreate())
+        return release_at_exit(builder.getOrCreate())
 
 
 def runs_embedded() -> bool:
-    """Say whether this process has an embedded session, beside which it cannot use a server."""
+    """Return whether this process has an embedded session, and therefore cannot use a server."""
     return SparkContext._active_spark_context is not None
 
 
 @contextmanager
 def connecting(remote: str | None) -> Iterator[None]:
-    """Make the process ready for a builder's `getOrCreate`, and say what is wrong if it fails.
+    """Prepare the process for a builder's `getOrCreate`, and convert the errors of the block.
 
-    A process may have a session on another server, or on one that was restarted since, or whose
-    session ended for being idle: such a one is dropped, or `getOrCreate` would return it.
+    A session of this process on another server, on a restarted server, or that the server has
+    ended, is dropped, because `getOrCreate` would return this session.
 
     Args:
-        remote: the server's address; None for an embedded session.
+        remote: the server's address; None: an embedded session.
 
     Raises:
-        ConfigurationError: an embedded session runs in this process, so it cannot use a server; or
-            there is no Java to start one with.
+        ConfigurationError: a server is requested, but the process has an embedded session; or an
+            embedded session is requested, but Java is missing.
         TransientError: the server does not answer.
     """
     if remote and runs_embedded():
         raise ConfigurationError(
-            reason="This process has an embedded Spark session already, so it cannot use the Spark "
-            f"server at {shown(remote)}: run them one after the other"
+            reason="This process has an embedded Spark session already, so the process cannot use "
+            f"the Spark server at {shown(remote)}. Use one process for each"
         )
     known = _connected()
     if known is not None and not (remote and _serves(known, remote)):
@@ -111,12 +112,13 @@ def connecting(remote: str | None) -> Iterator[None]:
             raise
         raise TransientError(
             reason=f"The Spark server at {shown(remote)} does not answer "
-            f"({error.getCondition() or type(error).__name__}): see that it runs, and run it again"
+            f"({error.getCondition() or type(error).__name__}). Check that the server runs, and "
+            "run it again"
         ) from error
 
 
-def settled(session: SparkSession) -> SparkSession:
-    """See that a session on a server is released when the process ends."""
+def release_at_exit(session: SparkSession) -> SparkSession:
+    """Return the session, which is released at the end of the process if it is on a server."""
     client = _client(session)
     if client is not None:
         _retry_briefly(client)
@@ -126,10 +128,10 @@ def settled(session: SparkSession) -> SparkSession:
 
 
 def has_ended(session: SparkSession, error: Exception) -> bool:
-    """Say whether the work of a session failed because its JVM, or its server here, is gone.
+    """Return whether a session's work failed because its JVM, or its local server, has ended.
 
-    A JVM that has begun to exit fails its work in many ways, so an embedded one is given some
-    seconds to be gone. Of a server on another machine nobody knows.
+    A JVM that is exiting raises various errors, so the function waits some seconds for the end of
+    an embedded JVM. The end of a server on another machine is not detected.
     """
     client = _client(session)
     if client is None:
@@ -144,27 +146,27 @@ def has_ended(session: SparkSession, error: Exception) -> bool:
 
 
 def shown(remote: str) -> str:
-    """Write a server's address without what may be secret in it."""
+    """Return a server's address without its parameters, which may contain a secret."""
     return remote.partition("/;")[0]
 
 
 def own_session(spark: SparkSession) -> SparkSession:
-    """Open a session beside the given one, with settings and temporary views of its own.
+    """Open another session of the same Spark, with its own settings and temporary views.
 
-    Delta takes a MERGE's application transaction from the session's settings, so tables that are
-    merged side by side must not share a session. Give it back by `release_session`.
+    Delta reads a MERGE's application transaction from the session's settings, so tables that are
+    merged in parallel must not share a session. Release the session by `release_session`.
     """
     session: SparkSession
     if _client(spark) is None:
         session = spark.newSession()
     else:
         server_side: Any = spark
-        # A server knows a session from its first request on, and clones only what it knows.
+        # The server creates a session at its first request, and clones existing sessions only.
         spark.conf.get("spark.sql.session.timeZone")
         session = server_side.cloneSession()
         _retry_briefly(_client(session))
-        # Else each session has a class loader of its own, and Spark compiles for it anew what it
-        # compiled for the merge before. It is there for sessions that bring classes; ours do not.
+        # By default each session has its own class loader, and Spark compiles the same generated
+        # code once per class loader. Sessions without uploaded classes do not need a class loader.
         session.conf.set("spark.sql.artifact.isolation.alwaysApplyClassloader", "false")
     for key, value in SESSION_CONF.items():
         session.conf.set(key, value)
@@ -172,11 +174,10 @@ def own_session(spark: SparkSession) -> SparkSession:
 
 
 def activate(session: SparkSession) -> None:
-    """Make a session the one that this thread works with.
+    """Make a session the active session of this thread.
 
-    A checkpoint over Connect comes back as a DataFrame of the thread's active session, whatever
-    session took it (`proto_to_remote_cached_dataframe` in PySpark 4.2), and no other session knows
-    it.
+    Over Connect, `checkpoint` returns a DataFrame of the thread's active session, whatever session
+    the checkpoint belongs to (`proto_to_remote_cached_dataframe` in PySpark 4.2).
     """
     if _client(session) is not None:
         connect_session: Any = type(session)
@@ -184,24 +185,24 @@ def activate(session: SparkSession) -> None:
 
 
 def release_session(session: SparkSession) -> None:
-    """End a session that `own_session` opened; on a server it would stay for an hour."""
+    """End a session of `own_session`. A server would keep the session for an hour."""
     client = _client(session)
     if client is None or client.is_closed:
         return
     try:
         client.release_session()
     except PySparkException:
-        # The server is gone, or ended the session by itself: there is nothing to release.
+        # The server has ended, or has ended the session.
         pass
     finally:
         client.close()
-        # A client waits for the process's end to tidy up, and would be kept until then.
+        # The exit handler would keep the closed client in memory until the process ends.
         atexit.unregister(client._on_exit)
 
 
 @contextmanager
 def own_sessions(spark: SparkSession, count: int) -> Iterator[list[SparkSession]]:
-    """Open sessions beside the given one for the block."""
+    """Open `count` sessions by `own_session` for the block."""
     opened: list[SparkSession] = []
     try:
         for _ in range(count):
@@ -224,12 +225,12 @@ def _exits_soon(session: SparkSession) -> bool:
 
 
 def _client(session: SparkSession) -> Any:
-    """The connection of a session on a server; None for an embedded one."""
+    """Return the client of a session on a server; None for an embedded session."""
     return None if hasattr(session, "newSession") else session.client
 
 
 def _connected() -> Any:
-    """The session that this process has on a server, if any."""
+    """Return the session of this process on a server; None without such a session."""
     if _IN_CONNECT_MODE not in os.environ:
         return None
     from pyspark.sql.connect.session import SparkSession as ConnectSession
@@ -238,7 +239,7 @@ def _connected() -> Any:
 
 
 def _serves(session: Any, remote: str) -> bool:
-    """Whether a session is on that server, and the server still knows it."""
+    """Return whether a session is on the server at `remote`, and has not ended."""
     place = urlsplit(shown(remote)).netloc
     if session.client._builder.endpoint not in (place, f"{place}:{_DEFAULT_PORT}"):
         return False
@@ -250,7 +251,7 @@ def _serves(session: Any, remote: str) -> bool:
 
 
 def _check_listens(remote: str) -> None:
-    """See that a server of this machine takes connections."""
+    """Check that a local server accepts connections. Servers on other machines are not checked."""
     place = urlsplit(shown(remote))
     host = place.hostname or ""
     if host not in _LOCAL_HOSTS:
@@ -260,13 +261,13 @@ def _check_listens(remote: str) -> None:
             return
     except OSError as error:
         raise TransientError(
-            reason=f"No Spark server listens at {shown(remote)} ({error.strerror}): see that it "
-            "runs, and run it again"
+            reason=f"No Spark server listens at {shown(remote)} ({error.strerror}). Check that the "
+            "server runs, and run it again"
         ) from error
 
 
 def _drop(session: Any) -> None:
-    """Release a process's own session, and let the next builder make a new one."""
+    """Release the process's session, so that the next builder creates a new session."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     release_session(session)

@@ -1,6 +1,7 @@
-"""The settings of Spark: of every session that merges, of an embedded one, of a server of our own.
+"""Spark settings of merging sessions, of embedded sessions and of the local server.
 
-Nothing here imports PySpark: who starts a server as a process needs the settings only.
+This module does not import PySpark, because the process that starts a server needs the settings
+only.
 """
 
 from __future__ import annotations
@@ -10,21 +11,20 @@ from collections.abc import Mapping
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
-# What the written values depend on.
+# Settings that determine written values and files.
 SESSION_CONF: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
-    # An index beyond a tuple's end is an error and never a quiet NULL; casts that may fail say
-    # try_cast.
+    # With ANSI mode, an array index out of range is an error instead of NULL. Casts that may fail
+    # use try_cast.
     "spark.sql.ansi.enabled": "true",
-    # The default INT96 has nanoseconds: readers that follow it overflow outside the years 1677 to
-    # 2262.
+    # The default type INT96 has nanoseconds: some readers overflow outside the years 1677 to 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
-    # A MERGE reads the files in which a changed row may lie as a whole, for the keys in them.
+    # A MERGE reads every file that may contain a changed row, so a file has a bounded size.
     "spark.sql.files.maxRecordsPerFile": "1000000",
-    # A table with history has two partitions: each task writes both side by side, and need not sort
-    # all rows by the partition first, which would undo their order by key.
+    # A table with history has two partitions. With two open writers, a task writes both partitions
+    # without a sort by partition, which would destroy the order by key.
     "spark.sql.maxConcurrentOutputFileWriters": "2",
 }
 
@@ -32,27 +32,27 @@ _EMBEDDED_CONF: Mapping[str, str] = {
     "spark.jars.packages": DELTA_PACKAGE,
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # One row of 200 MB takes 3 GB on its way through a merge.
+    # A merge of one row of 200 MB needs 3 GB.
     "spark.driver.memory": "4g",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    # A merge has some hundred generated classes, and the default cache holds a hundred: each merge
-    # would compile them anew, and run them cold.
+    # A merge has about a hundred generated classes. The default cache of a hundred classes would
+    # make each merge compile the classes again.
     "spark.sql.codegen.cache.maxEntries": "1000",
-    # The default of 50 tasks to replay a table's log costs seconds on one machine.
+    # By default, 50 tasks replay a table's log, which takes seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
 }
 
 _SERVER_CONF: Mapping[str, str] = {
-    # Nobody else's machine reaches any of its ports.
+    # No port of the server is reachable from other machines.
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
-    # What is kept of past work for a UI that does not run: by default the plans of a thousand
-    # queries, which a process that merges for weeks has no use for.
+    # Spark keeps the plans of a thousand past queries for the UI, which is disabled. A server that
+    # runs for weeks does not need the plans.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "200",
@@ -61,7 +61,7 @@ _SERVER_CONF: Mapping[str, str] = {
 
 
 def embedded_conf() -> dict[str, str]:
-    """The settings of a session that runs in this process, for whoever builds it elsewhere."""
+    """Return the settings of an embedded session."""
     cores = os.cpu_count() or 2
     return {
         **_EMBEDDED_CONF,
@@ -72,10 +72,11 @@ def embedded_conf() -> dict[str, str]:
 
 
 def server_conf(port: int, folder: str) -> dict[str, str]:
-    """The settings of a Spark Connect server on this machine: an embedded session's, and its own.
+    """Return the settings of a local Spark Connect server.
 
     Args:
-        folder: where it keeps temporary files.
+        port: TCP port on 127.0.0.1.
+        folder: folder for temporary files.
     """
     return {
         **embedded_conf(),

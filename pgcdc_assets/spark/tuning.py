@@ -1,8 +1,8 @@
-"""Session settings that follow the size of one merge.
+"""Session settings by the size of one merge.
 
-A merge of a few rows is all planning: writing, compiling and re-planning code for stages that end
-in milliseconds takes most of its time. A large one is the opposite. In between, compiled code pays
-and re-planning does not. So the same session is told before each table what kind of merge comes.
+In a merge of a few rows, planning and code generation take longer than the stages themselves. In a
+large merge, both pay off. In between, code generation pays off and adaptive planning does not. The
+settings of the session are therefore changed before the merge of each table.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_CHANGES = 20_000
-# Few changes of long values are no small merge: one task would hold all of them.
+# Few changes with long values are not a small merge: one task would process all bytes.
 SMALL_CHANGE_BYTES = 32 * 1024 * 1024
-# A task of a shuffle is to get so many bytes of changes.
+# Target bytes of changes per task of a shuffle.
 PARTITION_BYTES = 32 * 1024 * 1024
-# A table up to this size is read as fast whole as in part.
+# Up to this table size, reading the whole table is as fast as reading a part.
 SMALL_BYTES = 32 * 1024 * 1024
 
 FOR_SMALL = {
-    # Without it each stage is planned when the ones before it have ended.
+    # Adaptive execution plans each stage after the previous stage has ended.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
-    # Eight jobs of bookkeeping mark rows as deleted; a small file is written anew in one.
+    # Deletion vectors need eight jobs; rewriting a small file needs one.
     "spark.databricks.delta.merge.deletionVectors.persistent": "false",
-    # The state of a table with few files is asked for several times: each time by one task.
+    # Delta computes the table's snapshot several times, each time with this number of tasks.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
 
@@ -36,32 +36,32 @@ TINY_BYTES = 1024 * 1024
 
 FOR_TINY = {
     **FOR_SMALL,
-    # Java source is written, formatted and looked up for each stage, and for each projection of
-    # each task, even where it was compiled. Without it each row costs more: a table of 100,000
-    # rows takes twice the time.
+    # Code generation writes, formats and looks up Java source for each stage and each projection of
+    # each task, also for compiled code. Without code generation each row costs more: a merge into a
+    # table of 100,000 rows takes twice the time.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
 _BLOOM = "spark.sql.optimizer.runtime.bloomFilter"
-# Ten bits a key let one in a hundred other rows pass. Beyond this many keys there is no filter:
-# each task would be sent more than the 42 MB that this many make, once rounded up.
+# With ten bits a key, one in a hundred non-matching rows passes the Bloom filter. With more keys
+# than this, no filter is built: the filter, 42 MB at this size after rounding up, is sent to every
+# task.
 _BITS_PER_KEY = 10
 _MOST_KEYS = 20_000_000
 
-# What sessions had before they were first told, and what they were told last. To unset a setting
-# would bring back Spark's own default, and not what the session was made with: 200 partitions
-# instead of a few.
+# The settings of sessions before the first and after the last call of `tune`. Unsetting a setting
+# would restore Spark's default (200 partitions) instead of the session's initial value.
 _first: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionary()
-_told: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionary()
+_last: WeakKeyDictionary[SparkSession, dict[str, str | None]] = WeakKeyDictionary()
 
-# Of a partitioned table, such as one with history, Delta otherwise sends each partition's rows to
-# one task.
+# By default Delta sends all rows of a partition of a partitioned table, such as a table with
+# history, to one task.
 _ALL_TASKS_WRITE = {"spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false"}
 
 
 def for_large(change_count: int) -> dict[str, str]:
-    """Give what a merge into a large table is told."""
+    """Return the settings of a merge into a large table."""
     return {
         **_ALL_TASKS_WRITE,
         **_key_filter(change_count),
@@ -69,13 +69,14 @@ def for_large(change_count: int) -> dict[str, str]:
 
 
 def _key_filter(change_count: int) -> dict[str, str]:
-    """Have rows of the table whose keys are not among the changes' dropped before a shuffle.
+    """Return the settings of a Bloom filter that drops unchanged rows before a shuffle.
 
-    Spark does so only for tables of above 10 GB, and only where it takes the changes for few.
+    By default Spark builds a runtime Bloom filter for tables above 10 GB only, and only if it
+    estimates that the changes are few.
     """
     if not 0 < change_count <= _MOST_KEYS:
         return {f"{_BLOOM}.enabled": "false"}
-    # A power of two: Spark compiles source with other constants in it anew.
+    # A power of two, because Spark compiles generated code with another constant again.
     expected = 1 << (change_count - 1).bit_length()
     keys, bits = str(expected), str(_BITS_PER_KEY * expected)
     return {
@@ -90,7 +91,7 @@ def _key_filter(change_count: int) -> dict[str, str]:
 
 
 def is_tiny(change_count: int, target_bytes: int, change_bytes: int = 0) -> bool:
-    """Say whether a merge of this size is planning and hardly anything else."""
+    """Return whether planning takes nearly all time of a merge of this size."""
     return (
         target_bytes <= TINY_BYTES
         and change_count <= TINY_CHANGES
@@ -99,10 +100,11 @@ def is_tiny(change_count: int, target_bytes: int, change_bytes: int = 0) -> bool
 
 
 def _shuffle(change_bytes: int, partitions: str | None) -> dict[str, str]:
-    """Give a shuffle as many partitions as the bytes of the changes need.
+    """Return the number of shuffle partitions for the bytes of the changes.
 
     Args:
-        partitions: what the session was made with.
+        change_bytes: size of the changes as text.
+        partitions: the session's initial number of partitions.
     """
     needed = -(-change_bytes // PARTITION_BYTES)
     if needed <= int(partitions or 200):
@@ -111,15 +113,17 @@ def _shuffle(change_bytes: int, partitions: str | None) -> dict[str, str]:
 
 
 def tune(spark: SparkSession, change_count: int, target_bytes: int, change_bytes: int = 0) -> None:
-    """Prepare a session, which nobody else uses, for a merge of this size.
+    """Set the settings of a session for a merge of this size. No other thread uses the session.
 
     Args:
-        target_bytes: of all files of the SCD table.
-        change_bytes: of the changes as text.
+        spark: the session.
+        change_count: number of changes.
+        target_bytes: size of all files of the SCD table.
+        change_bytes: size of the changes as text.
     """
     if spark not in _first:
         names = (*FOR_TINY, *for_large(1))
-        _first[spark] = _told[spark] = {name: spark.conf.get(name, None) for name in names}
+        _first[spark] = _last[spark] = {name: spark.conf.get(name, None) for name in names}
     wanted = dict(_first[spark])
     if target_bytes > SMALL_BYTES:
         wanted |= for_large(change_count)
@@ -131,10 +135,10 @@ def tune(spark: SparkSession, change_count: int, target_bytes: int, change_bytes
         wanted |= _ALL_TASKS_WRITE
     wanted |= _shuffle(change_bytes, wanted["spark.sql.shuffle.partitions"])
     for name, value in wanted.items():
-        if value == _told[spark].get(name):
+        if value == _last[spark].get(name):
             continue
         if value is None:
             spark.conf.unset(name)
         else:
             spark.conf.set(name, value)
-    _told[spark] = wanted
+    _last[spark] = wanted

@@ -109,7 +109,7 @@ def test_a_slow_client_acknowledges_no_transaction_that_it_has_not_landed(
 
 
 @pytest.mark.usefixtures("wire")
-def test_a_flush_position_never_goes_backwards(capturing: Capturing) -> None:
+def test_a_flush_position_never_decreases(capturing: Capturing) -> None:
     """A8."""
     capturing.begin("create table t (id int)")
     capturing.database.execute("insert into t values (1)")
@@ -126,7 +126,7 @@ def test_a_flush_position_never_goes_backwards(capturing: Capturing) -> None:
 
 
 @pytest.mark.usefixtures("wire")
-def test_a_row_that_comes_for_longer_than_the_servers_patience_lands(
+def test_a_row_that_arrives_for_longer_than_the_sender_timeout_lands(
     capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A14: status packets go out in the middle of a message that is larger than a batch."""
@@ -156,7 +156,7 @@ def test_a_row_that_comes_for_longer_than_the_servers_patience_lands(
     assert capturing.confirmed() == window.end
 
 
-def test_a_slot_that_somebody_else_moved_stops_the_capture(capturing: Capturing) -> None:
+def test_a_slot_that_another_program_advanced_stops_the_capture(capturing: Capturing) -> None:
     """A9: both LSNs and the gap are named."""
     capturing.begin("create table t (id int)")
     expected = capturing.captured_through()
@@ -175,7 +175,7 @@ def test_a_slot_that_somebody_else_moved_stops_the_capture(capturing: Capturing)
     assert capturing.rows() == []
 
 
-def test_a_slot_that_moves_after_the_first_look_stops_the_capture_too(
+def test_a_slot_that_advances_after_the_first_check_stops_the_capture_too(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A9: START_REPLICATION itself would skip the gap without a word."""
@@ -290,7 +290,7 @@ def test_a_landing_that_takes_long_keeps_the_connection_and_the_old_position(
     assert slow.texts("t") == [["1"]]
 
 
-def test_the_limit_of_time_does_not_spoil_a_window_that_is_landed(
+def test_the_time_limit_does_not_affect_a_landed_window(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = capturing.begin_with_one_insert()
@@ -302,7 +302,7 @@ def test_the_limit_of_time_does_not_spoil_a_window_that_is_landed(
     assert capturing.confirmed() == window.end
 
 
-def test_a_limit_that_passes_before_the_commit_says_that_the_window_is_landed(
+def test_a_limit_that_passes_before_the_commit_reports_a_landed_window(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream's end does not undo a landing; the next run has only to confirm it."""
@@ -310,7 +310,9 @@ def test_a_limit_that_passes_before_the_commit_says_that_the_window_is_landed(
     settings = StreamSettings(watch_seconds=0.05)
     _linger_at(failpoints.BEFORE_DELTA_COMMIT, 2, monkeypatch)
 
-    with pytest.raises(TransientError, match=r"is landed and not confirmed yet.*limit of 2 s"):
+    with pytest.raises(
+        TransientError, match=r"is landed, but its end is not confirmed yet.*limit of 2 s"
+    ):
         capturing.capture(window, CaptureLimits(total_seconds=2, stream=settings))
     assert capturing.confirmed() == window.start
 

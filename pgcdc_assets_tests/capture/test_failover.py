@@ -154,7 +154,7 @@ def _confirmed(database: Database) -> str:
 @pytest.mark.parametrize(
     "is_old_lake", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["new", "old lake"]
 )
-def test_after_a_failover_that_lost_nothing_the_capture_goes_on(
+def test_after_a_failover_without_loss_the_capture_continues(
     pair: Pair, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_old_lake: bool
 ) -> None:
     """B16. An earlier release did not record the timeline of what it landed."""
@@ -244,7 +244,7 @@ class _Recorded(ServerTimeline):
         (None, "0/9000000", True),
     ],
 )
-def test_a_history_tells_whether_what_was_captured_is_in_it(
+def test_a_timeline_history_decides_whether_captured_wal_is_part_of_it(
     captured_on: int | None, through: str, is_fine: bool
 ) -> None:
     server = _Recorded(3, None, 1.0)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from pgcdc_assets_tests.support.captures import Capturing
 pytestmark = pytest.mark.postgres
 
 
-def test_a_write_that_hangs_is_left_behind_and_cannot_commit_later(
+def test_a_write_that_hangs_is_abandoned_and_cannot_commit_later(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = capturing.begin_with_one_insert()
@@ -45,19 +45,19 @@ def test_a_write_that_hangs_is_left_behind_and_cannot_commit_later(
     assert capturing.texts("t") == [["1"]]
 
 
-def test_a_reader_that_is_gone_without_a_word_is_noticed(
+def test_a_reader_thread_that_has_ended_silently_is_noticed(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = capturing.begin_with_one_insert()
     monkeypatch.setattr(ReplicationStream, "_run", lambda stream: None)
-    with pytest.raises(ConnectionLost, match="thread that reads it has ended"):
+    with pytest.raises(ConnectionLost, match="reader thread has ended"):
         capturing.capture(window)
     monkeypatch.undo()
     capturing.capture(window)
     assert capturing.texts("t") == [["1"]]
 
 
-def test_a_reader_that_hangs_is_given_up_at_the_limit(
+def test_a_reader_that_hangs_is_abandoned_at_the_limit(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = capturing.begin_with_one_insert()

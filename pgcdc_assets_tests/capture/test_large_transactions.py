@@ -87,7 +87,7 @@ def test_a_transaction_of_many_rows_and_subtransactions_lands_whole_in_little_me
     assert start < capturing.confirmed() == window.end
 
 
-def test_a_row_of_200_mb_lands_and_the_stream_goes_on(capturing: Capturing) -> None:
+def test_a_row_of_200_mb_lands_and_the_stream_continues(capturing: Capturing) -> None:
     """D16."""
     capturing.begin("create table t (id int, v text)")
     capturing.database.execute(LARGE_ROW)

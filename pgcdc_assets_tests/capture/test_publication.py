@@ -32,7 +32,7 @@ def _window(database: Database, zone: RawZone) -> LsnWindow:
 
 @pytest.mark.every_pg
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_changes_written_without_the_publication_are_never_passed_over(
+def test_changes_written_without_the_publication_are_never_skipped(
     database: Database, zone: RawZone, is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B9: since Postgres 18 the server itself goes on without them, with a mere warning."""
@@ -69,7 +69,7 @@ def test_changes_written_without_the_publication_are_never_passed_over(
 
 
 @pytest.mark.every_pg
-def test_a_publication_that_was_gone_while_nothing_was_written_needs_no_new_epoch(
+def test_a_publication_missing_while_nothing_was_written_needs_no_new_epoch(
     database: Database, zone: RawZone
 ) -> None:
     """B9: renewing would copy all tables for nothing."""
@@ -78,13 +78,13 @@ def test_a_publication_that_was_gone_while_nothing_was_written_needs_no_new_epoc
     snapshot_tables(settings, zone, slot, "pub")
     database.execute("drop publication pub; create publication pub for table t")
     database.execute("insert into t values (1)")
-    with pytest.raises(ConfigurationError, match=r"can go on .* pgcdc sync"):
+    with pytest.raises(ConfigurationError, match=r"can continue .* pgcdc sync"):
         renew_epoch(settings, zone, slot, "pub")
     report = capture_window(settings, zone, slot, "pub", _window(database, zone))
     assert report.counts["public.t"] == {"I": 1}
 
 
-def test_a_publication_that_is_gone_is_named_with_the_statement_that_makes_it(
+def test_a_missing_publication_is_named_with_its_create_statement(
     database: Database, zone: RawZone
 ) -> None:
     """All commands name the tables, however these are called."""
@@ -123,6 +123,6 @@ def test_a_slot_older_than_its_publication_is_refused_at_its_first_change(
     database.execute("insert into t values (1)")
     database.execute("create publication pub for table t")
     snapshot_tables(settings, zone, slot, "pub")
-    with pytest.raises(DefiniteError, match=r"made after the slot.*pgcdc renew"):
+    with pytest.raises(DefiniteError, match=r"created after the slot.*pgcdc renew"):
         capture_window(settings, zone, slot, "pub", _window(database, zone))
     assert renew_epoch(settings, zone, slot, "pub").epoch == 2

@@ -54,7 +54,7 @@ def test_two_columns_that_swap_their_names_keep_their_numbers(capturing: Capturi
     assert _attnums_by_row(capturing) == [before, before, after]
 
 
-def test_a_shape_that_comes_back_within_a_backlog_is_told_by_its_transactions(
+def test_a_schema_that_recurs_within_a_backlog_is_identified_by_its_transactions(
     capturing: Capturing,
 ) -> None:
     """The column is dropped, added and renamed, and another takes its name, all unread."""

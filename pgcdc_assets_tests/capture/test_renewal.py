@@ -60,7 +60,7 @@ def test_after_a_dropped_slot_a_new_epoch_makes_the_tables_equal_again(
     assert len(pipeline.rows()) == 40
 
 
-def test_a_slot_recreated_by_somebody_else_stops_the_capture_until_it_is_renewed(
+def test_a_slot_recreated_by_another_program_stops_the_capture_until_renewal(
     pipeline: Pipeline,
 ) -> None:
     """A10: the new slot has the name, but not the changes between."""
@@ -82,7 +82,7 @@ def test_a_slot_recreated_by_somebody_else_stops_the_capture_until_it_is_renewed
     assert [row[0] for row in pipeline.rows()] == [1, 2, 3]
 
 
-def test_a_server_that_went_back_is_gone_on_from_in_a_new_epoch(pipeline: Pipeline) -> None:
+def test_after_a_restore_of_the_server_a_new_epoch_continues(pipeline: Pipeline) -> None:
     """A restore or a failover: what we have ends above the server's WAL, which is written anew."""
     pipeline.start(_TABLE, "insert into t values (1, 'a')")
     pipeline.database.execute("insert into t values (2, 'b')")
@@ -108,7 +108,7 @@ def test_a_server_that_went_back_is_gone_on_from_in_a_new_epoch(pipeline: Pipeli
     assert [row[0] for row in pipeline.rows()] == [2, 3]
 
 
-def test_a_source_that_moved_to_another_cluster_is_gone_on_from_in_a_new_epoch(
+def test_after_a_move_to_another_cluster_a_new_epoch_continues(
     pipeline: Pipeline,
 ) -> None:
     """A dump and restore: the slot's name may be the old one, its changes are not."""
@@ -126,11 +126,11 @@ def test_a_source_that_moved_to_another_cluster_is_gone_on_from_in_a_new_epoch(
     pipeline.assert_equal()
 
 
-def test_a_slot_that_can_go_on_is_not_given_up(pipeline: Pipeline) -> None:
+def test_a_slot_that_can_continue_is_not_dropped(pipeline: Pipeline) -> None:
     """Dropping a healthy slot would lose what it holds, so renewing refuses."""
     pipeline.start(_TABLE)
     pipeline.database.execute("insert into t values (1, 'a')")
-    with pytest.raises(ConfigurationError, match="can go on"):
+    with pytest.raises(ConfigurationError, match="can continue"):
         _renew(pipeline)
     pipeline.sync()
     pipeline.assert_equal()

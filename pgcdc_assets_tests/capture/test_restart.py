@@ -33,7 +33,7 @@ FAILPOINTS = [
 
 @pytest.mark.every_pg
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_a_runner_killed_between_two_steps_leaves_each_change_exactly_once(
+def test_a_capture_killed_between_two_steps_leaves_each_change_exactly_once(
     capturing: Capturing, failpoint: str
 ) -> None:
     """A2, A3."""
@@ -65,7 +65,7 @@ def test_a_runner_killed_between_two_steps_leaves_each_change_exactly_once(
 
 
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_a_runner_that_is_stopped_leaves_all_of_a_window_or_nothing(
+def test_a_terminated_capture_leaves_a_whole_window_or_nothing(
     capturing: Capturing, failpoint: str
 ) -> None:
     """H9: SIGTERM comes in the middle of a transaction, of the landing, or after it."""
@@ -106,7 +106,7 @@ def test_a_landed_window_is_verified_and_reported_with_the_same_figures(
     assert len(capturing.rows()) == 1
 
 
-def test_a_server_that_forgot_our_confirmation_doubles_nothing(
+def test_a_server_that_lost_a_confirmation_duplicates_nothing(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     """A4: the server crashes before it has persisted the slot."""
@@ -130,7 +130,7 @@ def test_a_server_that_forgot_our_confirmation_doubles_nothing(
     assert capturing.confirmed() > landed.end
 
 
-def test_a_transaction_cut_in_the_middle_of_its_delivery_is_landed_whole(
+def test_a_transaction_interrupted_during_its_delivery_is_landed_whole(
     capturing: Capturing,
 ) -> None:
     """A5, A7: its rows share one COPY and so one LSN; the ordinal tells them apart."""
@@ -152,7 +152,7 @@ def test_a_transaction_cut_in_the_middle_of_its_delivery_is_landed_whole(
     assert len({(row["window"], row["commit_lsn"], row["xid"]) for row in rows}) == 1
 
 
-def test_rows_of_one_copy_statement_are_told_apart_by_their_ordinal(capturing: Capturing) -> None:
+def test_rows_of_one_copy_statement_have_different_ordinals(capturing: Capturing) -> None:
     """A7."""
     capturing.begin("create table t (id int)")
     with capturing.database.connect() as connection, connection.cursor() as cursor:

@@ -165,7 +165,7 @@ def test_two_captures_of_one_lake_do_not_share_a_slot(
         _copy(database, RawZone(zone.lake, "second"), slot)
 
 
-def test_of_two_empty_lakes_at_one_moment_one_gets_the_slot(
+def test_of_two_empty_lakes_at_the_same_time_one_gets_the_slot(
     database: Database, zone: RawZone, other_zone: RawZone, slot: str
 ) -> None:
     _make_by_hand(database, slot)
@@ -208,7 +208,7 @@ def test_a_crash_of_the_server_does_not_make_a_slot_look_new(
 
 
 @pytest.mark.every_pg
-def test_a_slot_with_two_phase_is_refused_with_what_to_make_instead(
+def test_a_slot_with_two_phase_is_refused_with_the_statement_of_another(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     """Its stream would stop at the first PREPARE TRANSACTION."""
@@ -252,12 +252,12 @@ def test_a_known_slot_that_was_made_again_with_two_phase_stops_before_its_stream
         (None, "raise max_slot_wal_keep_size"),
         ("wal_removed", "raise max_slot_wal_keep_size"),
         ("rows_removed", "hot_standby_feedback"),
-        ("wal_level_insufficient", "keep it at logical"),
+        ("wal_level_insufficient", "keep wal_level at logical"),
         ("idle_timeout", "idle_replication_slot_timeout"),
         ("of a later release", "raise max_slot_wal_keep_size"),
     ],
 )
-def test_why_a_slot_was_lost_decides_on_what_prevents_it(
+def test_the_cause_of_a_lost_slot_determines_the_prevention(
     database: Database, slot: str, reason: str | None, sentence: str
 ) -> None:
     from pgcdc_assets.postgres.slots import slot_lost_error
@@ -267,7 +267,7 @@ def test_why_a_slot_was_lost_decides_on_what_prevents_it(
     assert sentence in str(slot_lost_error(status))
 
 
-def test_a_standbys_copy_of_a_slot_is_refused_there(database: Database, slot: str) -> None:
+def test_a_synced_slot_is_refused_on_a_standby(database: Database, slot: str) -> None:
     from pgcdc_assets.postgres.slots import check_slot_usable
 
     _make_by_hand(database, slot)

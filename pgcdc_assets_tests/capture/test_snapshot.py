@@ -73,7 +73,7 @@ def test_a_slot_made_by_an_administrator_is_adopted(
     assert _slots(database) == [(slot, False)]
 
 
-def test_a_slot_that_somebody_reads_is_not_adopted(
+def test_a_slot_with_a_walsender_is_not_adopted(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     settings = database.settings("other")
@@ -121,9 +121,7 @@ def test_a_raw_zone_filled_from_another_slot_is_refused(
         drop_database(other)
 
 
-def test_a_slot_that_went_missing_is_not_made_anew(
-    database: Database, zone: RawZone, slot: str
-) -> None:
+def test_a_missing_slot_is_not_recreated(database: Database, zone: RawZone, slot: str) -> None:
     snapshot_tables(database.settings(), zone, slot, "pub")
     with query_connection(database.settings(), "test") as conn:
         drop_slot(conn, slot)

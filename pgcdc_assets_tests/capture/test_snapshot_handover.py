@@ -125,7 +125,7 @@ def _replay(
 
 @pytest.mark.every_pg
 @pytest.mark.slow
-def test_copies_meet_the_stream_exactly_while_writers_go_on(
+def test_snapshots_meet_the_stream_exactly_while_writers_continue(
     database: Database, zone: RawZone
 ) -> None:
     """C1, C2: for the first copy in the slot's own snapshot, and for a later one."""
@@ -215,7 +215,7 @@ def _run(database: Database, zone: RawZone, failpoint: str) -> None:
         ("after_copy_commit:3", 3),
     ],
 )
-def test_a_run_killed_anywhere_is_taken_up_by_the_next(
+def test_a_killed_run_is_continued_by_the_next(
     database: Database, zone: RawZone, failpoint: str, complete: int
 ) -> None:
     """C4: complete copies are kept, nothing of the others is left, and no change is lost
@@ -304,7 +304,7 @@ def test_a_table_that_cannot_be_read_leaves_the_others_alone(
         database.execute(f"drop owned by {role}; drop role {role}")
 
 
-def test_a_table_altered_under_the_copy_is_copied_with_its_new_shape(
+def test_a_table_altered_during_the_copy_is_copied_with_its_new_columns(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C13: the first attempt notices, the second takes a new snapshot."""

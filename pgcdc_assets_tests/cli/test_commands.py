@@ -51,7 +51,7 @@ def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     "command",
     ["", "check", "init", "sync", "status", "verify", "rebuild", "renew", "resnapshot", "spark"],
 )
-def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*([command] if command else []), "--help"])
     assert ended.value.code == 0
@@ -111,7 +111,7 @@ def test_a_name_that_is_wrong_is_one_sentence(command: str) -> None:
     assert line.startswith("pgcdc: There is no capture named nope")
 
 
-def test_what_libraries_print_goes_to_a_file_that_the_sentence_names(tmp_path: Path) -> None:
+def test_output_of_libraries_is_in_a_file_that_the_sentence_names(tmp_path: Path) -> None:
     (tmp_path / "noisy_location.py").write_text(
         "import os, subprocess, warnings\n"
         "warnings.warn('a warning')\n"
@@ -139,7 +139,7 @@ def test_debug_adds_the_stack_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_malformed_connection_string_is_a_setting_to_mend(
+def test_a_malformed_connection_string_is_a_configuration_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PGCDC_DSN", "postgresql://u:secret@[")
@@ -171,7 +171,7 @@ def test_a_dagster_home_that_is_not_there_is_named(
 
 
 @pytest.mark.postgres
-def test_check_says_what_is_missing_and_the_sql(
+def test_check_names_the_missing_privilege_and_its_grant(
     database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
@@ -237,7 +237,7 @@ def test_init_writes_nothing_when_the_source_is_not_ready(
 
 
 @pytest.mark.postgres
-def test_status_before_the_first_sync_says_that_there_is_nothing(
+def test_status_before_the_first_sync_reports_that_nothing_is_captured(
     database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
@@ -248,7 +248,7 @@ def test_status_before_the_first_sync_says_that_there_is_nothing(
 
 
 @pytest.mark.postgres
-def test_status_after_the_slot_was_dropped_says_how_to_go_on(
+def test_status_after_the_slot_was_dropped_names_the_remedy(
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -265,7 +265,7 @@ def test_status_after_the_slot_was_dropped_says_how_to_go_on(
 
 
 @pytest.mark.postgres
-def test_verify_before_the_first_sync_says_what_to_do(
+def test_verify_before_the_first_sync_names_the_remedy(
     database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
@@ -300,7 +300,7 @@ def test_verify_refuses_a_named_table_that_cannot_be_compared(
     assert "s.image" not in error
 
 
-def test_verify_of_all_tables_says_which_ones_are_not_compared(
+def test_verify_of_all_tables_lists_the_tables_that_are_not_compared(
     uncompared: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = Comparison("s", "image", 3, 3, lsn=Lsn(0x10))

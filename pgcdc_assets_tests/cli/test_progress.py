@@ -75,7 +75,7 @@ def test_work_that_fails_is_shown_as_failed_and_ends() -> None:
     assert stream.getvalue().rstrip().endswith("(failed)")
 
 
-def test_work_of_other_threads_is_seen_and_nobody_watches_afterwards() -> None:
+def test_activities_of_other_threads_are_shown_until_the_end_of_the_block() -> None:
     seen: list[str] = []
 
     def work() -> None:

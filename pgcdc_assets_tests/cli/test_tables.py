@@ -44,7 +44,7 @@ def module(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return name
 
 
-def test_a_difference_is_named_and_a_rebuild_mends_it_without_the_source(
+def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
     module: str,
     database: Database,
     spark: SparkSession,

@@ -95,7 +95,7 @@ def test_the_demo_ends_with_equal_tables(clone: Path, spark: SparkSession) -> No
 
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
-def test_the_demo_goes_on_with_its_tables_and_finds_a_planted_difference(
+def test_the_demo_continues_with_its_tables_and_finds_a_planted_difference(
     clone: Path, spark: SparkSession
 ) -> None:
     first = run_demo(clone)

@@ -107,7 +107,7 @@ def test_the_unix_socket_is_served_too(own_server: EmbeddedServer) -> None:
     psycopg2.connect(own_server.conninfo(unix_socket=True)).close()
 
 
-def test_asking_a_stopped_server_for_its_address_says_how_to_start_it(
+def test_the_address_of_a_stopped_server_is_an_error_with_the_remedy(
     own_server: EmbeddedServer,
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"python -m pgcdc_assets.demo dev"):

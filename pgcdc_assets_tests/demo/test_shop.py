@@ -99,7 +99,7 @@ def test_the_workload_sends_every_kind_of_change(shop_database: Database) -> Non
     wait_until(seen_all, "all kinds of messages")
 
 
-def test_the_child_process_ends_at_sigterm_and_says_what_it_did(shop_database: Database) -> None:
+def test_the_child_process_ends_at_sigterm_and_reports_its_work(shop_database: Database) -> None:
     child = subprocess.Popen(
         [
             *(sys.executable, "-m", "pgcdc_assets.demo.workload"),

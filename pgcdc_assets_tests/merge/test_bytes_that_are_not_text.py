@@ -37,7 +37,9 @@ def ascii_capturing(capturing: Capturing) -> Iterator[Capturing]:
         drop_database(database)
 
 
-def test_a_bad_byte_lands_as_hex_and_the_stream_goes_on(ascii_capturing: Capturing) -> None:
+def test_a_byte_that_is_not_utf8_lands_as_hex_and_the_stream_continues(
+    ascii_capturing: Capturing,
+) -> None:
     capturing = ascii_capturing.begin(
         "create table t (id text primary key, v text)", "alter table t replica identity full"
     )

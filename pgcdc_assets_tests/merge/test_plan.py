@@ -41,7 +41,7 @@ def test_the_first_merge_takes_the_copy_and_every_window_after_it() -> None:
     assert plan.recorded_changes == 6
 
 
-def test_later_merges_go_on_at_the_watermark_and_leave_the_copy_alone() -> None:
+def test_later_merges_continue_at_the_watermark_without_the_copy() -> None:
     plan = plan_merge(TARGET, Position(1, Lsn(200)), [_snapshot(100)], LANDED, NEWEST)
     assert (plan.start, plan.end, plan.snapshot) == (200, 400, None)
     assert plan.recorded_changes == 5
@@ -154,7 +154,7 @@ def test_history_waits_for_what_lies_before_a_copy_that_is_ahead() -> None:
     assert (plan.snapshot, plan.start, plan.end, plan.is_last) == (None, 100, 200, True)
 
 
-def test_history_that_cannot_be_folded_goes_on_with_the_next_copy() -> None:
+def test_history_that_cannot_be_folded_continues_with_the_next_copy() -> None:
     plan = plan_merge(
         TARGET,
         Position(1, Lsn(200)),
@@ -237,7 +237,7 @@ def test_a_step_does_not_grow_with_the_windows_that_are_landed_after_it() -> Non
     assert {(step.end, step.recorded_changes) for step in steps} == {(104, 4)}
 
 
-def test_a_step_is_bounded_by_the_bytes_that_files_and_wal_tell_of() -> None:
+def test_a_step_is_bounded_by_the_bytes_of_files_and_wal() -> None:
     """A table of few large rows beside one of many small rows has a small share of the rows."""
     size = 64 * MEGABYTE
     windows = [

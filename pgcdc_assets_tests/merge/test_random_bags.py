@@ -141,7 +141,7 @@ def test_any_cut_of_a_history_gives_each_row_as_often_as_the_source_has_it(
     assert _found(spark, report.path) == expected.described()
 
 
-def test_a_copy_taken_again_replaces_a_bag(spark: SparkSession, zone: RawZone) -> None:
+def test_a_new_snapshot_replaces_a_multiset(spark: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [_bag_relation()])
     landing.begin([("0", None, "a"), ("0", None, "a")])
     landing.land([delete("0", None, "a", old_kind="O")])

@@ -74,7 +74,7 @@ def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
     assert _found(spark, report.path) == sorted(map(_described, _last_of_each_key(expected)))
 
 
-def test_a_copy_taken_again_deletes_what_it_does_not_hold_any_more(
+def test_a_new_snapshot_deletes_rows_that_it_does_not_contain(
     spark: SparkSession, zone: RawZone
 ) -> None:
     landing = Landing(zone, [random_relation("d")])

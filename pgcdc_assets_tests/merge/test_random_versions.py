@@ -73,7 +73,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
         pytest.param("f", ("doc", "number"), id="full, two columns", marks=pytest.mark.soak),
     ],
 )
-def test_writing_the_range_of_the_changes_anew_gives_the_same_versions(
+def test_rewriting_the_range_of_the_changes_gives_the_same_versions(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,9 +140,7 @@ def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
     ]
 
 
-def test_a_copy_taken_again_adds_only_what_it_says_differently(
-    spark: SparkSession, zone: RawZone
-) -> None:
+def test_a_new_snapshot_adds_only_its_differences(spark: SparkSession, zone: RawZone) -> None:
     """Also when it lies in the middle of what one run folds."""
     rng = random.Random("again")
     history = RandomHistory(rng, "d", histories=60)

@@ -86,7 +86,7 @@ def test_what_lies_outside_the_range_stays_where_it_is(
     assert merge(spark, landing, _TARGET).changes_read == 0
 
 
-def test_a_column_that_somebody_added_keeps_its_values(
+def test_a_column_that_the_owner_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
     path = merge(spark, landing, _TARGET).path

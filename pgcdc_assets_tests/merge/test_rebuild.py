@@ -159,7 +159,7 @@ def test_history_is_rebuilt_as_it_was_with_the_source_switched_off(own_pipeline:
     assert history(pipeline) == before
 
 
-def test_a_damaged_table_is_whole_again_and_goes_on(pipeline: Pipeline) -> None:
+def test_a_damaged_table_is_rebuilt_and_merges_continue(pipeline: Pipeline) -> None:
     fill(pipeline)
     table = delta_table(pipeline.path())
     pipeline.spark.sql(f"DELETE FROM {table} WHERE id > 100")
@@ -299,7 +299,7 @@ def test_killed_before_the_commit_the_next_run_cleans_up_and_succeeds(pipeline: 
     assert staging(pipeline.zone) == []
 
 
-def test_a_table_whose_column_names_delta_maps_is_rebuilt_and_goes_on(pipeline: Pipeline) -> None:
+def test_a_table_with_column_mapping_is_rebuilt_and_merges_continue(pipeline: Pipeline) -> None:
     """Delta puts the files of such a table into folders with random names."""
     target = CdcTable("public", "t", (1, 2))
     pipeline.start('create table t ("the id" int primary key, "v,=" text)')

@@ -189,7 +189,7 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
     assert pipeline.rows() == before
 
 
-def test_a_table_made_anew_as_another_kind_begins_where_that_kind_does(
+def test_a_table_rebuilt_as_another_kind_begins_where_that_kind_does(
     pipeline: Pipeline,
 ) -> None:
     """H5: an image that soft deletes are asked of has nothing of the past to lose."""
@@ -210,7 +210,7 @@ def test_a_table_made_anew_as_another_kind_begins_where_that_kind_does(
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_upkeep_and_merges_at_once_lose_and_double_no_row(pipeline: Pipeline) -> None:
+def test_concurrent_maintenance_and_merges_lose_and_duplicate_no_row(pipeline: Pipeline) -> None:
     """H1 and H5 under load: OPTIMIZE, VACUUM and retention beside captures and merges."""
     pipeline.start(
         "create table t (id int primary key, v text)",

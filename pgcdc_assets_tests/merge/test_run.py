@@ -155,7 +155,7 @@ def test_a_table_that_was_dropped_and_made_again_needs_a_copy(
     assert "created again" in str(error)
 
 
-def test_keys_that_their_type_cannot_hold_are_told_apart_by_their_texts(
+def test_keys_that_their_type_cannot_hold_are_distinguished_by_their_texts(
     spark: SparkSession, zone: RawZone
 ) -> None:
     """C8: infinity and BC dates in the key."""

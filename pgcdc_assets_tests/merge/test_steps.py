@@ -223,7 +223,7 @@ def test_a_copy_that_is_compared_with_a_history_counts_as_large_by_its_bytes(
     assert 0.9 * 2 * text < told[-1] < 1.5 * 2 * text
 
 
-def test_the_footers_of_the_raw_zone_tell_the_bytes_of_a_table(zone: RawZone) -> None:
+def test_the_footers_of_the_raw_zone_give_the_bytes_of_a_table(zone: RawZone) -> None:
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin()
     large = [insert(str(n), f"{n}" * 100_000) for n in range(20)]

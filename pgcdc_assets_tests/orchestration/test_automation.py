@@ -149,7 +149,7 @@ def test_other_dependencies_ask_at_each_materialisation() -> None:
         assert automated.asks()
 
 
-def test_a_run_that_goes_on_does_not_hold_up_what_it_has_merged(automated: Automated) -> None:
+def test_a_run_that_continues_does_not_delay_what_it_has_merged(automated: Automated) -> None:
     automated.open("1", "2")
     for key in (A, B):
         automated.materialize(key, "1")

@@ -47,7 +47,7 @@ def test_keys_are_name_layer_schema_and_table(specs: dict[str, dg.AssetSpec]) ->
     assert set(specs) == expected
 
 
-def test_lineage_goes_from_source_to_raw_and_snapshot_to_scd(
+def test_lineage_is_from_source_to_raw_and_snapshot_to_scd(
     specs: dict[str, dg.AssetSpec],
 ) -> None:
     def upstream(key: str) -> set[str]:
@@ -60,7 +60,7 @@ def test_lineage_goes_from_source_to_raw_and_snapshot_to_scd(
     assert upstream("shop/source/shop/orders") == set()
 
 
-def test_every_asset_says_what_it_is(specs: dict[str, dg.AssetSpec]) -> None:
+def test_every_asset_has_a_description(specs: dict[str, dg.AssetSpec]) -> None:
     for spec in specs.values():
         assert spec.group_name == "shop"
         assert spec.description
@@ -73,7 +73,9 @@ def test_every_asset_says_what_it_is(specs: dict[str, dg.AssetSpec]) -> None:
     assert specs["shop/raw"].kinds == {"postgres", "delta"}
 
 
-def test_raw_and_scd_share_the_windows_and_snapshots_go_by_table(location: CodeLocation) -> None:
+def test_raw_and_scd_share_the_windows_and_snapshots_are_partitioned_by_table(
+    location: CodeLocation,
+) -> None:
     graph = location.repository.asset_graph
     raw = graph.get(dg.AssetKey(["shop", "raw"])).partitions_def
     scd = graph.get(dg.AssetKey(["shop", "scd1", "shop", "orders"])).partitions_def
@@ -119,7 +121,7 @@ def test_jobs_sensors_pools_and_executor(location: CodeLocation) -> None:
     }
 
 
-def test_what_is_checked_only_on_demand_is_checked_daily_unless_told_otherwise(
+def test_checks_on_demand_run_daily_by_default(
     location: CodeLocation,
 ) -> None:
     schedules = {schedule.name: schedule for schedule in location.repository.schedule_defs}

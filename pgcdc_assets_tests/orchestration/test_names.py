@@ -49,7 +49,7 @@ def test_definitions_load_with_every_legal_name_side_by_side() -> None:
     assert snapshot.parent_keys == sources
 
 
-def test_a_name_s_odd_characters_stand_in_the_key_as_in_the_lake_s_folder() -> None:
+def test_special_characters_are_encoded_in_the_key_as_in_the_lake_s_folder() -> None:
     graph = location(("a/b", "Order Lines")).repository.asset_graph
     key = dg.AssetKey(["shop", "scd1", "a~2f~b", "Order~20~Lines"])
     assert graph.has(key)

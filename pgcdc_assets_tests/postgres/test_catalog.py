@@ -167,7 +167,7 @@ def test_a_publication_of_a_schema_and_column_lists_are_honoured(database: Datab
 
 
 @pytest.mark.postgres
-def test_row_filter_and_partitioning_are_told_for_the_copy(database: Database) -> None:
+def test_row_filter_and_partitioning_are_known_for_the_copy(database: Database) -> None:
     database.execute(
         """
         create table t (id int primary key);

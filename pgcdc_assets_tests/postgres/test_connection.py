@@ -53,7 +53,7 @@ def test_a_server_is_described_without_the_password(
     assert ConnectionSettings(conninfo).describe() == description
 
 
-def test_the_users_own_options_stay_and_ours_win() -> None:
+def test_options_of_the_user_stay_and_pinned_settings_win() -> None:
     settings = ConnectionSettings("host=db options='-c work_mem=1MB -c datestyle=German'", "shop")
     conninfo = settings.conninfo_for("capture", replication=True)
     assert conninfo.index("work_mem=1MB") < conninfo.index("datestyle=ISO")
@@ -131,7 +131,7 @@ def test_each_refusal_names_its_remedy(text: str, kind: type[Exception], remedy:
 
 @pytest.mark.postgres
 @pytest.mark.every_pg
-def test_defaults_of_the_database_do_not_reach_our_sessions(database: Database) -> None:
+def test_defaults_of_the_database_do_not_affect_sessions(database: Database) -> None:
     """B15, on SQL and on replication connections."""
     hostile = {
         "datestyle": ("German", "ISO, MDY"),
@@ -176,7 +176,7 @@ def test_defaults_of_the_database_do_not_reach_our_sessions(database: Database) 
 
 
 @pytest.mark.postgres
-def test_connections_are_recognisable(database: Database) -> None:
+def test_connections_have_application_names(database: Database) -> None:
     """B18."""
     with query_connection(database.settings("shop"), "sensor"):
         names = database.query("select application_name from pg_stat_activity")
@@ -184,7 +184,7 @@ def test_connections_are_recognisable(database: Database) -> None:
 
 
 @pytest.mark.postgres
-def test_a_slow_statement_ends_by_our_limit_as_a_transient_error(database: Database) -> None:
+def test_a_slow_statement_ends_at_the_limit_as_a_transient_error(database: Database) -> None:
     settings = database.settings(statement_timeout_ms=50)
     with (
         pytest.raises(TransientError, match="statement timeout"),
@@ -195,7 +195,7 @@ def test_a_slow_statement_ends_by_our_limit_as_a_transient_error(database: Datab
 
 
 @pytest.mark.postgres
-def test_a_silent_server_is_given_up_after_the_connect_timeout(
+def test_a_silent_server_is_a_lost_connection_after_the_connect_timeout(
     database: Database, proxy: TcpProxy
 ) -> None:
     proxy.stall()

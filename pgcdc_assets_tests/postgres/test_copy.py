@@ -277,7 +277,7 @@ def test_a_table_altered_after_the_snapshot_is_not_copied(database: Database, ch
             list(copy_published(settings, table, snapshot.snapshot_name))
 
 
-def test_a_table_altered_between_the_look_at_it_and_the_snapshot_is_not_copied(
+def test_a_table_altered_between_its_lookup_and_the_snapshot_is_not_copied(
     database: Database,
 ) -> None:
     """C13: both looks beside the snapshot agree, and the columns that are to be recorded do not."""
@@ -293,14 +293,14 @@ def test_a_table_altered_between_the_look_at_it_and_the_snapshot_is_not_copied(
             list(copy_published(settings, table, snapshot.snapshot_name))
 
 
-def test_a_snapshot_that_is_gone_is_a_transient_error(database: Database) -> None:
+def test_an_ended_snapshot_is_a_transient_error(database: Database) -> None:
     database.execute("create table t (id int primary key); create publication pub for table t")
     settings = database.settings()
     with query_connection(settings, "test") as conn:
         [table] = published_tables(conn, "pub")
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         pass
-    with pytest.raises(TransientError, match="is gone"):
+    with pytest.raises(TransientError, match="does not exist any more"):
         list(copy_published(settings, table, snapshot.snapshot_name))
 
 
@@ -343,7 +343,7 @@ def _rows_of_running_copy(database: Database) -> int:
     return int(found[0][0]) if found else 50_000
 
 
-def test_a_copy_that_is_given_up_ends_at_once_and_leaves_no_session_behind(
+def test_an_abandoned_copy_ends_at_once_and_leaves_no_session(
     database: Database,
 ) -> None:
     """Else whoever gives up would take all the rows that are left."""

@@ -69,6 +69,6 @@ def test_random_bytes_give_rows_or_a_protocol_error(data: bytes, columns: int) -
     assert all(len(row) == columns for row in rows.to_pylist())
 
 
-def test_a_value_that_is_not_utf8_stands_as_hex() -> None:
+def test_a_value_that_is_not_utf8_becomes_hex() -> None:
     rows = decode_copy_text(b"\xff\\t\t\\\\xff\n\\N\t\xc3\xa9\n", 2).to_pylist()
     assert rows == [["\0\\xff09", "\\xff"], [None, "\xe9"]]

@@ -13,7 +13,7 @@ from pgcdc_assets_tests.support.database import Database
 pytestmark = pytest.mark.postgres
 
 
-def test_each_table_that_is_not_where_it_was_is_found(database: Database) -> None:
+def test_each_moved_table_is_found(database: Database) -> None:
     tables = "stays renamed moved dropped made_again swapped unpublished".split()
     for table in tables:
         database.execute(f"create table {table} (id int primary key)")
@@ -36,10 +36,10 @@ def test_each_table_that_is_not_where_it_was_is_found(database: Database) -> Non
         database.execute("alter publication pub add table made_again, swapped")
         found = {e.relation: e.reason for e in find_moved_tables(conn, "pub", known)}
     assert found == {
-        "public.renamed": "is called public.called now",
-        "public.moved": "is called other.moved now",
+        "public.renamed": "is named public.called now",
+        "public.moved": "is named other.moved now",
         "public.dropped": "was dropped",
         "public.made_again": "was dropped and created again",
-        "public.swapped": "is called public.swapped_old now, and another table has its name",
+        "public.swapped": "is named public.swapped_old now, and another table has its name",
         "public.unpublished": "is not in publication pub any more",
     }

@@ -41,7 +41,7 @@ def _walsender(database: Database, slot: str, purpose: str = "capture") -> Itera
         yield stream.info.backend_pid
 
 
-def test_the_second_of_two_runners_is_told_who_holds_the_lease(
+def test_the_error_of_the_second_capture_names_the_holder_of_the_lease(
     database: Database, slot: str
 ) -> None:
     """B5."""
@@ -62,7 +62,7 @@ def test_the_second_of_two_runners_is_told_who_holds_the_lease(
             pass
 
 
-def test_the_lease_of_a_dead_runner_is_free(database: Database, slot: str) -> None:
+def test_the_lease_of_a_dead_capture_is_free(database: Database, slot: str) -> None:
     """B5: the server frees it with the session."""
     settings = database.settings("shop")
     with query_connection(settings, "capture") as second:
@@ -100,7 +100,9 @@ def test_a_lease_that_was_lost_is_noticed(database: Database, slot: str) -> None
             lease.verify()
 
 
-def test_a_lease_that_somebody_else_holds_by_now_is_noticed(database: Database, slot: str) -> None:
+def test_a_lease_that_another_process_holds_by_now_is_noticed(
+    database: Database, slot: str
+) -> None:
     """B6: the session lives on, and has lost its locks, as behind a pooler that resets it."""
     settings = database.settings("shop")
     with (
@@ -118,7 +120,7 @@ def test_a_lease_that_somebody_else_holds_by_now_is_noticed(database: Database, 
 
 
 @pytest.mark.every_pg
-def test_a_stale_walsender_of_ours_is_ended(database: Database, slot: str) -> None:
+def test_a_stale_walsender_of_the_package_is_ended(database: Database, slot: str) -> None:
     """B4."""
     with (
         _walsender(database, slot) as pid,
@@ -131,7 +133,7 @@ def test_a_stale_walsender_of_ours_is_ended(database: Database, slot: str) -> No
         assert not status.is_active
 
 
-def test_a_walsender_that_goes_by_itself_is_waited_for(database: Database, slot: str) -> None:
+def test_a_walsender_that_ends_by_itself_is_waited_for(database: Database, slot: str) -> None:
     """B4."""
     with query_connection(database.settings("shop"), "capture") as conn:
         with _walsender(database, slot) as pid:
@@ -144,7 +146,7 @@ def test_a_walsender_that_goes_by_itself_is_waited_for(database: Database, slot:
         assert wait_or_terminate_stale_walsender(conn, slot, 30) is None
 
 
-def test_a_stranger_on_the_slot_is_named_and_left_alone(database: Database, slot: str) -> None:
+def test_another_program_on_the_slot_is_named_and_not_ended(database: Database, slot: str) -> None:
     """Issue 3, bad input: a slot held by another process."""
     with (
         _walsender(database, slot, purpose="receiver") as pid,

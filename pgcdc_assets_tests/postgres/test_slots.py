@@ -87,7 +87,7 @@ def test_a_slot_is_dropped_once(database: Database) -> None:
         assert not drop_slot(conn, slot)
 
 
-def test_a_temporary_slot_goes_with_its_connection(database: Database) -> None:
+def test_a_temporary_slot_ends_with_its_connection(database: Database) -> None:
     slot = f"s_{database.name}"
     with (
         create_slot(database.settings(), slot, temporary=True),
@@ -141,7 +141,7 @@ def test_slots_made_for_something_else_are_refused(database: Database) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "With-Dash", 'a"b', "x" * 64])
-def test_a_name_that_is_none_for_a_slot_is_refused(database: Database, name: str) -> None:
+def test_an_invalid_slot_name_is_refused(database: Database, name: str) -> None:
     with (
         pytest.raises(ConfigurationError, match="lower-case"),
         create_slot(database.settings(), name),

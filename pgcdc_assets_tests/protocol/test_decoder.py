@@ -143,7 +143,7 @@ def test_a_transaction_below_the_windows_start_is_dropped() -> None:
     assert [row["new"][0] for row in rows] == ["2"]
 
 
-def test_nonsense_positions_of_a_server_are_never_taken_for_the_windows_end() -> None:
+def test_impossible_positions_of_a_server_do_not_end_the_window() -> None:
     """BEHAVIOURS A18: LSN 0/0 in XLogData, 0/0 and the highest LSN in keepalives."""
     nonsense = [encoding.keepalive(0), encoding.keepalive(2**64 - 1)]
 
@@ -167,19 +167,19 @@ def test_a_non_transactional_message_is_counted_and_not_landed() -> None:
 @pytest.mark.parametrize(
     ("payloads", "reason"),
     [
-        (encoding.stream([b"?"]), "action is unknown"),
-        (encoding.stream([encoding.begin(5, 1), encoding.begin(6, 1)]), "do not come in turns"),
-        (encoding.stream([encoding.commit(5)]), "do not come in turns"),
+        (encoding.stream([b"?"]), "the action byte is unknown"),
+        (encoding.stream([encoding.begin(5, 1), encoding.begin(6, 1)]), "do not alternate"),
+        (encoding.stream([encoding.commit(5)]), "do not alternate"),
         (
             encoding.stream([encoding.begin(5, 1), encoding.commit(6)]),
-            "does not commit the open transaction",
+            "is not the LSN of the open transaction",
         ),
         (
             encoding.stream([encoding.begin(0, 1)]),
-            "commit LSNs do not rise",
+            "the commit LSN is not above the last one",
         ),
-        (encoding.stream([encoding.begin(5, 1, 2**60)]), "not in the years 1 to 9999"),
-        (encoding.stream([encoding.begin(5, 1, -(2**60))]), "not in the years 1 to 9999"),
+        (encoding.stream([encoding.begin(5, 1, 2**60)]), "outside the years 1 to 9999"),
+        (encoding.stream([encoding.begin(5, 1, -(2**60))]), "outside the years 1 to 9999"),
         (
             encoding.stream([encoding.begin(5, 1), encoding.insert(9, [b"1"])]),
             "relation 9 was never announced",
@@ -191,11 +191,11 @@ def test_a_non_transactional_message_is_counted_and_not_landed() -> None:
         (encoding.stream([encoding.insert(9, [b"1"])]), "outside a transaction"),
         (transaction(encoding.insert(16400, [b"1"])), "does not have the 3 columns"),
         (transaction(encoding.delete(16400, [None] * 3, b"N")), "marker"),
-        (transaction(encoding.insert(16400, [None] * 3) + b"x"), "bytes follow its last tuple"),
+        (transaction(encoding.insert(16400, [None] * 3) + b"x"), "bytes follow the last tuple"),
         (transaction(encoding.insert(16400, [None] * 3)[:-1]), "in the middle of a tuple"),
         (
             transaction(b"I" + (16400).to_bytes(4, "big") + b"N\0\3nnb\0\0\0\1x"),
-            "none of t, n and u",
+            "not t, n or u",
         ),
         (
             transaction(b"I" + (16400).to_bytes(4, "big") + b"N\0\3nnt\xff\xff\xff\xffx"),
@@ -212,7 +212,7 @@ def test_a_message_that_breaks_the_protocol_is_refused_with_its_reason(
         decode(payloads)
 
 
-def test_values_that_are_not_utf8_stand_as_hex_and_are_counted_by_table() -> None:
+def test_values_that_are_not_utf8_become_hex_and_are_counted_by_table() -> None:
     payloads = transaction(
         encoding.insert(16400, [b"\xc3", b"\xa9", None]),
         encoding.insert(16400, [b"1", b"\\xa9", None]),

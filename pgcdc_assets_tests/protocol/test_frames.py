@@ -65,7 +65,7 @@ def test_a_message_of_more_than_sixteen_megabytes_is_one_frame() -> None:
     assert [len(payload) for payload in payloads_of(found.batch)] == [2, len(long), 2]
 
 
-def test_an_incomplete_frame_says_how_many_bytes_it_has() -> None:
+def test_an_incomplete_frame_gives_its_number_of_bytes() -> None:
     data = encoding.frame(b"w" + bytes(1000))[:100]
 
     found = frames.cut(buffer_of(data), 0, len(data))

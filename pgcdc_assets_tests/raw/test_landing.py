@@ -99,7 +99,7 @@ def test_a_window_that_leaves_a_gap_is_refused(zone: RawZone) -> None:
 
 def test_a_window_that_overlaps_is_refused(zone: RawZone) -> None:
     zone.changes.land(window(100, 200), [])
-    with pytest.raises(RawZoneError, match="overlaps what is captured through 0/C8"):
+    with pytest.raises(RawZoneError, match="overlaps the windows captured through 0/C8"):
         zone.changes.land(window(150, 300), [])
 
 
@@ -129,14 +129,14 @@ def test_a_window_that_was_never_landed_has_no_summary(zone: RawZone) -> None:
 def test_a_landed_window_whose_file_is_gone_is_reported_as_unavailable(zone: RawZone) -> None:
     zone.changes.land(window(100, 200), [transaction(100, 3)])
     Path(zone.changes.table.uri, *data_files(zone)).unlink()
-    with pytest.raises(WindowUnavailable, match="a file of its rows is gone"):
+    with pytest.raises(WindowUnavailable, match="a file of the window's rows is missing"):
         zone.changes.land(window(100, 200), [])
 
 
 def test_a_landed_window_whose_rows_were_deleted_is_reported_as_unavailable(zone: RawZone) -> None:
     zone.changes.land(window(100, 200), [transaction(100, 3)])
     DeltaTable(zone.changes.table.uri).delete("ordinal = 1")
-    with pytest.raises(WindowUnavailable, match="holds 2 of the 3 rows"):
+    with pytest.raises(WindowUnavailable, match="holds 2 of the 3 landed rows"):
         zone.changes.summary(window(100, 200))
 
 

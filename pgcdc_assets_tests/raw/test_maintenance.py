@@ -35,13 +35,13 @@ def make_old(folder: Path, days: int = 2) -> None:
         os.utime(path, (then, then))
 
 
-def test_upkeep_with_nothing_due_writes_nothing(zone: RawZone) -> None:
+def test_maintenance_below_its_limits_writes_nothing(zone: RawZone) -> None:
     assert maintain_raw_zone(zone) == RawMaintenanceReport()
     land_small_windows(zone, 3)
     assert maintain_raw_zone(zone) == RawMaintenanceReport()
 
 
-def test_upkeep_keeps_rows_windows_and_the_application_transaction(zone: RawZone) -> None:
+def test_maintenance_keeps_rows_windows_and_the_application_transaction(zone: RawZone) -> None:
     land_small_windows(zone, 30)
     windows, rows = zone.changes.windows(1), landed(zone)
     make_old(Path(zone.changes.table.uri))
@@ -80,7 +80,7 @@ def test_the_log_is_on_the_disk_from_its_first_entry_to_its_checkpoint(
     assert {*log.glob("*.checkpoint*"), log / "_last_checkpoint"} <= set(pushed)
 
 
-def test_windows_come_from_the_journal_and_from_the_log_once_each(zone: RawZone) -> None:
+def test_windows_come_from_the_window_index_and_from_the_log_once_each(zone: RawZone) -> None:
     land_small_windows(zone, 5)
     maintain_raw_zone(zone, minimum_log_entries=1)
     zone.changes.land(window(1005, 1006), [transaction(1005, 1)])
@@ -91,15 +91,15 @@ def test_windows_come_from_the_journal_and_from_the_log_once_each(zone: RawZone)
     assert [w.window.start for w in zone.changes.windows(1)] == starts
 
 
-def test_the_journal_keeps_few_files_and_reads_few_of_them(
+def test_the_window_index_keeps_few_files_and_reads_few_of_them(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgcdc_assets.raw.window_index._SMALL_FILES", 4)
-    journal = zone.changes.journal.table
+    window_index = zone.changes.window_index.table
     for n in range(10):
         land_small_windows(zone, 1, first=1000 + n)
         maintain_raw_zone(zone, minimum_log_entries=1)
-    loaded = journal.load_or_create()
+    loaded = window_index.load_or_create()
     assert len(loaded.file_uris()) == 2
     starts = [int(w.window.start) for w in zone.changes.windows(1)]
     assert starts == list(range(1000, 1010))
@@ -115,7 +115,7 @@ def test_the_journal_keeps_few_files_and_reads_few_of_them(
     assert len(read) == 1
 
 
-def test_upkeep_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) -> None:
+def test_maintenance_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) -> None:
     """A killed copy leaves files that no commit names; those of a copy at work are younger."""
     land_small_windows(zone, 3)
     zone.relations.register(1, relation(), Lsn(1000))
@@ -123,7 +123,7 @@ def test_upkeep_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) ->
     zone.snapshots.land_snapshot(1, Lsn(1000), relation(), 1, [])
     maintain_raw_zone(zone, minimum_log_entries=1)
     zone.changes.land(window(1003, 1004), [])
-    tables = (zone.changes, zone.snapshots, zone.relations, zone.changes.journal)
+    tables = (zone.changes, zone.snapshots, zone.relations, zone.changes.window_index)
     folders = [Path(part.table.uri) for part in tables]
     kept = [sorted(folder.glob("*.parquet")) for folder in folders]
     for folder in folders:
@@ -154,13 +154,13 @@ def test_compaction_stops_at_a_file_that_is_gone(zone: RawZone) -> None:
     land_small_windows(zone, 6)
     next(Path(zone.changes.table.uri).glob("*.parquet")).unlink()
     version = DeltaTable(zone.changes.table.uri).version()
-    with pytest.raises(RawZoneError, match="a file that its log names is gone"):
+    with pytest.raises(RawZoneError, match="a file of its log is missing"):
         maintain_raw_zone(zone, minimum_files=2)
     assert DeltaTable(zone.changes.table.uri).version() == version
 
 
 @pytest.mark.parametrize(("days", "is_marked"), [(2, False), (8, True)])
-def test_upkeep_spares_the_files_of_a_slow_landing(
+def test_maintenance_keeps_the_files_of_a_slow_landing(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch, days: int, is_marked: bool
 ) -> None:
     """Younger than seven days, or of a writer that has renewed its mark."""
@@ -181,7 +181,7 @@ def test_upkeep_spares_the_files_of_a_slow_landing(
     assert zone.changes.summary(window(1003, 1004)).row_count == 3
 
 
-def test_the_files_of_a_writer_that_died_long_ago_go_with_its_mark(
+def test_the_files_of_a_writer_that_died_long_ago_are_deleted_with_its_mark(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgcdc_assets.raw.files._MARK_SECONDS", 0.0)
@@ -209,7 +209,7 @@ def test_a_landing_whose_file_was_deleted_commits_nothing_and_is_repeated(zone: 
         )
 
     version = DeltaTable(table.uri).version()
-    with pytest.raises(TransientError, match=r"1 of 1 files .* gone before their commit"):
+    with pytest.raises(TransientError, match=r"1 of 1 files .* deleted before their commit"):
         zone.changes.land(window(1002, 1003), [transaction(1002, 3)], before_commit=vacuum)
     assert zone.changes.captured_through(1) == Lsn(1002)
     assert zone.changes.land(window(1002, 1003), [transaction(1002, 3)]).summary.row_count == 3

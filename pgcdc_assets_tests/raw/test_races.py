@@ -47,7 +47,7 @@ def _land(uri: str, start: int, end: int) -> str:
     return "already landed" if report.already_landed else "landed"
 
 
-def test_one_of_two_processes_lands_the_window_and_the_other_learns_it(
+def test_one_of_two_processes_lands_the_window_and_the_other_reports_it_as_landed(
     zone: RawZone, two_processes: ProcessPoolExecutor
 ) -> None:
     """Both have looked, written their files and stand before the commit when they are let go."""
@@ -87,7 +87,7 @@ def _keep_up_meanwhile(uri: str, through: int) -> int:
     return merged
 
 
-def test_upkeep_beside_landings_neither_loses_nor_doubles_a_row(
+def test_maintenance_concurrent_with_landings_neither_loses_nor_duplicates_a_row(
     zone: RawZone, two_processes: ProcessPoolExecutor
 ) -> None:
     landing = two_processes.submit(_land_many, zone.lake.uri, 60)
@@ -122,7 +122,7 @@ def _describe(uri: str, *names: str) -> int:
     return version
 
 
-def test_two_processes_that_describe_the_same_relation_store_one_version(
+def test_two_processes_that_register_the_same_relation_store_one_version(
     zone: RawZone, two_processes: ProcessPoolExecutor
 ) -> None:
     assert list(two_processes.map(_describe, [zone.lake.uri] * 2)) == [1, 1]

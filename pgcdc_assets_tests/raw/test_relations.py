@@ -42,7 +42,7 @@ def test_a_table_of_an_earlier_release_is_read_and_gets_the_new_columns(zone: Ra
     assert later.versions(1)[1].relation.attribute_count == 2
 
 
-def test_a_table_that_is_written_anew_keeps_its_version(zone: RawZone) -> None:
+def test_a_rewritten_table_keeps_its_version(zone: RawZone) -> None:
     """VACUUM FULL makes Postgres forget the value of rows older than a column."""
     assert zone.relations.register(1, _with_missing("5"), Lsn(10)) == 1
     assert zone.relations.register(1, _with_missing(None), Lsn(20)) == 1

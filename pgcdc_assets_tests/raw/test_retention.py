@@ -34,7 +34,7 @@ def starts(zone: RawZone, epoch: int = 1) -> list[int]:
     return [int(summary.window.start) for summary in zone.changes.windows(epoch)]
 
 
-def test_windows_go_that_are_old_and_merged_and_no_other(zone: RawZone) -> None:
+def test_old_merged_windows_are_removed_and_no_other(zone: RawZone) -> None:
     land_days(zone, 6)
     assert zone.changes.kept_from(1) is None
     report = remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
@@ -46,13 +46,13 @@ def test_windows_go_that_are_old_and_merged_and_no_other(zone: RawZone) -> None:
     assert again == RetentionReport(1, Lsn(1030))
 
 
-def test_nothing_goes_above_the_lowest_watermark(zone: RawZone) -> None:
+def test_nothing_is_removed_above_the_lowest_watermark(zone: RawZone) -> None:
     land_days(zone, 6)
     assert remove_windows(zone, 1, Lsn(1029), LATER).floor == Lsn(1020)
     assert starts(zone) == [1020, 1030, 1040, 1050]
 
 
-def test_nothing_goes_before_its_time_and_nothing_is_nothing(zone: RawZone) -> None:
+def test_nothing_is_removed_before_its_time_or_from_an_empty_zone(zone: RawZone) -> None:
     assert remove_windows(zone, 1, Lsn(1060), LATER) == RetentionReport(1, None)
     land_days(zone, 2)
     assert remove_windows(zone, 1, Lsn(1020), COMMIT_TS) == RetentionReport(1, None)
@@ -72,7 +72,7 @@ def test_a_file_that_crosses_the_floor_keeps_its_younger_rows(zone: RawZone) -> 
     assert zone.changes.summary(window(1050, 1060)).row_count == 2
 
 
-def test_windows_without_rows_go_with_an_older_neighbour(zone: RawZone) -> None:
+def test_windows_without_rows_are_removed_with_the_next_window_with_rows(zone: RawZone) -> None:
     zone.changes.land(window(990, 1000), [])
     land_days(zone, 2)
     zone.changes.land(window(1020, 1030), [])
@@ -94,14 +94,14 @@ def test_a_removed_window_is_refused_with_the_floor(zone: RawZone) -> None:
     """H5: the run of an old partition once more."""
     land_days(zone, 4)
     remove_windows(zone, 1, Lsn(1020), LATER)
-    with pytest.raises(RawExpired, match=r"0001-.*removed: .* from 0/3FC on"):
+    with pytest.raises(RawExpired, match=r"0001-.*removed: the oldest LSN .* is 0/3FC"):
         zone.changes.summary(window(1000, 1010))
     with pytest.raises(RawExpired):
         zone.changes.land(window(1000, 1010), [])
     assert zone.changes.summary(window(1020, 1030)).row_count == 2
 
 
-def test_landing_goes_on_and_upkeep_too_after_windows_went(zone: RawZone) -> None:
+def test_landing_and_maintenance_continue_after_a_removal_of_windows(zone: RawZone) -> None:
     land_days(zone, 4)
     remove_windows(zone, 1, Lsn(1040), LATER)
     assert starts(zone) == []
@@ -113,18 +113,18 @@ def test_landing_goes_on_and_upkeep_too_after_windows_went(zone: RawZone) -> Non
     assert zone.changes.kept_from(1) == Lsn(1040)
 
 
-def test_nothing_goes_when_rows_that_were_landed_are_not_there(zone: RawZone) -> None:
+def test_nothing_is_removed_when_landed_rows_are_missing(zone: RawZone) -> None:
     land_days(zone, 4)
     damaged = zone.changes.table.load()
     assert damaged is not None
     damaged.delete("commit_lsn = 1015 AND ordinal = 1")
-    with pytest.raises(RawZoneError, match=r"4 rows were landed below .*, but 3 are there"):
+    with pytest.raises(RawZoneError, match=r"4 rows were landed below .*, but the files contain 3"):
         remove_windows(zone, 1, Lsn(1020), LATER)
     assert zone.changes.kept_from(1) is None
     assert starts(zone) == [1000, 1010, 1020, 1030]
 
 
-def test_windows_that_go_are_no_change_to_whoever_reads_the_table_as_a_stream(
+def test_the_removal_of_windows_is_no_change_for_streaming_readers(
     zone: RawZone,
 ) -> None:
     land_days(zone, 4)
@@ -136,7 +136,7 @@ def test_windows_that_go_are_no_change_to_whoever_reads_the_table_as_a_stream(
     assert [file["dataChange"] for file in files] == [False, False]
 
 
-def test_a_landing_that_began_before_windows_went_is_committed(zone: RawZone) -> None:
+def test_a_landing_that_began_before_a_removal_of_windows_is_committed(zone: RawZone) -> None:
     land_days(zone, 4)
     rows = transaction(1045, 2, commit_ts=COMMIT_TS + 4 * DAY)
 
@@ -147,7 +147,9 @@ def test_a_landing_that_began_before_windows_went_is_committed(zone: RawZone) ->
     assert starts(zone) == [1020, 1030, 1040]
 
 
-def test_retention_compaction_and_landing_at_once_lose_and_double_nothing(zone: RawZone) -> None:
+def test_concurrent_retention_compaction_and_landing_lose_and_duplicate_nothing(
+    zone: RawZone,
+) -> None:
     land_days(zone, 60)
     stop = threading.Event()
     errors: list[Exception] = []
@@ -205,7 +207,9 @@ def copies(zone: RawZone, table: str = "orders") -> list[tuple[int, int, int]]:
     ]
 
 
-def test_copies_go_that_changes_are_missing_after_and_a_merged_one_follows(zone: RawZone) -> None:
+def test_snapshots_are_removed_after_lost_changes_if_a_later_snapshot_is_merged(
+    zone: RawZone,
+) -> None:
     land_days(zone, 6)
     land_copies(zone, 1000, 1012, 1035)
     land_copies(zone, 1000, 1012, table="history")
@@ -228,7 +232,9 @@ def test_copies_go_that_changes_are_missing_after_and_a_merged_one_follows(zone:
     assert copies(zone, "only") == [(1, 1000, 2)]
 
 
-def test_copies_of_an_earlier_epoch_go_when_one_of_a_later_epoch_is_merged(zone: RawZone) -> None:
+def test_snapshots_of_an_earlier_epoch_are_removed_when_one_of_a_later_epoch_is_merged(
+    zone: RawZone,
+) -> None:
     land_days(zone, 2)
     land_days(zone, 2, epoch=2)
     land_copies(zone, 1000)

@@ -21,7 +21,7 @@ from pgcdc_assets_tests.support.raw.rows import transaction, window
         pytest.param(300, 400, 0, True, id="after all of them"),
     ],
 )
-def test_files_that_hold_more_than_the_range_are_told_from_those_that_do_not(
+def test_files_inside_the_range_are_distinguished_from_files_beyond_it(
     zone: RawZone, start: int, end: int, file_count: int, lie_inside: bool
 ) -> None:
     zone.changes.land(window(100, 200), [transaction(110, 3), transaction(150, 2)])

@@ -20,7 +20,7 @@ def fill(root: str) -> Path:
     return Path(root)
 
 
-def test_a_staging_folder_is_gone_at_the_end_whatever_happens(lake: Lake) -> None:
+def test_a_staging_folder_is_removed_at_the_end_in_any_case(lake: Lake) -> None:
     with staging_root(lake, "test", VERIFY) as root:
         made = fill(root)
         assert str(made).startswith(lake.path("test", "verify"))
@@ -31,14 +31,14 @@ def test_a_staging_folder_is_gone_at_the_end_whatever_happens(lake: Lake) -> Non
     assert not made.exists()
 
 
-def test_a_staging_folder_that_nobody_wrote_to_is_no_error(lake: Lake) -> None:
+def test_a_staging_folder_without_content_is_no_error(lake: Lake) -> None:
     with staging_root(lake, "test", REBUILD):
         pass
     remove_folder(lake, lake.path("test", "nothing"))
     assert remove_stale(lake, "test", DAY) == 0
 
 
-def test_only_old_folders_of_ours_are_stale(lake: Lake) -> None:
+def test_only_old_staging_folders_are_stale(lake: Lake) -> None:
     folder = Path(lake.path("test", REBUILD))
     yesterday = (dt.datetime.now(dt.UTC) - 1.5 * DAY).strftime("%Y%m%dT%H%M%SZ")
     just_now = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")

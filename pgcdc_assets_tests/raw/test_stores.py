@@ -46,7 +46,7 @@ def test_relation_versions_count_from_one_per_relation(zone: RawZone) -> None:
     assert found == [("orders", 1, 10), ("orders", 2, 20), ("items", 1, 10)]
 
 
-def test_a_shape_seen_before_keeps_its_number_in_a_later_process(zone: RawZone) -> None:
+def test_a_known_schema_keeps_its_version_in_a_later_process(zone: RawZone) -> None:
     zone.relations.register(1, relation("orders", 1), Lsn(10))
     zone.relations.register(1, relation("orders", 1, "id", "more"), Lsn(20))
     zone.relations.flush()
@@ -59,7 +59,7 @@ def test_a_shape_seen_before_keeps_its_number_in_a_later_process(zone: RawZone) 
     assert later.versions(1)[0].relation == relation("orders", 1)
 
 
-def test_versions_that_were_not_flushed_are_forgotten(zone: RawZone) -> None:
+def test_versions_that_were_not_flushed_are_discarded(zone: RawZone) -> None:
     zone.relations.register(1, relation("orders", 1), Lsn(10))
     zone.relations.discard()
     zone.relations.flush()
@@ -103,7 +103,7 @@ def test_epochs_follow_each_other(zone: RawZone) -> None:
     zone.epochs.append(second)
     assert zone.epochs.all() == [EPOCH, second]
     assert zone.epochs.latest() == second
-    with pytest.raises(RawZoneError, match="epoch 2 cannot be recorded, the next one is 3"):
+    with pytest.raises(RawZoneError, match="epoch 2 cannot be recorded, the next epoch is 3"):
         zone.epochs.append(second)
 
 
@@ -128,7 +128,7 @@ def test_the_lake_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("folder", ["a%20b", "a[b", "a]b", "a|b", "a^b", "a\\b"])
 def test_a_lake_in_a_folder_that_delta_rs_misreads_is_refused(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="in its path, which delta-rs takes for"):
+    with pytest.raises(ConfigurationError, match="in its path, which delta-rs cannot"):
         Lake(str(tmp_path / folder))
 
 

@@ -28,7 +28,7 @@ def test_a_second_start_waits_for_the_first(
     waiting.join()
 
 
-def test_without_a_place_for_the_lock_spark_starts_all_the_same(
+def test_spark_starts_without_a_lock_file_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

@@ -145,7 +145,7 @@ def test_dev_that_is_interrupted_while_it_starts_leaves_no_process(clone: Clone)
     assert java_of(clone.folder) == []
 
 
-def test_a_start_that_fails_says_why_in_a_sentence(clone: Clone, tmp_path: Path) -> None:
+def test_a_failed_start_is_one_sentence_with_the_cause(clone: Clone, tmp_path: Path) -> None:
     said = clone.end(2, clone.begin("spark", "start", JAVA_HOME="/no/such/java"))
     assert "JAVA_HOME is /no/such/java" in said
     write_java(tmp_path, "17.0.1", status_of_others=1)
@@ -165,7 +165,7 @@ def test_two_starts_at_once_give_one_server(clone: Clone) -> None:
     assert "-Xmx1g" in psutil.Process(clone.running().pid).cmdline()
 
 
-def test_status_says_address_process_uptime_and_memory_and_not_the_token(clone: Clone) -> None:
+def test_status_shows_address_process_uptime_and_memory_without_the_token(clone: Clone) -> None:
     running = clone.running()
     said = clone.pgcdc("spark", "status")
     assert f"sc://localhost:{running.port}" in said
@@ -176,7 +176,9 @@ def test_status_says_address_process_uptime_and_memory_and_not_the_token(clone: 
     assert clone.server.state_file.stat().st_mode & 0o077 == 0
 
 
-def test_it_listens_on_this_machine_only_and_refuses_who_has_no_token(clone: Clone) -> None:
+def test_the_server_listens_on_this_machine_only_and_refuses_clients_without_token(
+    clone: Clone,
+) -> None:
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.session import SparkSession
 
@@ -234,7 +236,7 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
     assert "JAVA_HOME is /no/such/java" in said
 
 
-def test_a_killed_server_is_recognised_and_started_anew(clone: Clone) -> None:
+def test_a_killed_server_is_recognised_and_restarted(clone: Clone) -> None:
     killed = clone.running()
     os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: clone.server.find() is None, "the server to be gone")
@@ -244,7 +246,7 @@ def test_a_killed_server_is_recognised_and_started_anew(clone: Clone) -> None:
     assert clone.running().pid != killed.pid
 
 
-def test_stop_ends_the_process_and_what_it_left_and_may_be_repeated(clone: Clone) -> None:
+def test_stop_ends_the_process_deletes_its_files_and_may_be_repeated(clone: Clone) -> None:
     running = clone.running()
     assert f"process {running.pid}" in clone.pgcdc("spark", "stop")
     assert not psutil.pid_exists(running.pid)
@@ -254,7 +256,7 @@ def test_stop_ends_the_process_and_what_it_left_and_may_be_repeated(clone: Clone
     assert "No Spark server runs" in clone.pgcdc("spark", "stop")
 
 
-def test_a_pid_that_another_program_was_given_is_neither_used_nor_ended(tmp_path: Path) -> None:
+def test_a_reused_pid_is_neither_used_nor_ended(tmp_path: Path) -> None:
     server = SparkServer(tmp_path)
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     state = {"pid": stranger.pid, "port": 1, "token": "t", "started_at": time.time()}
@@ -269,13 +271,13 @@ def test_a_pid_that_another_program_was_given_is_neither_used_nor_ended(tmp_path
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": null, "what": 2}'])
-def test_a_state_file_that_makes_no_sense_is_no_server(tmp_path: Path, text: str) -> None:
+def test_a_malformed_state_file_is_no_server(tmp_path: Path, text: str) -> None:
     server = SparkServer(tmp_path)
     server.state_file.write_text(text)
     assert server.find() is None
 
 
-def test_a_python_without_the_server_says_what_to_install(
+def test_a_python_without_the_server_is_an_error_with_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

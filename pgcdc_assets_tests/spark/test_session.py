@@ -33,7 +33,7 @@ pytestmark = pytest.mark.spark
 SETTING = "spark.databricks.delta.write.txnAppId"
 
 
-def test_sessions_side_by_side_share_neither_settings_nor_views(spark: SparkSession) -> None:
+def test_parallel_sessions_share_neither_settings_nor_views(spark: SparkSession) -> None:
     with own_sessions(spark, 2) as (one, two):
         one.conf.set(SETTING, "mine")
         one.range(1).createOrReplaceTempView("pgcdc_source")
@@ -46,7 +46,7 @@ def test_sessions_side_by_side_share_neither_settings_nor_views(spark: SparkSess
     assert spark.range(3).count() == 3
 
 
-def test_after_a_small_merge_a_large_one_has_what_the_session_was_made_with(
+def test_after_a_small_merge_a_large_merge_has_the_session_s_initial_settings(
     spark: SparkSession,
 ) -> None:
     """Spark's own default of 200 partitions would make a large merge slower by a fifth."""
@@ -163,7 +163,7 @@ def sessions_on(server: RunningServer) -> int:
     return int(found[1]) if found else 0
 
 
-def test_a_process_with_an_embedded_session_says_that_it_cannot_use_a_server(
+def test_a_process_with_an_embedded_session_cannot_use_a_server(
     embedded_session: SparkSession,
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"sc://localhost:1\b") as caught:

@@ -178,8 +178,8 @@ def connect_session(spark_server: RunningServer) -> Iterator[SparkSession]:
     """A session on that server."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    from pgcdc_assets.spark.session import release_session, settled
+    from pgcdc_assets.spark.session import release_at_exit, release_session
 
     session: Any = ConnectSession.builder.remote(spark_server.remote).create()
-    yield settled(session)
+    yield release_at_exit(session)
     release_session(session)

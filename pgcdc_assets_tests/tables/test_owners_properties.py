@@ -95,7 +95,7 @@ def test_a_rebuild_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone) 
     assert sorted(map(tuple, rows)) == [(1, "a", None), (2, "b", None), (4, "d", None)]
 
 
-def test_a_row_against_the_owners_constraint_is_no_error_that_passes(
+def test_a_row_against_the_owners_constraint_is_a_definite_error(
     spark: SparkSession, zone: RawZone
 ) -> None:
     """A retry meets the same row; the sentence names the condition, and no value."""

@@ -76,7 +76,7 @@ def delete(lake: Lake, path: Path, keep_hours: float = 0.0) -> int:
     return delete_replaced_files(lake, str(path), keep_hours).deleted_files
 
 
-def test_replaced_files_go_and_the_table_stays(lake: Lake, path: Path) -> None:
+def test_replaced_files_are_deleted_and_the_table_stays(lake: Lake, path: Path) -> None:
     report = delete_replaced_files(lake, str(path), 0)
     assert (report.deleted_files, data_files(path)) == (10, live_files(path))
     assert report.deleted_bytes == report.replaced_bytes > report.live_bytes
@@ -94,14 +94,14 @@ def test_a_merge_deletes_what_outweighs_the_table(
     assert len(data_files(path)) == 11 - deleted
 
 
-def test_little_is_left_alone(lake: Lake, path: Path) -> None:
+def test_a_small_excess_is_not_deleted(lake: Lake, path: Path) -> None:
     report = vacuum_after_merge(lake, str(path), 0, 0)
     assert 0 < report.replaced_bytes < MINIMUM_BYTES
     assert (report.deleted_files, len(data_files(path))) == (0, 11)
 
 
 @pytest.mark.usefixtures("_nothing_is_small")
-def test_two_of_ten_versions_are_looked_at(lake: Lake, path: Path) -> None:
+def test_two_of_ten_versions_are_examined(lake: Lake, path: Path) -> None:
     """A merge takes two versions, so one of five merges pays for a look."""
     looked = []
     for number in range(10):
@@ -112,7 +112,7 @@ def test_two_of_ten_versions_are_looked_at(lake: Lake, path: Path) -> None:
     assert vacuum_after_merge(lake, str(path), 0, 0).deleted_files == 9
 
 
-def test_files_that_were_replaced_lately_wait_in_the_ledger(
+def test_recently_replaced_files_wait_in_the_ledger(
     lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each commit is read once, and may be gone when its files are old."""
@@ -226,7 +226,9 @@ def test_files_that_the_log_names_outside_the_table_stay(lake: Lake, path: Path)
     assert data_files(path) == live_files(path) | {"b%2E.parquet", "b..parquet"}
 
 
-def test_two_at_once_delete_each_file_once_and_fail_at_none(lake: Lake, path: Path) -> None:
+def test_two_concurrent_calls_delete_each_file_once_without_an_error(
+    lake: Lake, path: Path
+) -> None:
     for number in range(100):
         write(path, number)
     errors: list[Exception] = []
@@ -335,7 +337,7 @@ def test_files_of_an_object_store_are_deleted(
 
 
 @pytest.mark.spark
-def test_upkeep_leaves_the_ledger_and_cleans_the_log(
+def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     lake: Lake, path: Path, spark: SparkSession
 ) -> None:
     """Spark's VACUUM removes what no commit names, but not below an underscore."""

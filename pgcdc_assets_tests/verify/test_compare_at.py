@@ -102,7 +102,7 @@ def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
     }
 
 
-def test_tables_compared_together_are_told_apart_and_one_that_fails_holds_up_no_other(
+def test_tables_compared_together_have_separate_results_and_a_failure_stops_no_other(
     pipeline: Pipeline,
 ) -> None:
     """Equal, wrong, never merged and wrong again; the unmerged changes are folded for all."""
@@ -216,7 +216,7 @@ def test_row_filter_and_column_list_hold_on_the_source_too(pipeline: Pipeline) -
     assert found.source_rows == 11
 
 
-def test_what_is_committed_after_the_moment_is_on_neither_side(pipeline: Pipeline) -> None:
+def test_commits_after_the_comparison_point_are_on_neither_side(pipeline: Pipeline) -> None:
     """One window holds changes from before and after the moment; merges have gone beyond it."""
     pipeline.start(
         "create table t (id int primary key, v text)",
@@ -239,7 +239,7 @@ def test_what_is_committed_after_the_moment_is_on_neither_side(pipeline: Pipelin
 
 
 @pytest.mark.soak
-def test_a_copy_taken_before_the_moment_is_part_of_it(pipeline: Pipeline) -> None:
+def test_a_snapshot_before_the_comparison_point_is_part_of_it(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
     pipeline.database.execute("update t set v = 'b'")
@@ -290,17 +290,17 @@ def test_a_table_whose_log_cannot_be_read_is_named(pipeline: Pipeline) -> None:
         verify(pipeline)
 
 
-def test_a_table_that_is_altered_meanwhile_is_left_to_another_try(pipeline: Pipeline) -> None:
+def test_a_table_altered_during_the_comparison_is_a_transient_error(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
     with moment_of(pipeline) as moment:
         pipeline.capture()
         pipeline.database.execute("truncate t")
-        with pytest.raises(TransientError, match="altered while it was compared"):
+        with pytest.raises(TransientError, match="altered during the comparison"):
             compare(pipeline, moment)
 
 
-def test_a_moment_that_nobody_captures_is_waited_for_a_limited_time(pipeline: Pipeline) -> None:
+def test_the_wait_for_the_capture_of_the_comparison_point_is_limited(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)")
     pipeline.sync()
     with moment_of(pipeline) as moment:
@@ -308,7 +308,9 @@ def test_a_moment_that_nobody_captures_is_waited_for_a_limited_time(pipeline: Pi
             wait_captured(pipeline.zone, moment, 0.1)
 
 
-def test_an_open_transaction_delays_a_moment_for_a_limited_time(pipeline: Pipeline) -> None:
+def test_an_open_transaction_delays_a_comparison_point_for_a_limited_time(
+    pipeline: Pipeline,
+) -> None:
     pipeline.start("create table t (id int primary key)")
     pipeline.sync()
     settings = pipeline.database.settings(lock_timeout_ms=300)
@@ -319,7 +321,7 @@ def test_an_open_transaction_delays_a_moment_for_a_limited_time(pipeline: Pipeli
                 raise AssertionError("the slot cannot have been made")
 
 
-def test_a_moment_leaves_no_slot_behind(pipeline: Pipeline) -> None:
+def test_a_comparison_point_leaves_no_slot(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)")
     with moment_of(pipeline):
         slots = pipeline.database.query(

@@ -25,7 +25,7 @@ M, E, D = Kind.MISSING, Kind.EXTRA, Kind.DIFFERS
         ([], ["a1"], [(E, "a")]),
     ],
 )
-def test_rows_are_told_apart_by_key_and_counted(
+def test_rows_are_compared_by_key_and_counted(
     source: list[str], target: list[str], found: list[tuple[Kind, str]]
 ) -> None:
     def streams(rows: list[str]) -> list[tuple[str, str]]:

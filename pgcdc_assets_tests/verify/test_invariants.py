@@ -250,7 +250,7 @@ def shared_full(full_tables: Merged) -> Iterator[Merged]:
         yield tables
 
 
-def test_keys_that_their_type_cannot_hold_are_told_apart(full_tables: Merged) -> None:
+def test_keys_that_their_type_cannot_hold_are_distinguished(full_tables: Merged) -> None:
     assert not broken(full_tables.check_merged(2, HISTORY))
     assert not broken(full_tables.check_all(2, HISTORY))
 

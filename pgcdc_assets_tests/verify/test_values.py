@@ -63,9 +63,7 @@ UNREADABLE: list[tuple[str, pa.DataType]] = [
 
 
 @pytest.mark.parametrize(("text", "kind"), UNREADABLE)
-def test_a_text_that_the_type_cannot_hold_is_said_to_be_unreadable(
-    text: str, kind: pa.DataType
-) -> None:
+def test_a_text_that_the_type_cannot_hold_is_unreadable(text: str, kind: pa.DataType) -> None:
     with pytest.raises(Unreadable):
         reader_for(kind)(text)
 

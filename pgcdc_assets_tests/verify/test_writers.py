@@ -59,7 +59,7 @@ class Writer:
             self._thread.join()
 
 
-def test_verify_says_equal_repeatedly_while_writers_go_on(pipeline: Pipeline) -> None:
+def test_verify_reports_equality_repeatedly_while_writers_continue(pipeline: Pipeline) -> None:
     pipeline.start(
         "create sequence ids start 1000",
         "create table t (id int primary key, v text, n float8)",

@@ -1,1 +1,1 @@
-"""The pre-flight: everything that a capture needs of a server."""
+"""The pre-flight check of a server, a publication, a slot and tables."""

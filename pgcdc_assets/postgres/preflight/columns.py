@@ -1,4 +1,4 @@
-"""Pre-flight of columns: those that a declared key names, and those that the server computes."""
+"""Pre-flight check of columns: columns of a declared key, and generated columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pgcdc_assets.protocol.relation import Relation
 
-# A column list that names some columns leaves out the others on purpose.
+# A table with a column list is skipped: the list omits columns on purpose.
 _GENERATED = """
 select c.oid::bigint, a.attname::text, a.attgenerated::text
   from pg_publication_tables t
@@ -27,7 +27,7 @@ select c.oid::bigint, a.attname::text, a.attgenerated::text
  order by a.attnum
 """
 
-# A NOT NULL constraint may also be the domain's.
+# A domain may have a NOT NULL constraint as well.
 _NULLABLE = """
 select a.attname::text
   from pg_attribute a join pg_type t on t.oid = a.atttypid
@@ -40,7 +40,7 @@ _STORED = "s"
 
 
 def read_generated(conn: Connection, publication: str) -> dict[int, dict[str, str]]:
-    """Read the generated columns of published tables by OID: names, and `attgenerated`."""
+    """Return the generated columns of published tables, by OID: names and `attgenerated`."""
     with conn.cursor() as cursor:
         cursor.execute(_GENERATED, (publication,))
         found: dict[int, dict[str, str]] = {}
@@ -52,7 +52,7 @@ def read_generated(conn: Connection, publication: str) -> dict[int, dict[str, st
 def check_generated(
     conn: Connection, publication: str, relation: Relation, generated: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Name the generated columns that the publication leaves out."""
+    """Yield a warning for the generated columns that the publication does not send."""
     sent = {column.name for column in relation.columns}
     missing = [name for name in generated if name not in sent]
     if not missing:
@@ -68,17 +68,18 @@ def check_generated(
         "generated",
         "warning",
         f"Table {relation.qualified_name}: generated column{'s' if many else ''} "
-        f"{', '.join(missing)} {'are' if many else 'is'} not published, so the lake does not have "
-        f"{'them' if many else 'it'}.",
+        f"{', '.join(missing)} {'are' if many else 'is'} not published, so the lake does not "
+        f"contain {'these columns' if many else 'this column'}.",
         remedy,
         relation.qualified_name,
     )
 
 
 def check_key(conn: Connection, relation: Relation, key: Sequence[str]) -> Iterator[Finding]:
-    """Name the columns of a declared key that the table does not have or send, or that may be NULL.
+    """Yield errors for the columns of a declared key that are not published or may be NULL.
 
-    Under another replica identity than FULL the key is part of an index without NULLs.
+    The check for NULL is necessary with REPLICA IDENTITY FULL only. With another replica identity
+    the key is part of an index without NULLs.
     """
     sent = [column.name for column in relation.columns]
     missing = [name for name in key if name not in sent]
@@ -86,7 +87,7 @@ def check_key(conn: Connection, relation: Relation, key: Sequence[str]) -> Itera
         yield Finding(
             "key",
             "error",
-            f"The declared key of table {relation.qualified_name} names {', '.join(missing)}, and "
+            f"The declared key of table {relation.qualified_name} names {', '.join(missing)}, but "
             f"the table's published columns are {', '.join(sent)}.",
             "Correct `key` of this table in the capture's settings.",
             relation.qualified_name,
@@ -114,7 +115,7 @@ def _read_nullable(conn: Connection, relation: Relation, names: Sequence[str]) -
 def check_undeclared(
     published: Sequence[str], declared: Sequence[str], publication: str
 ) -> Iterator[Finding]:
-    """Name the tables that are published and not declared."""
+    """Yield a warning for the tables that are published and not declared."""
     names = sorted(set(published) - set(declared))
     if names:
         yield Finding(
@@ -122,6 +123,7 @@ def check_undeclared(
             "warning",
             f"Publication {publication} sends {len(names)} "
             f"table{'s that are' if len(names) > 1 else ' that is'} not declared: "
-            f"{', '.join(names)}. The raw zone keeps their changes, and no SCD table is made.",
-            "Declare them in the capture's settings, or take them out of the publication.",
+            f"{', '.join(names)}. The raw zone keeps their changes, but no SCD table is built.",
+            "Declare these tables in the capture's settings, or remove these tables from the "
+            "publication.",
         )

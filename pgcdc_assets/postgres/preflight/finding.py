@@ -1,4 +1,4 @@
-"""What a pre-flight check says: one sentence, and the SQL that mends it."""
+"""The result of a pre-flight check: one sentence, and the SQL that corrects the problem."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ class Finding:
     """One result of the pre-flight.
 
     Attributes:
-        code: a fixed word for what was looked at: `wal_level`, `publication`, `replica_identity`
-            ...
-        severity: an error stops a capture or falsifies it; a warning will bite later.
-        message: names the thing.
-        remedy: what to do, SQL where SQL does it; empty when nothing is to be done.
-        table: `schema.table` where the finding is about one.
+        code: constant that names the check, such as `wal_level`, `publication` or `slot`.
+        severity: error: a capture fails or loses changes; warning: a problem is likely later.
+        message: sentence that names the object.
+        remedy: SQL statement or instruction; empty if no action is necessary.
+        table: `schema.table` for a finding about one table; else None.
     """
 
     code: str
@@ -35,10 +34,10 @@ class Finding:
 
 
 def raise_errors(findings: Iterable[Finding]) -> None:
-    """Turn findings into an exception when there are errors among them.
+    """Raise an exception if the findings contain errors.
 
     Raises:
-        ConfigurationError: with all errors' sentences.
+        ConfigurationError: the sentences of all errors.
     """
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:

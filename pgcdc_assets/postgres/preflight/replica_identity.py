@@ -1,8 +1,9 @@
-"""Pre-flight of replica identities: whether the application's UPDATE and DELETE will work at all.
+"""Pre-flight check of replica identities: whether UPDATE and DELETE of the application succeed.
 
-The server refuses them when it could not send which row is meant (CheckCmdReplicaIdentity() in
-execReplication.c). Of a partitioned table that is sent through its root, it looks at the identity
-of the partition that holds the row; ALTER TABLE ... REPLICA IDENTITY of the root reaches none.
+The server refuses UPDATE and DELETE on a published table without a usable replica identity
+(CheckCmdReplicaIdentity() in src/backend/executor/execReplication.c). For a partitioned table the
+identity of the partition that holds the row counts, also with publish_via_partition_root. ALTER
+TABLE ... REPLICA IDENTITY on the root does not change the partitions.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 
     from pgcdc_assets.protocol.relation import Relation
 
-# What has to have the identity: the table, or the partitions that hold the rows of a partitioned
-# one.
+# The relations that need an identity: the table, or the leaf partitions of a partitioned table.
 _HOLDERS = """
 select c.oid::bigint, coalesce(t.relid, c.oid::regclass)::oid::bigint,
        exists (select from pg_index i
@@ -41,8 +41,8 @@ select a.attrelid::bigint, array_agg(a.attname::text)
  group by a.attrelid
 """
 
-# Columns of row filters that the identity does not have. The catalog keeps a filter as the tree of
-# its expression, in which a column is a number.
+# Columns that a row filter uses and the replica identity lacks. The catalog stores a row filter as
+# an expression tree (pg_node_tree), in which `:varattno` is the column's attnum.
 _BEYOND_IDENTITY = """
 with used as (
     select distinct r.prrelid as relation, a.attname as name
@@ -66,7 +66,7 @@ select relation::bigint, array_agg(distinct l.name::text), array_agg(distinct l.
  group by relation
 """
 
-_FAIL = "the application's UPDATE and DELETE on it fail."
+_FAIL = "the application's UPDATE and DELETE on this table fail."
 # A table may have thousands of partitions.
 _MOST_NAMED = 5
 
@@ -78,14 +78,19 @@ class _Beyond(NamedTuple):
 
 @dataclass(frozen=True)
 class _Holder:
-    """A table, or a partition, with all its columns."""
+    """A table or a partition with all its columns.
+
+    Attributes:
+        relation: the table or partition.
+        has_deferrable_key: the primary key is deferrable, and therefore no replica identity.
+    """
 
     relation: Relation
     has_deferrable_key: bool
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of its identity."""
+        """The columns of the replica identity."""
         return frozenset(column.name for column in self.relation.columns if column.is_key)
 
     @property
@@ -94,12 +99,12 @@ class _Holder:
 
     @property
     def lack(self) -> str:
-        """Say why it has no identity."""
+        """The reason for the missing replica identity, as an object of "has"."""
         if self.relation.replica_identity == "d" and self.has_deferrable_key:
             return "a deferrable primary key, which is no replica identity"
         return {
             "n": "replica identity NOTHING",
-            "i": "a replica identity index that is gone",
+            "i": "a replica identity index that was dropped",
         }.get(self.relation.replica_identity, "no primary key")
 
 
@@ -108,10 +113,12 @@ class Identity:
     """The replica identity of a published table.
 
     Attributes:
-        holders: the table itself, or the partitions that hold its rows.
-        generated: its generated columns.
-        are_generated_exempt: the server does not mind that they are left out (before PG 18).
-        filtered: columns of its row filter that are not in the identity, and of whom.
+        holders: the table itself, or the leaf partitions of a partitioned table.
+        generated: names of the generated columns.
+        are_generated_exempt: the server accepts unpublished generated columns in the replica
+            identity (before PG 18).
+        filtered: columns of the row filter that are missing from the replica identity, and the
+            tables that miss these columns; None without such columns.
     """
 
     holders: tuple[_Holder, ...]
@@ -123,7 +130,7 @@ class Identity:
 def read_identities(
     conn: Connection, publication: Publication, relation_ids: Sequence[int]
 ) -> dict[int, Identity]:
-    """Read the identities of published tables, by OID."""
+    """Return the replica identities of published tables, by OID."""
     with conn.cursor() as cursor:
         cursor.execute(_HOLDERS, (list(relation_ids),))
         rows: list[tuple[int, int, bool]] = cursor.fetchall()
@@ -150,10 +157,13 @@ def read_identities(
 def check_identity(
     publication: Publication, table: PublishedTable, identity: Identity, has_declared_key: bool
 ) -> Iterator[Finding]:
-    """Check that a table's updates and deletes can be sent, and that it has a key to merge by.
+    """Yield findings about the replica identity, the row filter and the key of a table.
 
     Args:
-        has_declared_key: the definitions have a key for it.
+        publication: the publication.
+        table: the published table.
+        identity: the table's replica identity.
+        has_declared_key: the capture's settings declare a key for the table.
     """
     if publication.needs_identity:
         lacking = [holder for holder in identity.holders if not holder.columns]
@@ -169,17 +179,17 @@ def check_identity(
         yield Finding(
             "key",
             "warning",
-            f"Table {relation.qualified_name} has no key: it is kept as a bag of rows "
-            "(`scd: [1]` only), and to merge an update or a delete the whole table is read.",
+            f"Table {relation.qualified_name} has no key: the SCD1 table is a multiset of rows "
+            "(`scd: [1]` only), and a merge of an update or a delete reads the whole table.",
             f"alter table {_sql_name(relation)} add primary key (COLUMN, ...); or declare `key` "
-            "for it in the definitions; or, to keep its changes instead of its rows, "
+            "for the table in the definitions; or, to keep changes instead of rows, set "
             "`without_key: log`.",
             relation.qualified_name,
         )
 
 
 def _lacking(table: PublishedTable, lacking: Sequence[_Holder]) -> Finding:
-    """Say that a table, or partitions of it, have no identity."""
+    """Return the error for a table or partitions without a replica identity."""
     name = table.relation.qualified_name
     if not table.is_partitioned:
         (holder,) = lacking
@@ -203,7 +213,7 @@ def _lacking(table: PublishedTable, lacking: Sequence[_Holder]) -> Finding:
 def _check_sent(
     publication: Publication, relation: Relation, identity: Identity
 ) -> Iterator[Finding]:
-    """Check that the columns of the identity are sent."""
+    """Yield errors for the columns of the replica identity that are not published."""
     name = relation.qualified_name
     needed = frozenset[str]().union(*(holder.columns for holder in identity.holders))
     unsent = needed - {column.name for column in relation.columns}
@@ -212,10 +222,10 @@ def _check_sent(
         yield Finding(
             "column_list",
             "error",
-            f"The column list of table {name} leaves out {_listed(unsent - generated)} of its "
+            f"The column list of table {name} omits {_listed(unsent - generated)} of the table's "
             f"replica identity: {_FAIL}",
-            f"Name these columns in publication {publication.name} too, or leave out the column "
-            "list.",
+            f"Add these columns to the column list in publication {publication.name}, or remove "
+            "the column list.",
             name,
         )
     if generated and not identity.are_generated_exempt:
@@ -225,14 +235,14 @@ def _check_sent(
             f"Table {name} has generated columns in its replica identity that publication "
             f"{publication.name} does not send, {_listed(generated)}: {_FAIL}",
             f"alter publication {quoted(publication.name)} set (publish_generated_columns = "
-            "stored); or, where it has a column list, name them there; or, for virtual columns, "
-            "take a replica identity without them.",
+            "stored); or add the columns to the table's column list; or, for virtual columns, "
+            "choose a replica identity without these columns.",
             name,
         )
 
 
 def _beyond(relation: Relation, filtered: _Beyond) -> Finding:
-    """Say that a row filter uses what the identity does not have."""
+    """Return the error for a row filter that uses columns outside the replica identity."""
     name = relation.qualified_name
     return Finding(
         "row_filter",
@@ -240,16 +250,17 @@ def _beyond(relation: Relation, filtered: _Beyond) -> Finding:
         f"The row filter of table {name} uses {', '.join(filtered.columns)}, which the replica "
         f"identity of {', '.join(filtered.tables)} does not have: {_FAIL}",
         "; ".join(f"alter table {table} replica identity full" for table in filtered.tables)
-        + "; or leave these columns out of the filter.",
+        + "; or remove these columns from the row filter.",
         name,
     )
 
 
 def _remedy(holder: _Holder, table: str) -> str:
-    """Write the SQL that gives an identity.
+    """Return the SQL that adds a replica identity.
 
     Args:
-        table: the table whose primary key the holder would have.
+        holder: the table or partition without a replica identity.
+        table: the quoted table that a primary key would be added to.
     """
     relation, name = holder.relation, holder.sql_name
     if relation.primary_key and relation.replica_identity != "d":
@@ -262,7 +273,7 @@ def _remedy(holder: _Holder, table: str) -> str:
 
 def _and_more(text: str, all_of_them: Sequence[_Holder]) -> str:
     more = len(all_of_them) - _MOST_NAMED
-    return f"{text}; and so for {more} more partitions" if more > 0 else text
+    return f"{text}; and likewise for {more} more partitions" if more > 0 else text
 
 
 def _listed(names: Collection[str]) -> str:
@@ -274,7 +285,7 @@ def _sql_name(relation: Relation) -> str:
 
 
 def _read_filtered(conn: Connection, publication: Publication) -> dict[int, _Beyond]:
-    """What row filters use beyond the replica identity, by published table."""
+    """Return the row filters' columns outside the replica identity, by published table's OID."""
     if conn.server_version < 150000 or not publication.needs_identity:
         return {}
     with conn.cursor() as cursor:

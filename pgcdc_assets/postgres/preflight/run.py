@@ -1,7 +1,7 @@
-"""The pre-flight: everything a capture needs of a server, looked at before anything is started.
+"""The pre-flight check of all that a capture requires of a server.
 
-Each finding names the exact thing and the SQL that mends it, so that a first run against a database
-of one's own fails here, in one list, and not one error at a time.
+Each finding names the object and the SQL that corrects the problem. A first run against a new
+database therefore reports all problems in one list, instead of one error per run.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ def run_preflight(
     *,
     is_slot_ours: bool = True,
 ) -> list[Finding]:
-    """Check server, role, publication, slot and tables.
+    """Return the findings about server, role, publication, slot and tables.
 
     Args:
-        tables: the tables to check; all of the publication by default.
-        keys: the keys that the definitions declare, by table.
-        is_slot_ours: the lake was filled from the slot, or takes it over whoever has read it.
+        settings: the source database.
+        publication: the publication's name.
+        slot: the slot's name.
+        tables: (schema, table) of the tables to check; None: all tables of the publication.
+        keys: columns of the declared keys, by (schema, table).
+        is_slot_ours: the lake was filled from the slot, or `--adopt-slot` was given.
 
     Raises:
         ConfigurationError: the connection string, user or password is wrong.

@@ -1,4 +1,4 @@
-"""Pre-flight of the server: version, WAL level, privileges of the role, slots and walsenders."""
+"""Pre-flight check of the server: version, wal_level, privileges, slots and walsenders."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ select current_setting('server_version_num')::int, current_setting('server_versi
   from pg_roles r where r.rolname = current_user
 """
 
-# Where the setting lives on the big managed services, told by the administrator's role there.
+# The setting of wal_level on managed services, by the administrator role of the service.
 _MANAGED_WAL_LEVEL = {
     "rds_superuser": "Set rds.logical_replication = 1 in the instance's parameter group and reboot "
-    "it.",
+    "the instance.",
     "azure_pg_admin": "Set wal_level to LOGICAL in the server parameters and restart the server.",
     "cloudsqlsuperuser": "Set the flag cloudsql.logical_decoding = on; the instance restarts.",
 }
@@ -58,7 +58,16 @@ _WAL_LEVEL = "alter system set wal_level = logical; then restart the server."
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the checks ask the server in one query."""
+    """The server's settings and counts, read in one query.
+
+    Attributes:
+        version: server_version_num.
+        may_replicate: the role has REPLICATION, is a superuser, or has a managed equivalent.
+        managed_by: administrator role of a managed service; None on other servers.
+        idle_slots: names of the slots without a walsender; None without such slots.
+        max_slot_wal_keep_mb: max_slot_wal_keep_size in MB; below 0: unlimited.
+        idle_slot_timeout: idle_replication_slot_timeout in seconds, PG 18 and newer; else None.
+    """
 
     version: int
     version_text: str
@@ -79,7 +88,7 @@ class Server:
 
 
 def read_server(conn: Connection) -> Server:
-    """Ask the server."""
+    """Read the server's settings and counts."""
     with conn.cursor() as cursor:
         cursor.execute(_SERVER)
         row = cursor.fetchone()
@@ -88,13 +97,13 @@ def read_server(conn: Connection) -> Server:
 
 
 def check_server(server: Server) -> Iterator[Finding]:
-    """Check version, role in the cluster, WAL level and time-outs."""
+    """Yield findings about version, recovery, wal_level and timeouts."""
     if server.version < _OLDEST_VERSION:
         yield Finding(
             "version",
             "error",
             f"Postgres is {server.version_text}.",
-            "Postgres 14 or newer is needed.",
+            "Use Postgres 14 or newer.",
         )
     else:
         yield Finding("version", "ok", f"Postgres is {server.version_text}.")
@@ -102,14 +111,14 @@ def check_server(server: Server) -> Iterator[Finding]:
         yield Finding(
             "standby",
             "error",
-            "The server is a standby, which decodes WAL from Postgres 16 on only.",
+            "The server is a standby. Logical decoding on a standby requires Postgres 16.",
             "Connect to the primary.",
         )
     if server.wal_level != "logical":
         yield Finding(
             "wal_level",
             "error",
-            f"wal_level is {server.wal_level}, and logical is needed.",
+            f"wal_level is {server.wal_level}, but logical is required.",
             _MANAGED_WAL_LEVEL.get(server.managed_by or "", _WAL_LEVEL),
         )
     else:
@@ -118,31 +127,34 @@ def check_server(server: Server) -> Iterator[Finding]:
         yield Finding(
             "wal_sender_timeout",
             "warning",
-            "wal_sender_timeout is 0: the server never notices a connection that was cut, and its "
-            "walsender holds the slot for ever.",
+            "wal_sender_timeout is 0: the server does not detect a lost connection, and the "
+            "walsender of a lost connection keeps the slot active.",
             "alter system set wal_sender_timeout = '1min'; select pg_reload_conf()",
         )
     if server.max_slot_wal_keep_mb < 0:
         yield Finding(
             "max_slot_wal_keep_size",
             "warning",
-            "max_slot_wal_keep_size is unlimited: WAL of a slot that nobody reads fills the disk.",
-            "Set it to what the disk can spare, e.g. alter system set max_slot_wal_keep_size = "
-            "'100GB'; select pg_reload_conf(). A slot beyond it is lost, and a new snapshot "
-            "needed.",
+            "max_slot_wal_keep_size is unlimited: the WAL of an inactive slot can fill the disk.",
+            "Set a limit that the disk allows, such as alter system set max_slot_wal_keep_size = "
+            "'100GB'; select pg_reload_conf(). A slot above the limit is lost and requires a new "
+            "snapshot.",
         )
     if server.idle_slot_timeout:
         yield Finding(
             "idle_replication_slot_timeout",
             "warning",
-            "idle_replication_slot_timeout is set: the slot is lost when no capture ran for that "
-            "long.",
+            "idle_replication_slot_timeout is set: the slot is lost if no capture runs for this "
+            "time.",
             "alter system set idle_replication_slot_timeout = 0; select pg_reload_conf()",
         )
 
 
 def check_replication(settings: ConnectionSettings, server: Server) -> Iterator[Finding]:
-    """Open a replication connection, which asks privilege, pg_hba.conf and walsenders at once."""
+    """Yield findings about the REPLICATION privilege, pg_hba.conf and free walsenders.
+
+    The check opens a replication connection.
+    """
     if not server.may_replicate:
         remedy = f"alter role {quoted(server.role)} replication"
         if server.managed_by == "rds_superuser":
@@ -158,13 +170,20 @@ def check_replication(settings: ConnectionSettings, server: Server) -> Iterator[
         failure: PgcdcError = connection_failure(settings.describe(), str(error))
         yield Finding("replication", "error", f"No replication connection: {failure}")
         return
-    yield Finding("replication", "ok", f"Role {server.role} may replicate, a walsender is free.")
+    yield Finding("replication", "ok", f"Role {server.role} may replicate; a walsender is free.")
 
 
 def check_slot(
     conn: Connection, server: Server, slot: str, is_ours: bool = True
 ) -> Iterator[Finding]:
-    """Check a slot that exists, or whether one can be made."""
+    """Yield findings about the slot, or about its creation if the slot does not exist.
+
+    Args:
+        conn: a connection to the source database.
+        server: the server's settings.
+        slot: the slot's name.
+        is_ours: the lake was filled from the slot, or `--adopt-slot` was given.
+    """
     status = read_slot_status(conn, slot)
     is_streaming = status is not None and status.is_active
     room = list(_check_room(server, needs_slot=status is None, is_streaming=is_streaming))
@@ -182,29 +201,30 @@ def check_slot(
         yield Finding(
             "slot",
             "error",
-            f"Replication slot {slot} was read before, through {status.confirmed_flush_lsn}, and "
-            "not into this lake: another lake or program may need what it holds.",
-            "Set PGCDC_LAKE to the lake that was filled from it, or give this capture a slot of "
-            "its own (`slot`); if nothing else uses it: pgcdc sync --adopt-slot.",
+            f"Replication slot {slot} was read before, through {status.confirmed_flush_lsn}, but "
+            "not into this lake: another lake or program may need the changes of the slot.",
+            "Set PGCDC_LAKE to the lake that was filled from the slot, or give this capture a slot "
+            "of its own (`slot`). If nothing else uses the slot: pgcdc sync --adopt-slot.",
         )
     yield from _check_health(status)
 
 
 def _check_room(server: Server, *, needs_slot: bool, is_streaming: bool) -> Iterator[Finding]:
-    """Check that what the commands need of slots and walsenders is free.
+    """Yield findings about free slots and walsenders.
 
-    A capture holds a slot and a walsender. A new snapshot of a table, `pgcdc verify` and the first
-    snapshot with a slot of an administrator make a temporary slot beside it.
+    A capture uses one slot and one walsender. A new snapshot of a table, `pgcdc verify` and the
+    first snapshot with an existing slot create a second, temporary slot.
 
     Args:
-        needs_slot: the capture's own slot is not there yet.
-        is_streaming: a capture holds its walsender now.
+        server: the server's settings.
+        needs_slot: the capture's slot does not exist yet.
+        is_streaming: a capture uses its walsender now.
     """
     free = server.max_slots - server.slot_count
     if free < 1 + needs_slot:
-        idle = f" Nobody reads these now: {server.idle_slots}." if server.idle_slots else ""
+        idle = f" Inactive slots: {server.idle_slots}." if server.idle_slots else ""
         remedy = (
-            "Drop one that nobody needs with select pg_drop_replication_slot(NAME), or raise "
+            "Drop an unused slot with select pg_drop_replication_slot(NAME), or raise "
             f"max_replication_slots and restart the server.{idle}"
         )
         if free < 1:
@@ -212,25 +232,25 @@ def _check_room(server: Server, *, needs_slot: bool, is_streaming: bool) -> Iter
                 "slot",
                 "error",
                 f"No free replication slot: all {server.max_slots} of max_replication_slots are "
-                "taken.",
+                "in use.",
                 remedy,
             )
         else:
             yield Finding(
                 "free_slots",
                 "warning",
-                "One replication slot is free, which the capture takes: new snapshots of tables "
-                "and pgcdc verify need another one for a moment.",
+                "One replication slot is free, for the capture. New snapshots of tables and pgcdc "
+                "verify need a second slot temporarily.",
                 remedy,
             )
     free_walsenders = server.max_walsenders - server.walsender_count
-    # Without a free one the check of the replication connection has failed already.
+    # Without a free walsender check_replication has reported an error already.
     if 0 < free_walsenders < 2 - is_streaming:
         yield Finding(
             "walsenders",
             "warning",
-            f"One walsender is free, of {server.max_walsenders} (max_wal_senders): a capture holds "
-            "it, and new snapshots of tables and pgcdc verify need another one for a moment.",
+            f"One walsender of {server.max_walsenders} (max_wal_senders) is free, for the capture. "
+            "New snapshots of tables and pgcdc verify need a second walsender temporarily.",
             "Raise max_wal_senders and restart the server.",
         )
 
@@ -242,7 +262,7 @@ def _check_creation(conn: Connection, slot: str) -> Iterator[Finding]:
         yield Finding(
             "open_transaction",
             "warning",
-            f"Creating the slot will wait for {blocker.describe()}.",
+            f"The creation of the slot will wait for {blocker.describe()}.",
             blocker.remedy(),
         )
 
@@ -253,17 +273,18 @@ def _check_health(status: SlotStatus) -> Iterator[Finding]:
         yield Finding(
             "slot",
             "error",
-            f"Replication slot {status.slot} is lost{why}: the server removed WAL that it needed.",
-            "pgcdc renew: a new slot, and new copies of the tables in a new epoch.",
+            f"Replication slot {status.slot} is lost{why}: the server removed WAL that the slot "
+            "needs.",
+            "Run pgcdc renew: a new slot, and new snapshots of the tables in a new epoch.",
         )
         return
     if status.wal_status == "unreserved":
         yield Finding(
             "slot",
             "warning",
-            f"Replication slot {status.slot} is unreserved: it keeps {status.retained_bytes} bytes "
-            f"of WAL, "
-            "more than max_slot_wal_keep_size, and is lost at the next checkpoint.",
+            f"Replication slot {status.slot} is unreserved: the slot retains "
+            f"{status.retained_bytes} bytes of WAL, more than max_slot_wal_keep_size, and is lost "
+            "at the next checkpoint.",
             "Run the capture now, or raise max_slot_wal_keep_size.",
         )
     if status.active_pid is not None:

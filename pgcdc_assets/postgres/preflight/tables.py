@@ -1,4 +1,4 @@
-"""Pre-flight of publication and tables: what is sent, what identifies a row, what we may read."""
+"""Pre-flight check of publication and tables: operations, keys and privileges."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Access(NamedTuple):
 
 
 def check_publication(publication: Publication, table_count: int) -> Iterator[Finding]:
-    """Check what the publication sends at all."""
+    """Yield findings about the published operations and the number of tables."""
     kinds = {
         "insert": publication.insert,
         "update": publication.update,
@@ -55,7 +55,8 @@ def check_publication(publication: Publication, table_count: int) -> Iterator[Fi
         yield Finding(
             "publish",
             "warning",
-            f"Publication {name} does not send {' and '.join(missing)}: such changes never arrive.",
+            f"Publication {name} does not send {' and '.join(missing)}: these changes never "
+            "arrive.",
             f"alter publication {quoted(name)} set (publish = 'insert, update, delete, truncate')",
         )
     if not table_count:
@@ -76,11 +77,14 @@ def check_tables(
     keys: Mapping[TableName, Sequence[str]],
     role: str,
 ) -> Iterator[Finding]:
-    """Check each published table, or the ones named.
+    """Yield findings about the publication and about each table.
 
     Args:
-        keys: of the tables whose key is declared in the definitions, so that they need none in
-            the catalog.
+        conn: a connection to the source database.
+        publication: the publication.
+        tables: (schema, table) of the tables to check; None: all tables of the publication.
+        keys: columns of the declared keys, by (schema, table).
+        role: the connection's role.
     """
     published = {table.relation.name: table for table in published_tables(conn, publication.name)}
     yield from check_publication(publication, len(published))
@@ -119,7 +123,7 @@ def check_tables(
 def _check_schemas(
     relations: Sequence[Relation], access: Mapping[int, _Access], role: str
 ) -> Iterator[Finding]:
-    """Check once for each schema whether it may be used."""
+    """Yield one error per schema without the USAGE privilege."""
     denied: dict[str, int] = {}
     for relation in relations:
         if not access[relation.relation_id].schema_usage:
@@ -129,7 +133,7 @@ def _check_schemas(
         yield Finding(
             "privilege",
             "error",
-            f"This role may not use schema {schema}, so {what} cannot be copied.",
+            f"This role has no USAGE on schema {schema}, so {what} cannot be copied.",
             f"grant usage on schema {quoted(schema)} to {role}",
         )
 
@@ -143,7 +147,7 @@ def _check_access(
         yield Finding(
             "privilege",
             "error",
-            f"This role may not read table {name}, so it cannot be copied.",
+            f"This role has no SELECT on table {name}, so the table cannot be copied.",
             f"grant select on {sql_name} to {role}",
             name,
         )
@@ -151,7 +155,7 @@ def _check_access(
         yield Finding(
             "row_security",
             "error",
-            f"Table {name} has row-level security, which would hide rows from its copy.",
+            f"Table {name} has row-level security, which would hide rows from the copy.",
             f"alter role {role} bypassrls",
             name,
         )
@@ -159,8 +163,8 @@ def _check_access(
         yield Finding(
             "partition",
             "warning",
-            f"Partition {name} arrives as a table of its own.",
-            f"For one table: alter publication {quoted(publication.name)} set "
+            f"Partition {name} is published as a table of its own.",
+            f"To publish one table: alter publication {quoted(publication.name)} set "
             "(publish_via_partition_root = true)",
             name,
         )

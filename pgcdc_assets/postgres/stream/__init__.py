@@ -1,1 +1,1 @@
-"""A replication connection: its bytes, its clock, its errors."""
+"""The replication connection: transport, status packets and errors."""

@@ -1,13 +1,16 @@
-"""One replication connection: messages out, confirmations in, on a clock of its own.
+"""One replication connection: messages, confirmations, and status packets on a timer.
 
-A reader thread takes messages off the wire and puts batches into a short queue. Status packets are
-that thread's other duty, and nothing that the consumer does holds it up: decoding and landing may
-take minutes while the server hears from us on time. Every packet carries the same promise, the LSN
-that was last given to `confirm`; a keepalive that asks for a reply gets that LSN too, whatever
-position it names. So the server can never be told more than what is durable.
+A reader thread reads messages and puts batches into a short queue. The same thread sends status
+packets on a timer. The consumer does not block the timer: decoding and landing may take minutes.
+Every status packet confirms the LSN of the last call of `confirm`. The reply to a keepalive
+confirms this LSN as well, not the position in the keepalive. The server therefore never receives a
+confirmation of data that is not durable.
 
-(psycopg2's replication cursor moves the confirmed position by itself on keepalives. That loses
-transactions, which is why it is not used here: docs/decisions/0001-stream-over-psycopg-3.md.)
+psycopg2's replication cursor is not used, because the cursor moves the confirmed position by itself
+on keepalives, which loses transactions (docs/decisions/0001-stream-over-psycopg-3.md).
+
+Protocol: START_REPLICATION, XLogData, Primary keepalive message and Standby status update in 53.4
+Streaming Replication Protocol; src/backend/replication/walsender.c.
 """
 
 from __future__ import annotations
@@ -44,21 +47,22 @@ select (select setting from pg_catalog.pg_settings where name = 'wal_sender_time
        pg_catalog.pg_is_in_recovery()
 """
 
-_AS_IS = f"set client_encoding = '{SQL_ASCII}'".encode()
+_SET_SQL_ASCII = f"set client_encoding = '{SQL_ASCII}'".encode()
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """The stream's clocks and sizes.
+    """The stream's time limits and sizes.
 
     Attributes:
-        status_seconds: how often a status packet goes out at the latest; sooner when the server's
-            wal_sender_timeout is short.
-        silence_seconds: when the server says nothing for so long, though asked, the connection is
-            given up.
-        watch_seconds: how often the caller's `watch` is called.
-        queued_batches: batches that wait for the consumer before reading stops.
-        end_seconds: how long the end of the stream may take.
+        status_seconds: longest interval between two status packets; the interval is shorter if the
+            server's wal_sender_timeout is short.
+        silence_seconds: time without bytes, despite requests for a reply, after which the
+            connection counts as lost.
+        watch_seconds: interval between two calls of the caller's `watch`.
+        queued_batches: size of the queue in batches; the thread stops reading at a full queue.
+        end_seconds: time limit of the stream's end.
+        wire: the settings of the transport.
     """
 
     status_seconds: float = 10.0
@@ -78,17 +82,24 @@ def accept(timeline: ServerTimeline) -> None:
 
 
 class ReplicationStream:
-    """The pgoutput stream of one slot and publication, as a context.
+    """The pgoutput stream of one slot and publication, a context manager.
 
     Args:
-        start_lsn: what the raw zone is durable through; the stream goes on there.
-        watch: called every second by the reader thread; an error that it raises ends the stream.
-        check_timeline: called on the stream's connection before the server starts the stream.
+        connection: the source database.
+        slot: the slot's name.
+        publication: the publication's name.
+        start_lsn: end of the durable data in the raw zone; the stream resumes there.
+        settings: time limits and sizes.
+        watch: function that the reader thread calls every `watch_seconds`; an error of `watch` ends
+            the stream.
+        check_timeline: function that is called before START_REPLICATION; an error prevents the
+            stream.
 
     Attributes:
-        backend_pid: the walsender's process.
-        timeline: that the server wrote on, or replayed, at the start.
-        is_standby: the server was a standby then, whose timeline may change while it streams.
+        backend_pid: pid of the walsender.
+        timeline: the server's timeline at the start of the stream.
+        is_standby: the server was a standby at the start of the stream; its timeline may change
+            during the stream.
     """
 
     def __init__(
@@ -117,7 +128,7 @@ class ReplicationStream:
         self._reader = threading.Thread(target=self._run, name=f"stream {slot}", daemon=True)
         self._failure: BaseException | None = None
         self._wire: Wire | None = None
-        # Each of our packets asks for an answer, and a third of the patience leaves time for two.
+        # Every status packet requests a reply. A third of the limit allows for two lost replies.
         self._status_seconds = min(
             self._settings.status_seconds, self._settings.silence_seconds / 3
         )
@@ -127,7 +138,7 @@ class ReplicationStream:
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that came over the wire."""
+        """Number of bytes received."""
         return 0 if self._wire is None else self._wire.bytes_received
 
     def __enter__(self) -> Self:
@@ -140,11 +151,11 @@ class ReplicationStream:
         self.close()
 
     def batches(self) -> Iterator[MessageBatch]:
-        """Yield messages as they come, without an end; None never comes.
+        """Yield batches of messages as they arrive, without an end.
 
         Raises:
-            ConnectionLost: the connection broke, fell silent, or was ended by the server.
-            PgcdcError: the server refused to go on, or `watch` raised.
+            ConnectionLost: the connection was lost, was silent, or was ended by the server.
+            PgcdcError: the server reported an error, or `watch` raised an error.
         """
         while True:
             item = self._next()
@@ -153,28 +164,28 @@ class ReplicationStream:
             yield item
 
     def _next(self) -> MessageBatch | BaseException:
-        """Wait for the reader, as long as there is one."""
+        """Return the next batch or error of the reader thread, or an error if the thread ended."""
         while True:
-            # In this order: a reader that ends puts its last item first.
+            # Check the thread before the queue: a thread that ends puts its last item first.
             is_reading = self._reader.is_alive()
             try:
                 return self._queue.get(timeout=self._settings.watch_seconds if is_reading else 0)
             except queue.Empty:
                 if not is_reading:
-                    gone = "the thread that reads it has ended"
-                    return self._failure or self._lost("reading the stream", gone)
+                    reason = "the reader thread has ended"
+                    return self._failure or self._lost("reading the stream", reason)
 
     def pause(self) -> None:
-        """Read no more; the connection is kept alive."""
+        """Stop reading, and keep the connection alive by status packets."""
         self._is_paused.set()
 
     def confirm(self, lsn: Lsn) -> None:
-        """Tell the server that all transactions below `lsn` are durable here.
+        """Confirm to the server that all transactions below `lsn` are durable.
 
-        A lower LSN than before is ignored: a confirmation never goes backwards.
+        An LSN below the last confirmed LSN is ignored.
 
         Raises:
-            ConnectionLost: the connection broke; the server may or may not have heard it.
+            ConnectionLost: the connection was lost; the server may have received the confirmation.
         """
         self._flush_lsn = max(self._flush_lsn, lsn)
         if self._failure is not None:
@@ -185,18 +196,19 @@ class ReplicationStream:
             raise self._lost(f"confirming {lsn}", error) from error
 
     def finish(self) -> bool:
-        """End the stream in order; say whether the server has taken the last confirmation for sure.
+        """End the stream by CopyDone. Return whether the server has received all confirmations.
 
-        The server answers our end of the stream after it has read the status packets before it. It
-        does so only between two transactions, so that answer is not waited for without limit.
+        The server replies to CopyDone after it has read the earlier status packets. The server
+        replies between two transactions only, so the wait is limited to `end_seconds`: a result of
+        False means that the last confirmation may be lost.
 
         Raises:
-            ConnectionLost: the connection broke.
+            ConnectionLost: the connection was lost.
         """
         self._is_stopping.set()
         self._reader.join(self._settings.end_seconds)
         if self._reader.is_alive():
-            raise self._lost("ending the stream", "the thread that reads it does not end")
+            raise self._lost("ending the stream", "the reader thread does not end")
         wire = self._started()
         deadline = time.monotonic() + self._settings.end_seconds
         try:
@@ -233,17 +245,17 @@ class ReplicationStream:
                 raise self._lost("starting the stream", facts.get_error_message())
             timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)
             if timeout_ms not in (None, b"0"):
-                # A third: one packet may be lost in a busy second and the server still hears us.
+                # A third of the timeout: a late status packet does not exceed the timeout.
                 self._status_seconds = min(self._status_seconds, int(timeout_ms) / 3000)
             self.is_standby = facts.get_value(0, 2) == b"t"
             timeline = ServerTimeline.read(conn, self._settings.wire.start_seconds)
             self.timeline = timeline.number
             self._check_timeline(timeline)
             if conn.parameter_status(b"server_encoding") == SQL_ASCII.encode():
-                # Under UTF8 the server refuses to send bytes that are not, and the stream ends.
-                said = execute(conn, _AS_IS, self._settings.wire.start_seconds)
-                if said.status != pq.ExecStatus.COMMAND_OK:
-                    raise self._lost("starting the stream", said.get_error_message())
+                # With client_encoding UTF8 the server ends the stream at bytes that are not UTF-8.
+                result = execute(conn, _SET_SQL_ASCII, self._settings.wire.start_seconds)
+                if result.status != pq.ExecStatus.COMMAND_OK:
+                    raise self._lost("starting the stream", result.get_error_message())
             is_encrypted = conn.ssl_in_use or is_gss_encrypted == b"t"
             wire = LibpqWire if is_encrypted else SocketWire
             return wire(conn, self._command().encode(), self._settings.wire)
@@ -265,7 +277,7 @@ class ReplicationStream:
         )
 
     def _run(self) -> None:
-        """Read, answer and keep time until told to stop: the reader thread."""
+        """Read messages, reply to keepalives and send status packets: the reader thread."""
         try:
             while not self._is_stopping.is_set():
                 self._keep_time()
@@ -289,7 +301,10 @@ class ReplicationStream:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Close the wire, so that a server that shuts down need not wait, and tell the consumer."""
+        """Close the connection and hand the error to the consumer.
+
+        A server that shuts down waits for open replication connections.
+        """
         self._failure = error
         with contextlib.suppress(OSError):
             self._started().close()
@@ -314,17 +329,18 @@ class ReplicationStream:
             self._next_watch = now + self._settings.watch_seconds
             self._watch()
         if now >= self._next_status:
-            # Asked for a reply only when we read: nobody would take it off the wire else.
+            # A paused thread does not read, so a paused thread does not request a reply.
             self._send_status(is_ping=not self._is_paused.is_set())
 
     def _answer(self, batch: MessageBatch) -> None:
-        """Answer keepalives that ask for it, with what is durable and not with what they name."""
+        """Reply to keepalives that request a reply, with the confirmed LSN."""
         keepalives = batch.starts[batch.buffer[batch.starts] == KEEPALIVE]
         if batch.buffer[keepalives + _REPLY_REQUESTED_AT].any():
             self._send_status()
 
     def _check_silence(self) -> None:
-        # Only a read that found nothing leads here: while we do not read, we hear nothing.
+        # Called after a read without bytes only. Time during which the thread did not read is not
+        # silence of the server.
         quiet_since = max(self._started().heard_at, self._reading_since)
         if time.monotonic() - quiet_since > self._settings.silence_seconds:
             raise TimeoutError(

@@ -1,4 +1,4 @@
-"""What the server's refusals to stream mean for the reader."""
+"""Conversion of the server's errors of a replication stream to the package's errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 def stream_failure(
     server: str, slot: str, publication: str, sqlstate: str, message: str
 ) -> PgcdcError:
-    """Sort an error of START_REPLICATION or of the running stream."""
+    """Return the package's error for an error of START_REPLICATION or of the running stream.
+
+    Args:
+        server: `ConnectionSettings.describe()`.
+        slot: the slot's name.
+        publication: the publication's name.
+        sqlstate: the error's SQLSTATE (Postgres documentation, Appendix A).
+        message: the server's primary message.
+    """
     reason = message.rstrip(".")
     if sqlstate == _OBJECT_IN_USE:
         holder = re.search(r"PID (\d+)", message)
@@ -35,10 +43,10 @@ def stream_failure(
         )
     if sqlstate == _UNDEFINED_OBJECT and "publication" in message:
         return DefiniteError(
-            reason=f"{server}: {reason} as of the WAL that slot {slot} reads now: publication "
-            f"{publication} was dropped for a while, or made after the slot. What it would have "
-            "sent of that time is lost to this slot; nothing of it was confirmed. Begin a new "
-            "epoch, with new copies of the tables, by pgcdc renew."
+            reason=f"{server}: {reason} as of the WAL position of slot {slot}: publication "
+            f"{publication} was dropped and re-created, or created after the slot. The slot cannot "
+            "send the changes of the time without publication. Nothing of them was confirmed. "
+            "Begin a new epoch, with new snapshots of the tables, with pgcdc renew."
         )
     if sqlstate == _UNDEFINED_FILE or (
         sqlstate == _NOT_IN_PREREQUISITE_STATE and re.search(r"invalidated|can no longer", message)

@@ -1,4 +1,7 @@
-"""Reading message by message through libpq, for connections that it encrypts."""
+"""Transport through libpq, message by message, for connections that libpq encrypts.
+
+Source: Postgres documentation, 32.10 Functions Associated with the COPY Command.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,13 @@ from pgcdc_assets.protocol.frames import MessageBatch
 
 
 class LibpqWire:
-    """Reads message by message through libpq, which decrypts them."""
+    """Transport of a stream that libpq decrypts. See `Wire`.
+
+    Args:
+        conn: an established replication connection.
+        command: START_REPLICATION.
+        settings: sizes and time limits.
+    """
 
     def __init__(self, conn: pq.abc.PGconn, command: bytes, settings: WireSettings) -> None:
         self._conn = conn
@@ -51,7 +60,7 @@ class LibpqWire:
         while is_busy and size < limit and not self._is_at_end and time.monotonic() < deadline:
             time.sleep(self._settings.pause_seconds)
             before = size
-            # libpq reads a few kilobytes at a time.
+            # libpq reads a few kilobytes per call: repeat until the socket is empty.
             while self._readable.poll(0) and time.monotonic() < deadline:
                 self.heard_at = time.monotonic()
                 with self._lock:
@@ -83,7 +92,10 @@ class LibpqWire:
             self._conn.finish()
 
     def _take(self, payloads: list[memoryview], limit: int) -> int:
-        """Take the messages that libpq holds, up to a limit of bytes."""
+        """Append the messages in libpq's buffer to `payloads`, up to `limit` bytes.
+
+        Return the number of bytes.
+        """
         size = 0
         while size < limit and not self._is_at_end:
             try:
@@ -99,13 +111,13 @@ class LibpqWire:
                 break
             payloads.append(payload)
             size += count
-        # What came before the end is handed over first; the next read ends here again.
+        # Return the messages before the end of the stream first. The next read raises the end.
         if self._is_at_end and not payloads:
             self._raise_end()
         return size
 
     def _take_notice(self, result: pq.abc.PGresult) -> None:
-        # Called by libpq in the middle of its work, where an error would go unheard.
+        # libpq ignores an exception of a notice handler: keep the error for the next read.
         try:
             check_notice(
                 {

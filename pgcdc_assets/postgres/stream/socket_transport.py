@@ -1,4 +1,7 @@
-"""Reading the socket of an unencrypted connection, past libpq."""
+"""Transport over the socket of an unencrypted connection, without libpq.
+
+Frames: Postgres documentation, 53.7 Message Formats.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,18 @@ from pgcdc_assets.postgres.stream.transport import (
 from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, MessageBatch, cut
 
 _COPY_BOTH, _COPY_DONE, _ERROR, _NOTICE = b"W", b"c", b"E", b"N"
-# CommandComplete, ParameterStatus, ReadyForQuery: nothing to do.
+# CommandComplete, ParameterStatus and ReadyForQuery need no action.
 _IGNORED = frozenset((b"C", b"S", b"Z"))
 
 
 class SocketWire:
-    """Reads the socket of an unencrypted connection directly."""
+    """Transport over a duplicate of libpq's socket. See `Wire`.
+
+    Args:
+        conn: an established, unencrypted replication connection.
+        command: START_REPLICATION.
+        settings: sizes and time limits.
+    """
 
     def __init__(self, conn: pq.abc.PGconn, command: bytes, settings: WireSettings) -> None:
         self._conn = conn
@@ -42,7 +51,7 @@ class SocketWire:
         self._send_lock = threading.Lock()
         self._buffer = np.empty(settings.batch_bytes + SLACK_BYTES, np.uint8)
         self._filled = 0
-        # The buffer begins with a frame; with fewer bytes there is nothing to cut.
+        # A frame begins at the start of the buffer. With fewer bytes no frame is complete.
         self._awaited = 1
         self._is_at_end = False
         self._is_started = False
@@ -51,7 +60,7 @@ class SocketWire:
         try:
             self._start(command)
         except BaseException:
-            # The caller ends libpq's side; the connection lives until this one is closed too.
+            # The caller closes libpq's socket. The connection closes with the last duplicate.
             self._socket.close()
             raise
 
@@ -90,7 +99,7 @@ class SocketWire:
         self._conn.finish()
 
     def _receive(self) -> None:
-        """Read until the buffer is full, the stream falls quiet, or the time is over."""
+        """Receive until the buffer is full, a pause brings few bytes, or the time limit is over."""
         is_busy = bool(self._readable.poll(self._settings.quiet_seconds * 1000)) and self._take()
         deadline = time.monotonic() + READ_SECONDS
         while is_busy and self._room and time.monotonic() < deadline:
@@ -98,7 +107,7 @@ class SocketWire:
             if self._socket.family == socket.AF_UNIX:
                 self._take(socket.MSG_WAITALL)
             else:
-                # The server fills the kernel's buffers meanwhile; then all of it is taken at once.
+                # During the pause the server fills the kernel's buffers: fewer, larger reads.
                 time.sleep(self._settings.pause_seconds)
                 while self._take(socket.MSG_DONTWAIT) and time.monotonic() < deadline:
                     pass
@@ -109,7 +118,7 @@ class SocketWire:
         return len(self._buffer) - SLACK_BYTES - self._filled
 
     def _take(self, flags: int = 0) -> bool:
-        """Receive once; False when nothing came, nothing fits, or the connection has ended."""
+        """Receive once. Return False for no bytes, a full buffer, or a closed connection."""
         if not self._room or self._is_at_end:
             return False
         place = memoryview(self._buffer.data)[self._filled : self._filled + self._room]
@@ -125,7 +134,7 @@ class SocketWire:
         return count > 0
 
     def _keep_rest(self, taken: int, needed: int) -> None:
-        """Begin a new buffer with the bytes behind `taken`; the old one belongs to its batch."""
+        """Copy the bytes behind `taken` to a new buffer. The batch keeps the old buffer."""
         if taken == 0 and needed + SLACK_BYTES <= len(self._buffer):
             return
         rest = self._buffer[taken : self._filled]
@@ -144,7 +153,9 @@ class SocketWire:
             return
         if kind != _COPY_BOTH and kind not in _IGNORED:
             raise ProtocolError(
-                message_type=f"{kind!r}"[2:-1], offset=0, reason="it does not belong to a stream"
+                message_type=f"{kind!r}"[2:-1],
+                offset=0,
+                reason="the type does not belong to a stream",
             )
 
     def _send_frame(self, kind: bytes, payload: bytes) -> None:
@@ -161,7 +172,10 @@ def _server_error(payload: bytes) -> ServerError:
 
 
 def _fields(payload: bytes) -> dict[bytes, str]:
-    """Read an ErrorResponse or NoticeResponse: fields of one letter and a text, zero-ended."""
+    """Return the fields of an ErrorResponse or NoticeResponse by letter.
+
+    A field is one letter and a zero-terminated text (53.8 Error and Notice Message Fields).
+    """
     return {
         field[:1]: field[1:].decode(errors="replace") for field in payload.split(b"\0") if field
     }

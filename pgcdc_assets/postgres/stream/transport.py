@@ -1,18 +1,18 @@
-"""The bytes of a replication connection after START_REPLICATION, both ways.
+"""The transport of a replication connection after START_REPLICATION.
 
-libpq connects and authenticates; then there are two ways to read. `SocketWire` takes the socket
-from libpq and reads into its own buffers, which are cut into messages a buffer at a time: no object
-and no call per message. `LibpqWire` asks libpq for each message and is for connections that libpq
-encrypts. Measurements: docs/decisions/0001-stream-over-psycopg-3.md.
+libpq connects and authenticates. Two implementations then read the stream. `SocketWire` duplicates
+libpq's socket and reads into its own buffers, without an object or a call per message. `LibpqWire`
+reads each message through libpq, for connections that libpq encrypts. Measurements:
+docs/decisions/0001-stream-over-psycopg-3.md.
 
-How a walsender works decides the speed. It writes each message to its socket at once. While the
-reader's end has room, each of these writes travels the whole way through the kernel and wakes the
-reader for 200 bytes: more CPU than decoding the WAL takes, on the server's one busy core. While the
-reader's end is full, messages are appended to what waits already, at half the cost. So we do not
-read what there is as soon as it is there: after the first bytes we pause, then take all that has
-gathered, until a pause brings little. A Unix socket holds too few messages for that; there one call
-reads until the batch is full or the pause is over (MSG_WAITALL), without a return to Python in
-between, where it would wait for the interpreter's lock while the decoder holds it.
+The walsender determines the speed. A walsender writes each message to its socket at once. If the
+reader waits in a read, each write of about 200 bytes wakes the reader, which costs the server's
+core more CPU than the decoding of the WAL. If the reader does not wait, the kernel appends the
+message to its buffer, at half the cost. A reader therefore pauses after the first bytes, then reads
+all received bytes, and repeats until a pause brings few bytes. The buffer of a Unix socket is too
+small for a pause: one call with MSG_WAITALL reads until the batch is full or the pause is over,
+without returning to Python. A return to Python would wait for the global interpreter lock while the
+decoder runs.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from pgcdc_assets.protocol.frames import MessageBatch
 _NOT_IN_PREREQUISITE_STATE = "55000"
 _UNDEFINED_OBJECT = "42704"
 
-# A read hands over, or gives up for now, after so long: between two reads status packets go out,
-# and a message larger than a batch may come for minutes. A full batch rarely takes as long.
+# A read returns after this time at the latest, because status packets are sent between two reads,
+# and the bytes of one large message may arrive for minutes. A full batch rarely takes as long.
 READ_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class WireSettings:
-    """How bytes are read.
+    """Sizes and time limits of a transport.
 
     Attributes:
-        batch_bytes: a batch is handed over when it has so many bytes.
-        quiet_seconds: how long a read waits for the first byte.
-        pause_seconds: after the first byte, how long the kernel collects before we read again; over
-            a Unix socket, how long one read waits in all.
-        busy_bytes: less than this in a pause, and what is there is handed over.
-        send_seconds: a packet that cannot be sent in this time is an error.
-        start_seconds: the server has so long to answer START_REPLICATION.
+        batch_bytes: size of a full batch in bytes.
+        quiet_seconds: time that a read waits for the first byte.
+        pause_seconds: pause between two reads of the socket; over a Unix socket, the time limit of
+            one MSG_WAITALL read.
+        busy_bytes: a read returns after a pause with fewer received bytes than this.
+        send_seconds: time limit for sending a packet.
+        start_seconds: time limit for the server's reply to START_REPLICATION.
     """
 
     batch_bytes: int = 8 * 1024 * 1024
@@ -53,7 +53,12 @@ class WireSettings:
 
 
 class ServerError(Exception):
-    """What the server answered instead of going on."""
+    """An ErrorResponse of the server.
+
+    Attributes:
+        sqlstate: the error's SQLSTATE.
+        message: the primary message.
+    """
 
     def __init__(self, sqlstate: str, message: str) -> None:
         super().__init__(message)
@@ -62,51 +67,55 @@ class ServerError(Exception):
 
 
 class StreamEnded(Exception):
-    """The server ended the stream in order."""
+    """The server ended the stream by CopyDone."""
 
 
 class Wire(Protocol):
-    """A started stream. `send` may be called by several threads, `read` by one.
+    """A started stream. Several threads may call `send`; one thread calls `read`.
 
     Attributes:
-        heard_at: when bytes last came, by the monotonic clock; a long message comes in many reads.
+        bytes_received: number of bytes received.
+        heard_at: time of the last received bytes by the monotonic clock.
     """
 
     bytes_received: int
     heard_at: float
 
     def read(self) -> MessageBatch | None:
-        """Wait for messages: a full batch, or what came until the stream fell quiet.
+        """Return the next messages, a full batch or fewer; None if no message is complete.
 
         Raises:
             ServerError: the server sent an error.
             StreamEnded: the server ended the stream.
-            OSError: the connection broke.
+            OSError: the connection was lost.
         """
 
     def send(self, payload: bytes) -> None:
         """Send one CopyData message.
 
         Raises:
-            OSError: the connection broke.
+            OSError: the connection was lost.
         """
 
     def send_end(self) -> None:
-        """Send CopyDone: the server answers with its own and reads nothing more of us."""
+        """Send CopyDone. The server replies with CopyDone, and reads no further messages."""
 
     def close(self) -> None:
-        """Close the connection, whatever state it is in."""
+        """Close the connection in any state."""
 
 
 def check_notice(fields: dict[bytes, str]) -> None:
-    """Refuse the one warning that means lost changes.
+    """Raise an error for the warning about a missing publication.
 
-    Since Postgres 18 pgoutput goes on without a publication that does not exist at this point of
-    the WAL, and only warns; before it was an error. Changes of its tables would be missing, with
-    success in the log.
+    If the publication does not exist at the current WAL position, Postgres 18 and newer warn and
+    skip the changes (src/backend/replication/pgoutput/pgoutput.c, LoadPublications). Older versions
+    report an error. Without this check the capture would succeed and miss changes.
 
     Args:
-        fields: of the notice, by their letters.
+        fields: the notice's fields by letter.
+
+    Raises:
+        ServerError: the notice is this warning.
     """
     if fields.get(b"V") == "WARNING" and fields.get(b"C") == _NOT_IN_PREREQUISITE_STATE:
         raise ServerError(_UNDEFINED_OBJECT, fields.get(b"M", "the publication does not exist"))

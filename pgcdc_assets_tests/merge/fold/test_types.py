@@ -150,7 +150,7 @@ def test_the_table_equals_its_source_by_another_reading(merged: Pipeline, group:
     merged.assert_equal(group)
 
 
-def test_a_column_says_its_postgres_type(merged: Pipeline) -> None:
+def test_a_column_comment_has_its_postgres_type(merged: Pipeline) -> None:
     fields = {field.name: field for field in merged.frame("g1").schema.fields}
     assert fields["c2"].metadata["comment"] == "numeric"
     assert {"_lsn", "_ordinal", "_commit_ts", "_rescued"} <= set(fields)

@@ -90,7 +90,7 @@ def test_what_stays_is_stored_as_it_was(spark: SparkSession, landing: Landing) -
     assert sorted(after) == sorted(before)
 
 
-def test_a_column_that_somebody_added_keeps_its_values(
+def test_a_column_that_the_owner_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
     path = merge(spark, landing, _TARGET).path

@@ -53,7 +53,7 @@ def test_a_renamed_table_without_later_changes_fails_the_checks_of_its_tables(
     for scd in (1, 2):
         newest, *_ = evaluations(both_kinds, "a", scd)
         assert (newest.passed, newest.severity) == (False, dg.AssetCheckSeverity.ERROR)
-        assert "Table public.a is called public.z now" in (newest.description or "")
+        assert "Table public.a is named public.z now" in (newest.description or "")
         assert "pgcdc resnapshot t public.a" in str(newest.metadata["reason"].value)
     assert [e.passed for e in evaluations(both_kinds, "b", 1)] == [True]
     both_kinds.database.execute("alter table z rename to a")

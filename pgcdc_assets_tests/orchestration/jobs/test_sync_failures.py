@@ -195,7 +195,7 @@ def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_othe
 
 
 @pytest.mark.soak
-def test_without_a_spark_session_the_capture_goes_on(
+def test_without_a_spark_session_the_capture_continues(
     small_windows: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: SparkResource) -> SparkSession:
@@ -228,7 +228,7 @@ def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
 
 
 @pytest.mark.parametrize("is_broken", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_it_ends_when_others_capture_beyond_the_barrier_meanwhile(
+def test_a_sync_ends_when_other_processes_capture_beyond_its_barrier(
     orchestrated: Orchestrated, spark: SparkSession, is_broken: bool
 ) -> None:
     """A16: each merge finds another window that landed while it ran, as beside a daemon."""
@@ -283,7 +283,7 @@ def test_a_slot_of_another_lake_is_taken_over_by_the_flag_alone(
     assert main(["sync", "--adopt-slot"]) == 2
 
 
-def test_a_call_that_waits_in_vain_for_a_merge_of_others_says_so(
+def test_a_sync_that_waits_in_vain_for_a_merge_of_another_process_reports_it(
     orchestrated: Orchestrated,
 ) -> None:
     """Another `pgcdc sync`, or the daemon: all is captured, and its merge is under way."""
@@ -333,5 +333,5 @@ def test_a_renamed_table_makes_a_sync_fail_though_no_change_came(
 ) -> None:
     sync(orchestrated)
     orchestrated.database.execute("alter table a rename to z")
-    with pytest.raises(TableMoved, match=r"public\.a is called public\.z now"):
+    with pytest.raises(TableMoved, match=r"public\.a is named public\.z now"):
         sync(orchestrated)

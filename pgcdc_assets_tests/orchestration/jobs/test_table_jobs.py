@@ -109,7 +109,7 @@ def test_a_run_that_materialises_does_not_ask_the_source(
     assert evaluated == dict.fromkeys((INVARIANTS, INVARIANTS_IN_FULL, SOURCE_TABLE), True)
 
 
-def test_the_rebuild_job_mends_tables_and_the_sensor_brings_them_up_to_date(
+def test_the_rebuild_job_corrects_tables_and_the_sensor_brings_them_up_to_date(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     sync(orchestrated)
@@ -142,7 +142,7 @@ def test_the_rebuild_job_mends_tables_and_the_sensor_brings_them_up_to_date(
         ({"through": "FFFF/0"}, "captured through"),
     ],
 )
-def test_a_rebuild_of_what_is_not_there_says_so(
+def test_a_rebuild_of_a_missing_table_is_an_error(
     orchestrated: Orchestrated, spark: SparkSession, config: dict[str, Any], sentence: str
 ) -> None:
     sync(orchestrated)
@@ -155,7 +155,7 @@ def test_a_rebuild_of_what_is_not_there_says_so(
     assert sentence in (data.description or "")
 
 
-def test_upkeep_removes_old_windows_and_their_keys(
+def test_maintenance_removes_old_windows_and_their_keys(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     kept_all = orchestrated
@@ -198,7 +198,7 @@ def test_upkeep_removes_old_windows_and_their_keys(
     assert len(copies(strict, "b")) == 1
 
 
-def test_upkeep_keeps_all_windows_while_a_table_was_never_merged(
+def test_maintenance_keeps_all_windows_while_a_table_was_never_merged(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     retention = RetentionPolicy(raw_days=0)

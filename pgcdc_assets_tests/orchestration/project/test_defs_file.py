@@ -38,7 +38,7 @@ WRONG = {
     ),
     "an unknown kind of table": (
         GOOD + "  tables:\n    - {name: shop.orders, scd: [3]}\n",
-        "6:32: Table shop.orders: scd is [3], but must be [1], the current image, [2], ",
+        "6:32: Table shop.orders: scd is [3], but must be [1] (the current image), ",
     ),
     "a kind of table that is a text": (
         GOOD + "  tables:\n    - {name: shop.orders, scd: [one]}\n",
@@ -102,7 +102,7 @@ WRONG = {
     ),
     "no tables": (
         GOOD + "  tables: []\n",
-        "5:11: Capture shop lists no tables: `pgcdc init` writes them from the publication",
+        "5:11: Capture shop lists no tables: run `pgcdc init` to write the publication's tables",
     ),
     "tables without a value": (GOOD + "  tables:\n", "5:10: `tables` must be a list, "),
     "a missing setting": (
@@ -240,7 +240,7 @@ def test_every_command_ends_with_status_2_and_the_sentence(
 
 
 @pytest.mark.slow
-def test_dagster_s_own_validation_says_the_same_sentence(tmp_path: Path) -> None:
+def test_validation_by_dagster_prints_the_same_sentence(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD + TABLE + "  windows: {max_bytes: sesame}\n")
     (tmp_path / "location.py").write_text(MODULE.format(folder=str(tmp_path / "defs")))
     command = ("-m", "dagster", "definitions", "validate", "-f", str(tmp_path / "location.py"))

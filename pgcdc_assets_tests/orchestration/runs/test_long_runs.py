@@ -217,7 +217,7 @@ def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
     assert dg.AssetKey([NAME, "scd1", "public", "c"]) in (again.asset_selection or ())
 
 
-def test_runs_that_nobody_told_to_go_on_do_not(
+def test_runs_without_the_tag_do_not_continue(
     going_on: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They do not even look for what comes next."""
@@ -356,7 +356,7 @@ def test_a_run_without_anything_to_do_ends(going_on: Orchestrated) -> None:
     assert len(looks) > 1
 
 
-def test_a_run_told_to_stop_looks_no_more(going_on: Orchestrated) -> None:
+def test_a_stopped_run_looks_for_no_further_window(going_on: Orchestrated) -> None:
     run = following(going_on, started(going_on))
     assert run.find(lambda: run.stop()) is None
     assert run.find(lambda: "more") is None

@@ -145,7 +145,7 @@ def test_a_run_of_a_container_that_is_gone_is_closed_once_its_heart_is_silent(
     assert holders(orchestrated, pool) == set()
 
 
-def test_a_heartbeat_of_the_run_that_is_repeated_says_nothing(
+def test_a_heartbeat_of_the_repeated_run_does_not_count(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_runs, "WATCHED_SECONDS", 0.0)
@@ -217,7 +217,7 @@ def test_a_queued_run_is_waited_for_only_while_a_daemon_can_start_it(
         (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.NOT_STARTED),
     ],
 )
-def test_a_run_that_never_began_holds_nobody_up_for_ever(
+def test_a_run_that_never_began_does_not_block_other_runs_indefinitely(
     orchestrated: Orchestrated,
     monkeypatch: pytest.MonkeyPatch,
     left: dg.DagsterRunStatus,

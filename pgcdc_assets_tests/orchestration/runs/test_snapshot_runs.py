@@ -64,7 +64,7 @@ def test_it_is_not_merged_until_the_copy_has_ended(
     assert A in merged(orchestrated.execute(request, "merge"))
 
 
-def test_a_run_that_was_asked_for_before_leaves_the_table_out_and_says_so(
+def test_a_run_requested_before_the_snapshot_skips_the_table_with_a_reason(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     orchestrated.copy()
@@ -127,7 +127,7 @@ def test_a_copy_that_is_tried_again_copies_only_what_failed(
     assert materialized == {"public.a", "public.b"}
 
 
-def test_a_copy_that_somebody_else_merged_past_is_not_passed_over_in_silence(
+def test_a_snapshot_that_another_process_merged_past_is_reported(
     orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another instance does not see this one's runs."""

@@ -128,7 +128,7 @@ def test_a_dropped_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
     assert "pgcdc renew" in (evaluation.description or "")
 
 
-def test_a_slot_that_somebody_else_advanced_fails_the_tick(orchestrated: Orchestrated) -> None:
+def test_a_slot_that_another_program_advanced_fails_the_tick(orchestrated: Orchestrated) -> None:
     """A9: the gap is named before anything is captured over it."""
     orchestrated.copy()
     orchestrated.commit("insert into b values (1, 1)")

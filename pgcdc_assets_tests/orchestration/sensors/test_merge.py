@@ -92,7 +92,7 @@ def test_a_merge_under_way_is_waited_for_and_the_capture_is_not(
     assert orchestrated.tick("lag").run_requests != []
 
 
-def test_a_table_whose_merge_failed_waits_and_the_others_go_on(
+def test_a_table_whose_merge_failed_waits_and_the_others_continue(
     orchestrated: Orchestrated,
 ) -> None:
     """H8: at the sensor."""

@@ -63,7 +63,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize(("given", "reason"), WAITING.values(), ids=WAITING.keys())
-def test_it_waits_and_says_why(given: CaptureProgress, reason: str) -> None:
+def test_the_planner_waits_and_gives_the_reason(given: CaptureProgress, reason: str) -> None:
     plan = plan_window(given, POLICY)
     assert isinstance(plan, Wait)
     assert reason in plan.reason
@@ -75,7 +75,7 @@ def test_an_opened_window_is_retried_before_another_is_opened() -> None:
     assert plan_window(given, POLICY) == Capture(window(500, 600), attempt=3)
 
 
-def test_a_window_that_another_one_has_overtaken_is_given_up() -> None:
+def test_a_window_that_another_window_has_overtaken_is_abandoned() -> None:
     """Two openers at one moment: [400, 500) was landed, and [400, 600) never can be."""
     given = progress(500, 9000, open_windows=(window(400, 600),))
     assert plan_window(given, POLICY) == Discard(window(400, 600))

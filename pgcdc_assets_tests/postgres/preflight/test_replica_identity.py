@@ -20,7 +20,7 @@ pytestmark = pytest.mark.postgres
     [
         (
             "id int",
-            "no primary key: .*UPDATE and DELETE on it fail.*add primary key",
+            "no primary key: .*UPDATE and DELETE on this table fail.*add primary key",
         ),
         (
             "id int primary key deferrable",
@@ -53,7 +53,7 @@ def test_a_table_without_a_key_that_sends_whole_rows_is_a_bag(database: Database
     problems = problems_in(findings_of(database.settings()))
     assert list(problems) == [("key", "public.t")]
     sentence = problems["key", "public.t"]
-    assert re.match("warning: .*bag.*add primary key.*without_key: log", sentence)
+    assert re.match("warning: .*multiset.*add primary key.*without_key: log", sentence)
     database.execute("alter table t alter column id set not null")
     assert problems_in(findings_of(database.settings(), keys={("public", "t"): ("id",)})) == {}
 
@@ -67,7 +67,7 @@ def test_a_unique_index_as_identity_is_a_key(database: Database) -> None:
     assert problems_in(findings_of(database.settings())) == {}
     database.execute("drop index i")
     assert (
-        "index that is gone"
+        "index that was dropped"
         in problems_in(findings_of(database.settings()))["replica_identity", "public.t"]
     )
 
@@ -88,7 +88,7 @@ def test_a_column_list_without_the_identity_is_refused(database: Database) -> No
         "create table t (id int primary key, a text); create publication pub for table t (a)"
     )
     problem = problems_in(findings_of(database.settings()))["column_list", "public.t"]
-    assert "leaves out id of its replica identity" in problem
+    assert "omits id of the table's replica identity" in problem
 
 
 @pytest.mark.every_pg
@@ -172,7 +172,7 @@ def test_many_partitions_without_an_identity_are_not_all_named(database: Databas
         "create publication pub for table t with (publish_via_partition_root = true)"
     )
     sentence = problems_in(findings_of(database.settings()))["replica_identity", "public.t"]
-    assert "public.t4 with no primary key; and so for 2 more partitions" in sentence
+    assert "public.t4 with no primary key; and likewise for 2 more partitions" in sentence
     assert "public.t5" not in sentence
 
 
@@ -188,7 +188,7 @@ def test_a_column_list_is_held_against_the_identity_of_each_partition(database: 
         """
     )
     problem = problems_in(findings_of(database.settings()))["column_list", "public.t"]
-    assert "leaves out kind of its replica identity" in problem
+    assert "omits kind of the table's replica identity" in problem
     with pytest.raises(psycopg2.Error, match="Column list used by the publication"):
         database.execute("update t set kind = 'b'")
 

@@ -46,7 +46,9 @@ def test_a_least_privileged_role_of_the_documentation_is_enough(
 
 
 @pytest.mark.every_pg
-def test_a_role_without_replication_is_told_to_get_it(database: Database, role: str) -> None:
+def test_a_role_without_replication_is_an_error_with_the_statement(
+    database: Database, role: str
+) -> None:
     """B8."""
     database.execute(f"create table t (id int primary key); grant select on t to {role}")
     database.execute("create publication pub for table t")
@@ -62,7 +64,7 @@ def test_a_role_without_replication_is_told_to_get_it(database: Database, role: 
         pass
 
 
-def test_a_role_without_login_is_told_to_get_it(database: Database, role: str) -> None:
+def test_a_role_without_login_is_an_error_with_the_statement(database: Database, role: str) -> None:
     """B8."""
     database.execute(f"alter role {role} nologin")
     with pytest.raises(ConfigurationError, match=f'alter role "{role}" login'):
@@ -107,7 +109,7 @@ def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
         database.execute("create table t (id int primary key); create publication pub for table t")
         problems = problems_in(findings_of(database.settings()))
         assert problems.pop(("wal_level", None)) == (
-            "error: wal_level is replica, and logical is needed. alter system set wal_level = "
+            "error: wal_level is replica, but logical is required. alter system set wal_level = "
             "logical; then restart the server."
         )
         assert set(problems) == {("free_slots", None), ("walsenders", None)}
@@ -128,7 +130,7 @@ def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
             )
         problem = problems_in(findings_of(database.settings()))["slot", None]
         assert "No free replication slot: all 1 of max_replication_slots" in problem
-        assert "Nobody reads these now: taken" in problem
+        assert "Inactive slots: taken" in problem
         with (
             pytest.raises(ConfigurationError, match="No free replication slot"),
             create_slot(database.settings(), "s"),
@@ -168,7 +170,7 @@ def test_slots_and_walsenders_are_counted_for_what_the_commands_need() -> None:
             problems = problems_in(findings_of(settings, slot="ours"))
             assert ("walsenders", None) not in problems
             problem = problems_in(findings_of(settings, slot="other"))["walsenders", None]
-            assert problem.startswith("warning: One walsender is free, of 2 (max_wal_senders)")
+            assert problem.startswith("warning: One walsender of 2 (max_wal_senders) is free")
         with create_slot(settings, "other"):
             pass
         problem = problems_in(findings_of(settings, slot="ours"))["slot", None]
@@ -178,7 +180,7 @@ def test_slots_and_walsenders_are_counted_for_what_the_commands_need() -> None:
         folder.rmdir()
 
 
-def test_a_slot_of_somebody_else_is_refused(database: Database) -> None:
+def test_a_slot_of_another_program_is_refused(database: Database) -> None:
     """Issue 3, bad input."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     slot = f"p_{database.name}"

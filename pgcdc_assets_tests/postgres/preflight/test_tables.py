@@ -32,7 +32,7 @@ def test_a_publication_of_inserts_only_is_warned_about(database: Database) -> No
     )
     assert problems_in(findings_of(database.settings())) == {
         ("publish", None): "warning: Publication pub does not send update and delete and truncate: "
-        'such changes never arrive. alter publication "pub" set (publish = \'insert, update, '
+        'these changes never arrive. alter publication "pub" set (publish = \'insert, update, '
         "delete, "
         "truncate')"
     }
@@ -61,9 +61,8 @@ def test_a_table_that_may_not_be_read_is_named_alone(database: Database, role: s
     database.execute(f"alter role {role} replication; create publication pub for all tables")
     database.execute(f"revoke select on t1 from {role}; grant select (id) on t2 to {role}")
     assert problems_in(findings_of(settings_as(database, role))) == {
-        ("privilege", "public.t1"): "error: This role may not read table public.t1, so it cannot "
-        "be "
-        f'copied. grant select on "public"."t1" to "{role}"'
+        ("privilege", "public.t1"): "error: This role has no SELECT on table public.t1, so the "
+        f'table cannot be copied. grant select on "public"."t1" to "{role}"'
     }
 
 
@@ -74,7 +73,10 @@ def test_a_table_that_may_not_be_read_is_named_alone(database: Database, role: s
         ("create materialized view x as select 1", "is a materialized view"),
         ("create unlogged table x (id int primary key)", "is unlogged"),
         ("create sequence x", "is a sequence"),
-        ("create table x (id int primary key)", 'add it with: alter publication "pub" add table'),
+        (
+            "create table x (id int primary key)",
+            'add the table with: alter publication "pub" add table',
+        ),
         ("select 1", "does not exist"),
         (
             "create table x (id int primary key) partition by range (id);"
@@ -116,7 +118,7 @@ def test_a_schema_that_may_not_be_used_is_named_once_with_one_grant(
     database.execute("create publication pub for all tables")
     findings = findings_of(settings_as(database, role))
     assert problems_in(findings) == {
-        ("privilege", None): "error: This role may not use schema s, so its 3 tables cannot be "
+        ("privilege", None): "error: This role has no USAGE on schema s, so its 3 tables cannot be "
         f'copied. grant usage on schema "s" to "{role}"'
     }
     assert not any("is ready" in finding.message for finding in findings)
@@ -127,7 +129,7 @@ def test_a_declared_key_of_a_column_that_is_not_there_is_an_error(database: Data
     database.execute("create publication pub for table t")
     findings = findings_of(database.settings(), keys={("public", "t"): ("nope", "v")})
     assert problems_in(findings)["key", "public.t"] == (
-        "error: The declared key of table public.t names nope, and the table's published columns "
+        "error: The declared key of table public.t names nope, but the table's published columns "
         "are id, v. Correct `key` of this table in the capture's settings."
     )
 
@@ -157,11 +159,14 @@ def test_a_generated_column_that_is_not_published_is_named(database: Database) -
     )
     database.execute("create publication pub for table t")
     problem = problems_in(findings_of(database.settings()))["generated", "public.t"]
-    assert "generated column twice is not published, so the lake does not have it" in problem
+    assert (
+        "generated column twice is not published, so the lake does not contain this column"
+        in problem
+    )
     if database.value("select current_setting('server_version_num')::int") < 180000:
         assert "Postgres 18" in problem
         return
-    database.execute(problem.rpartition("does not have it. ")[2])
+    database.execute(problem.rpartition("does not contain this column. ")[2])
     assert problems_in(findings_of(database.settings())) == {}
     database.execute("drop publication pub; create publication pub for table t (id)")
     assert problems_in(findings_of(database.settings())) == {}

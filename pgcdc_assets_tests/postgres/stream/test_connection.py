@@ -85,7 +85,7 @@ def test_a_silent_cut_is_noticed_in_the_set_time(capturing: Capturing, proxy: Tc
 
 
 @pytest.mark.parametrize("kind", [SocketWire, LibpqWire])
-def test_a_server_that_does_not_start_the_stream_is_given_up(
+def test_a_server_that_does_not_start_the_stream_is_a_lost_connection(
     capturing: Capturing, kind: type[SocketWire | LibpqWire]
 ) -> None:
     """B1: silence before the first message has its limit too."""
@@ -98,7 +98,7 @@ def test_a_server_that_does_not_start_the_stream_is_given_up(
 
 
 @pytest.mark.usefixtures("wire")
-def test_a_quiet_server_is_not_taken_for_a_dead_one(capturing: Capturing) -> None:
+def test_a_quiet_server_does_not_count_as_lost(capturing: Capturing) -> None:
     """B1: it answers when asked."""
     capturing.begin("create table t (id int)")
     window = capturing.window(FAR_AHEAD)
@@ -128,7 +128,7 @@ def test_a_server_restarted_while_streaming_costs_a_run_and_no_change(
 
 
 @pytest.mark.usefixtures("wire")
-def test_a_fast_shutdown_does_not_wait_for_us(
+def test_a_fast_shutdown_does_not_wait_for_the_capture(
     own_capturing: Capturing, own_server: EmbeddedServer
 ) -> None:
     """B3: a walsender waits until its client has confirmed all, and we have landed nothing."""
@@ -179,7 +179,7 @@ def test_a_walsender_left_by_a_killed_run_is_ended(capturing: Capturing) -> None
     )
 
 
-def test_a_slot_that_another_program_reads_is_left_to_it(capturing: Capturing) -> None:
+def test_a_slot_that_another_program_reads_is_not_touched(capturing: Capturing) -> None:
     capturing.begin("create table t (id int)")
     window = capturing.window()
     with walsender(capturing, "somebody") as pid:
@@ -189,7 +189,7 @@ def test_a_slot_that_another_program_reads_is_left_to_it(capturing: Capturing) -
         assert capturing.status().active_pid == pid
 
 
-def test_a_program_that_takes_the_slot_after_the_first_look_is_named(
+def test_a_program_that_takes_the_slot_after_the_first_check_is_named(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B4: the look at the slot finds it free, and START_REPLICATION finds it in use."""
@@ -205,7 +205,7 @@ def test_a_program_that_takes_the_slot_after_the_first_look_is_named(
         assert capturing.confirmed() == window.start
 
 
-def test_the_second_of_two_runners_touches_nothing(capturing: Capturing) -> None:
+def test_the_second_of_two_captures_touches_nothing(capturing: Capturing) -> None:
     """B5."""
     window = capturing.begin_with_one_insert()
     with (

@@ -87,7 +87,7 @@ def test_an_encrypted_stream_lands_the_rows_of_the_source(
     assert capturing.confirmed() == report.window.end
 
 
-def test_a_server_that_demands_tls_says_so_in_each_refusal(
+def test_a_server_that_demands_tls_is_named_in_each_refusal(
     encrypted: EmbeddedServer, tmp_path: Path
 ) -> None:
     """The reasons are those of real refusals: libpq's first line, and what to change."""
