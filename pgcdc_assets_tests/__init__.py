@@ -1,1 +1,1 @@
-"""Tests; the folders mirror the package; README.md says what is where."""
+"""Tests of pgcdc_assets. The folders mirror the package; see README.md."""

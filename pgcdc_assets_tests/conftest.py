@@ -1,4 +1,4 @@
-"""Load the fixtures; each family is a file in `support/`."""
+"""Load the fixtures of `support/` as plugins."""
 
 pytest_plugins = [
     "pgcdc_assets_tests.support.seed",

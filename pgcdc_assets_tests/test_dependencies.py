@@ -1,4 +1,4 @@
-"""What setup.cfg requires: all that is imported, in ranges that constraints.txt agrees with."""
+"""The requirements of setup.cfg: every imported package, in ranges that match constraints.txt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL = [*OF_USERS, *(Requirement(line) for line in requirements("dev"))]
 
 
 def imported(folder: str) -> set[str]:
-    """Distributions whose modules the Python files of a folder import."""
+    """Return the distributions whose modules the Python files of a folder import."""
     modules = set()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(syntax_tree(path)):
@@ -44,14 +44,14 @@ def named(listed: list[Requirement]) -> set[str]:
 
 
 def pinned() -> dict[str, Version]:
-    """The versions of constraints.txt."""
+    """Return the versions of constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = [re.fullmatch(r"([\w.-]+)==([\w.+]+)", line) for line in lines if line[0] != "#"]
     return {canonicalize_name(pair[1]): Version(pair[2]) for pair in pairs if pair}
 
 
 def test_every_imported_package_is_required() -> None:
-    # They come with packages that are required by the same version.
+    # Dependencies of required packages, in the same version.
     come_along = {"dagster-shared", "py4j"}
     assert imported("pgcdc_assets") - named(OF_USERS) == come_along
     others = imported("pgcdc_assets_tests") | imported("benchmarks")

@@ -31,7 +31,7 @@ def generator() -> ModuleType:
 
 
 def outdated_pages(generator: ModuleType, folder: Path) -> list[str]:
-    """Return the pages of a folder whose generated parts differ from what the code gives."""
+    """Return the pages of a folder whose generated parts differ from the code."""
     pages = generator.generate(folder)
     return [str(path.relative_to(folder)) for path in pages if path.read_text() != pages[path]]
 

@@ -1,4 +1,4 @@
-"""Errors: found by name, with facts of one meaning each, and sent between processes."""
+"""Errors: lookup by name, typed facts, and pickling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pgcdc_assets_tests.support.captures import Capturing
 
 
 def test_a_table_altered_during_its_copy_is_a_transient_error() -> None:
-    """Its event names the class; a sync ends with that class's status."""
+    """A run's event names the class, and a sync ends with the exit status of the class."""
     kind = error_named("TableChanged")
     assert kind is not None
     assert kind.exit_status == TransientError.exit_status == 3

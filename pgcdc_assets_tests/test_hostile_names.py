@@ -1,4 +1,4 @@
-"""Names that Postgres allows go through the whole pipeline, as a user meets it."""
+"""Every name that Postgres allows works in the whole pipeline."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ defs = load_defs_folders([Path({folder!r})])
 
 
 def statement(text: str, table: TableName, *columns: str) -> sql.Composed:
-    """Write SQL with a table and columns in the place of `{}`."""
+    """Return SQL with a table and columns in place of `{}`."""
     names = [sql.Identifier(table.schema, table.table), *map(sql.Identifier, columns)]
     return sql.SQL(text).format(*names)
 
@@ -94,7 +94,7 @@ def module(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
-    """Publish the tables, have `pgcdc init` declare them, and set what they are kept as."""
+    """Publish the tables, declare them by `pgcdc init`, and set their SCD types."""
     members = sql.SQL(", ").join(sql.Identifier(table.schema, table.table) for table in tables)
     database.execute(sql.SQL('create publication "Pub %1" for table {}').format(members))
     assert main(["init", "--name", "mine", "--publication", "Pub %1", "--defs", str(defs)]) == 0

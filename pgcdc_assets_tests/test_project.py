@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: form, types, layers, sizes, true documents."""
+"""Rules of the project: format, types, layers, module sizes, documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def run(*command: str) -> None:
-    """Run a tool of this environment in the project's folder; its output is the failure."""
+    """Run a tool in the project's folder, and fail with its output."""
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -46,7 +46,7 @@ def test_mypy_finds_nothing_in_strict_mode() -> None:
 
 
 def test_type_checkers_see_the_signatures_of_the_public_names(tmp_path: Path) -> None:
-    # Beside the test above, in one group of tests: two runs of mypy at once share one cache.
+    # In the same test group as the test above: two concurrent runs of mypy would share a cache.
     names = [name for name in pgcdc_assets.__all__ if name != "__version__"]
     program = tmp_path / "typed.py"
     program.write_text(
@@ -113,7 +113,7 @@ def test_no_file_has_a_path_of_a_machine_or_a_todo() -> None:
 
 
 def shell_lines(document: Path) -> list[str]:
-    """The lines of a document's shell blocks, and its inline code."""
+    """Return the lines of a document's shell blocks, and its inline code."""
     text = document.read_text()
     blocks = re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]

@@ -16,7 +16,7 @@ SUBMODULES = {path.stem for path in (ROOT / "pgcdc_assets").iterdir()}
 
 
 def names_for_type_checkers() -> dict[str, str]:
-    """The names that the package imports for type checkers only, each with its module."""
+    """Return the names that the package imports for type checkers, each with its module."""
     tree = syntax_tree(ROOT / "pgcdc_assets" / "__init__.py")
     return {
         alias.name: node.module or ""
@@ -39,7 +39,7 @@ def test_all_is_what_is_there() -> None:
     for name in pgcdc_assets.__all__:
         value = getattr(pgcdc_assets, name)
         assert name == "__version__" or value is getattr(sys.modules[modules[name]], name)
-    # `annotations` is of the __future__ import; Dagster looks for components among these names.
+    # `annotations` is from the __future__ import. Dagster searches these names for components.
     public = {name for name in dir(pgcdc_assets) if not name.startswith("_")} - SUBMODULES
     helpers = {"annotations", "importlib", "TYPE_CHECKING"}
     assert public - helpers == set(pgcdc_assets.__all__) - {"__version__"}

@@ -1,7 +1,7 @@
-"""Random transactions, processes killed at random moments and at every failpoint, and in the end:
+"""Random transactions, with processes killed at random times and at every failpoint. In the end
 each change is in the raw zone exactly once, and each SCD1 table equals its source.
 
-Run one seed again with `--seed N`; `PGCDC_SOAK_SECONDS` sets how long the long form goes on.
+Repeat one seed with `--seed N`. `PGCDC_SOAK_SECONDS` sets the duration of the long form.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CHILD_SECONDS = 500
 
 @dataclass
 class Run:
-    """One random history: the source, the lake, and the processes between them."""
+    """One random history: the source, the lake, and the processes."""
 
     database: Database
     zone: RawZone
@@ -73,7 +73,7 @@ class Run:
         return f"s_{self.database.name}"
 
     def process(self, failpoint: str = "", *options: str) -> subprocess.Popen[str]:
-        """Start a sync in a process of its own and wait until it is loaded."""
+        """Start a sync in a process of its own, and wait until its imports are done."""
         facts = {
             "conninfo": self.database.conninfo,
             "lake": self.zone.lake.uri,
@@ -95,14 +95,14 @@ class Run:
         return process
 
     def sync_to_failpoint(self, failpoint: str) -> None:
-        """Let a sync run until the failpoint kills it."""
+        """Run a sync until the failpoint kills the process."""
         process = self.process(failpoint)
         _, errors = process.communicate(timeout=CHILD_SECONDS)
         assert process.returncode == -signal.SIGKILL, f"{failpoint} was not reached: {errors}"
         self.kills += 1
 
     def sync_and_kill(self, longest_seconds: float, *options: str) -> None:
-        """Kill a sync at a random moment; it may have ended by then."""
+        """Kill a sync at a random time, possibly after its end."""
         process = self.process("", *options)
         try:
             process.wait(self.decide.random() * longest_seconds)
@@ -113,13 +113,13 @@ class Run:
         self.kills += process.returncode != 0
 
     def sync(self, *options: str) -> None:
-        """Let a sync run to its end."""
+        """Run a sync to its end."""
         process = self.process("", *options)
         _, errors = process.communicate(timeout=CHILD_SECONDS)
         assert process.returncode == 0, errors
 
     def merge(self, spark: SparkSession, *, all_of_it: bool = False) -> None:
-        """Merge through some captured window, sometimes an old one, some or all of the tables."""
+        """Merge some or all tables through a captured window, possibly an old window."""
         windows = [summary.window for summary in self.zone.changes.windows(1)]
         tables = list(KEYED)
         through = windows[-1]
@@ -139,7 +139,7 @@ class Run:
             self.database, oracle_of(self.slot), PUBLICATION, epoch.start_lsn, end
         )
         found = landed_changes(self.zone)
-        # Rows are compared one by one: a difference of long lists is too slow to print.
+        # Compare row by row: printing the difference of two long lists is too slow.
         assert len(found) == len(expected)
         for index, (row, wanted) in enumerate(zip(found, expected, strict=True)):
             assert row == wanted, f"row {index}"
@@ -200,7 +200,7 @@ def test_killed_syncs_land_each_change_once_and_converge(run: Run, spark: SparkS
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_killed_syncs_and_merges_converge_over_a_long_time(run: Run, spark: SparkSession) -> None:
-    """The same for minutes, with merges in the killed processes too, compared again and again."""
+    """The same for minutes, with merges in the killed processes, and repeated comparisons."""
     deadline = time.monotonic() + float(os.environ.get("PGCDC_SOAK_SECONDS", "600"))
     round_number = 0
     while time.monotonic() < deadline:

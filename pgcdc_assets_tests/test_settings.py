@@ -1,4 +1,4 @@
-"""What a person declares, and what is refused with a sentence."""
+"""Settings, and the errors of invalid settings."""
 
 from __future__ import annotations
 

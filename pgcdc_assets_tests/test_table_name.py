@@ -1,4 +1,4 @@
-"""Names of tables: every one can be written and read back, and no two are written alike."""
+"""Table names: every name can be printed and parsed, and two names never have the same text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.table_name import TableName, encode_name, folder_name, identifier
 
-# Every character but NUL; and texts of the few that the encodings themselves are made of.
+# Every character except NUL, and texts of the characters that the encodings use.
 LEGAL = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1)
 TRICKY = st.text(st.sampled_from('a_.~X"25fe$- /U&\\\n'), min_size=1, max_size=8)
 PARTS = LEGAL | TRICKY

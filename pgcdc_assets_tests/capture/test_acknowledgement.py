@@ -1,4 +1,4 @@
-"""Nothing un-landed is acknowledged, and the server hears from us on time (A1, A8 to A14)."""
+"""No un-landed change is acknowledged, and status packets are sent on time (A1, A8 to A14)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def streaming(
 
 
 def wait_for_replies(capturing: Capturing, stream: ReplicationStream, seconds: float) -> None:
-    """Return when the walsender has lived on our status packets for so long."""
+    """Wait until the walsender has received status packets for this time."""
 
     def has_lived() -> bool:
         return bool(
@@ -65,7 +65,7 @@ def wait_for_replies(capturing: Capturing, stream: ReplicationStream, seconds: f
 
 
 def rows_until(stream: ReplicationStream, count: int) -> list[dict[str, Any]]:
-    """Decode until so many rows have come, and land none of them."""
+    """Decode until `count` rows have arrived, without landing."""
     decoder = Decoder(numbering(), FAR)
     rows: list[dict[str, Any]] = []
     for batch in stream.batches():
@@ -81,7 +81,7 @@ def rows_until(stream: ReplicationStream, count: int) -> list[dict[str, Any]]:
 def test_a_slow_client_acknowledges_no_transaction_that_it_has_not_landed(
     capturing: Capturing,
 ) -> None:
-    """A1: the transaction that commits last began first, and holds rows older than all others."""
+    """A1: the transaction that commits last began first, and has the oldest rows."""
     slow = capturing.begin("create table t (id int, filler text)").with_sender_timeout(4)
     with slow.database.connect(autocommit=False) as t2:
         with t2.cursor() as cursor:
@@ -100,7 +100,7 @@ def test_a_slow_client_acknowledges_no_transaction_that_it_has_not_landed(
         rows = rows_until(stream, 3001)
         assert rows[0]["new"][0] == "1"
         assert rows[3000]["new"][0] == "20"
-        # Nobody takes batches any more: the queue is full, then the socket.
+        # The test takes no further batches: the queue fills up, then the socket.
         wait_for_replies(slow, stream, 6)
         assert slow.confirmed() == landed.end
     slow.capture(LsnWindow.of(1, landed.end, end))
@@ -145,13 +145,13 @@ def test_a_row_that_arrives_for_longer_than_the_sender_timeout_lands(
     window = capturing.window()
     proxy.throttle(4_000_000)
     slow = capturing.through(proxy.conninfo(capturing.conninfo)).with_sender_timeout(2)
-    # On a busy machine a pause may bring little, and a read would end for that.
+    # On a busy machine a pause may bring few bytes, which would end a read.
     never_quiet = StreamSettings(wire=WireSettings(busy_bytes=1024))
     slow.capture(window, CaptureLimits(stream=never_quiet))
 
     [(row_id, filler)] = capturing.texts("t")
     assert (row_id, len(filler)) == ("1", 20_000_000)
-    # Not again at each read, which would cost more with each.
+    # The reads do not examine the same bytes repeatedly.
     assert sum(looked_over) < 50_000_000
     assert capturing.confirmed() == window.end
 
@@ -178,7 +178,7 @@ def test_a_slot_that_another_program_advanced_stops_the_capture(capturing: Captu
 def test_a_slot_that_advances_after_the_first_check_stops_the_capture_too(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A9: START_REPLICATION itself would skip the gap without a word."""
+    """A9: START_REPLICATION would skip the gap silently."""
     window = capturing.begin_with_one_insert()
     enter = ReplicationStream.__enter__
 
@@ -230,7 +230,7 @@ def test_an_idle_publication_moves_its_slot_by_keepalives(capturing: Capturing) 
     before = capturing.status()
     for _ in range(2):
         capturing.database.execute("insert into other select generate_series(1, 1000)")
-        # Writes the running transactions into the WAL, from which the server derives restart_lsn.
+        # A checkpoint logs the running transactions, from which the server derives restart_lsn.
         capturing.database.execute("checkpoint")
         window = capturing.window()
         report = capturing.capture(window)
@@ -262,7 +262,7 @@ def test_a_busy_other_database_does_not_hold_the_slot_back(capturing: Capturing)
 def test_a_landing_that_takes_long_keeps_the_connection_and_the_old_position(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A14: the walsender asks after one second and gives up after two; landing takes five."""
+    """A14: the walsender requests a reply after 1 s and ends after 2 s; the landing takes 5 s."""
     capturing.begin("create table t (id int)")
     capturing.database.execute("insert into t values (1)")
     slow = capturing.with_sender_timeout(2)
@@ -305,7 +305,7 @@ def test_the_time_limit_does_not_affect_a_landed_window(
 def test_a_limit_that_passes_before_the_commit_reports_a_landed_window(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream's end does not undo a landing; the next run has only to confirm it."""
+    """The end of the stream does not undo a landing; the next run only confirms it."""
     window = capturing.begin_with_one_insert()
     settings = StreamSettings(watch_seconds=0.05)
     _linger_at(failpoints.BEFORE_DELTA_COMMIT, 2, monkeypatch)
@@ -323,7 +323,7 @@ def test_a_limit_that_passes_before_the_commit_reports_a_landed_window(
 
 
 def _linger_at(failpoint: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stay at a failpoint until so many seconds have passed, and the stream has looked again."""
+    """Stay at a failpoint until the seconds have passed and the stream has checked its limit."""
 
     def linger(name: str) -> None:
         if name == failpoint:

@@ -1,4 +1,4 @@
-"""A promoted standby that had not received all that was captured is noticed (B16)."""
+"""A promoted standby that had not received all captured WAL is detected (B16)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Pair:
         return Database(self.standby, "postgres")
 
     def wait_for_standby(self, zone: RawZone) -> None:
-        """Until the standby has replayed all that is captured, and keeps a copy of the slot.
+        """Wait until the standby has replayed all captured WAL, and has synchronised the slot.
 
         It takes a slot over once that needs neither WAL nor rows from before its own look. So
         nothing may be written between that and the slot's last record of running transactions.
@@ -181,7 +181,7 @@ def test_after_a_failover_without_loss_the_capture_continues(
 def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_renewed(
     pair: Pair, zone: RawZone
 ) -> None:
-    """B16: once the new primary has written more, its WAL alone tells nothing any more."""
+    """B16: after the new primary has written more WAL, its position does not show the loss."""
     snapshot_tables(pair.old.settings(), zone, SLOT, "pub")
     pair.old.execute("insert into t values (1)")
     _capture(pair.old, zone)
@@ -193,7 +193,7 @@ def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_r
     pair.primary.kill()
     pair.standby.start()
     pair.promote()
-    # More than was lost, and other rows.
+    # More WAL than was lost, with other rows.
     pair.new.execute("insert into t select generate_series(100, 3000)")
     assert through is not None
     assert _flush_lsn(pair.new) > through
@@ -226,7 +226,7 @@ _HISTORY = """\
 
 @dataclass(frozen=True)
 class _Recorded(ServerTimeline):
-    """A server whose history file is given."""
+    """A server with a given history file."""
 
     def switches(self) -> dict[int, Lsn]:
         return parse_history(_HISTORY)

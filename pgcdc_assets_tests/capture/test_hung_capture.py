@@ -1,4 +1,4 @@
-"""A capture whose lake or reader does not answer any more ends, and loses nothing."""
+"""A capture whose lake or reader thread hangs ends, and loses nothing."""
 
 from __future__ import annotations
 

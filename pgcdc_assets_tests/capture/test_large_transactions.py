@@ -1,4 +1,4 @@
-"""Transactions, and single rows, of a size that comes once a year (A15, D16, H6)."""
+"""Very large transactions and rows (A15, D16, H6)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
 pytestmark = pytest.mark.postgres
 
-# Each is a subtransaction, and every other one of them is undone.
+# Each insert is a subtransaction, and every second subtransaction is rolled back.
 SUBTRANSACTIONS = """
 do $$ begin
     insert into t select generate_series(1, {rows});
@@ -41,7 +41,7 @@ LARGE_ROW = "insert into t values (1, repeat(md5('x'), 6250000))"
 def test_a_large_transaction_completes_under_a_short_sender_timeout(
     capturing: Capturing, rows: int, timeout: float
 ) -> None:
-    """A15, A13: keepalives come in the middle of it."""
+    """A15, A13: keepalives arrive inside the transaction."""
     capturing.begin("create table t (id int, filler text)")
     capturing.database.execute(
         "insert into t select i, repeat(md5(i::text), 60) from generate_series(1, %s) i", (rows,)
@@ -65,7 +65,7 @@ def test_a_large_transaction_completes_under_a_short_sender_timeout(
 def test_a_transaction_of_many_rows_and_subtransactions_lands_whole_in_little_memory(
     capturing: Capturing, rows: int, subtransactions: int
 ) -> None:
-    """H6: what was undone never comes, and in the end the slot stands at the window's end."""
+    """H6: rolled back rows never arrive, and the slot's position is the window's end."""
     capturing.begin("create table t (id int)")
     start = capturing.confirmed()
     capturing.database.execute(SUBTRANSACTIONS.format(rows=rows, subtransactions=subtransactions))

@@ -1,4 +1,4 @@
-"""What is in a window, and in which order (A16, A17, A19)."""
+"""The content and the order of a window (A16, A17, A19)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_capture_ends_at_its_barrier_while_writers_never_stop(capturing: Captu
     assert len(numbers) >= committed
     assert all(row["commit_lsn"] < window.end for row in capturing.rows())
     assert len(numbers) < capturing.database.value("select count(*) from t")
-    # The next window goes on where this one ended.
+    # The next window starts at the end of this window.
     capturing.capture()
     numbers = [int(text[0]) for text in capturing.texts("t")]
     assert numbers == list(range(1, capturing.database.value("select count(*) from t") + 1))
@@ -158,7 +158,7 @@ def test_the_origin_of_a_replicated_transaction_is_kept(capturing: Capturing) ->
 
 
 def test_the_same_text_is_captured_whatever_the_databases_settings(capturing: Capturing) -> None:
-    """B15, as far as the stream goes."""
+    """B15, for the stream."""
     for setting in (
         "datestyle = 'SQL, DMY'",
         "timezone = 'Asia/Kolkata'",

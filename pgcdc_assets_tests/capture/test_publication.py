@@ -1,4 +1,4 @@
-"""A publication that was not there when the WAL was written (B9)."""
+"""A publication that did not exist when the WAL was written (B9)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.postgres
 
 
 def _window(database: Database, zone: RawZone) -> LsnWindow:
-    """Everything from the last captured change to now."""
+    """Return the window from the last captured change to now."""
     database.execute("set synchronous_commit = on; select pg_logical_emit_message(true, '', '')")
     epoch = zone.epochs.latest()
     assert epoch is not None
@@ -35,9 +35,9 @@ def _window(database: Database, zone: RawZone) -> LsnWindow:
 def test_changes_written_without_the_publication_are_never_skipped(
     database: Database, zone: RawZone, is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B9: since Postgres 18 the server itself goes on without them, with a mere warning."""
+    """B9: Postgres 18 skips these changes with a warning."""
     if is_encrypted:
-        # Which of the two ways of reading is taken depends on nothing else.
+        # The encryption determines only which transport is used.
         from pgcdc_assets.postgres.stream import connection
         from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 
@@ -59,7 +59,7 @@ def test_changes_written_without_the_publication_are_never_skipped(
         assert caught.value.exit_status == 4
     assert zone.changes.captured_through(1) == window.end
 
-    # What the sentence asks for works, and nothing has to be dropped by hand.
+    # The remedy of the sentence works, without a manual drop.
     assert renew_epoch(settings, zone, slot, "pub").epoch == 2
     [report] = snapshot_tables(settings, zone, slot, "pub")
     assert report.row_count == 3
@@ -72,7 +72,7 @@ def test_changes_written_without_the_publication_are_never_skipped(
 def test_a_publication_missing_while_nothing_was_written_needs_no_new_epoch(
     database: Database, zone: RawZone
 ) -> None:
-    """B9: renewing would copy all tables for nothing."""
+    """B9: a new epoch would copy all tables unnecessarily."""
     slot, settings = f"s_{database.name}", database.settings()
     database.execute("create table t (id int primary key); create publication pub for table t")
     snapshot_tables(settings, zone, slot, "pub")
@@ -87,7 +87,7 @@ def test_a_publication_missing_while_nothing_was_written_needs_no_new_epoch(
 def test_a_missing_publication_is_named_with_its_create_statement(
     database: Database, zone: RawZone
 ) -> None:
-    """All commands name the tables, however these are called."""
+    """All errors name the tables, whatever the names."""
     slot, settings = f"s_{database.name}", database.settings()
     database.execute('create table t (id int primary key); create table "Order ""Lines" (id int)')
     wanted = 'create publication "pub" for table "public"."Order ""Lines", "public"."t"'
@@ -115,7 +115,7 @@ def test_a_missing_publication_is_named_with_its_create_statement(
 def test_a_slot_older_than_its_publication_is_refused_at_its_first_change(
     database: Database, zone: RawZone
 ) -> None:
-    """B9: made by an administrator in the wrong order."""
+    """B9: an administrator created slot and publication in the wrong order."""
     slot, settings = f"s_{database.name}", database.settings()
     database.execute("create table t (id int primary key)")
     with create_slot(settings, slot):

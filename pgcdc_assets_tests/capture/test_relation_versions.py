@@ -1,4 +1,4 @@
-"""Which relation version a row is labelled with, also where a backlog is read late (F6)."""
+"""The relation version of a row, also in a backlog that is read late (F6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.postgres
 
 
 def _attnums_by_row(capturing: Capturing) -> list[dict[str, int | None]]:
-    """The attnums of each captured row's columns, in stream order."""
+    """Return the attnums of each captured row's columns, in stream order."""
     versions = {
         (v.relation.relation_id, v.version): {c.name: c.attnum for c in v.relation.columns}
         for v in capturing.zone.relations.versions(1)
@@ -57,7 +57,7 @@ def test_two_columns_that_swap_their_names_keep_their_numbers(capturing: Capturi
 def test_a_schema_that_recurs_within_a_backlog_is_identified_by_its_transactions(
     capturing: Capturing,
 ) -> None:
-    """The column is dropped, added and renamed, and another takes its name, all unread."""
+    """A column is renamed, another column gets its name, and the first is dropped, all unread."""
     capturing.begin("create table t (id int primary key, b int)")
     database = capturing.database
     database.execute("insert into t values (1, 20)")
@@ -111,6 +111,6 @@ def test_a_table_that_is_announced_hundreds_of_times_is_looked_up_over_one_conne
     monkeypatch.setattr(RelationRegistry, "_read", recorded)
     report = capturing.through(proxy.conninfo(capturing.conninfo)).capture()
     assert report.row_count == 200 * tables
-    # The lease, the stream and the catalog.
+    # Connections of the lease, the stream and the catalog.
     assert proxy.connection_count <= 4
     assert len(scans) <= 2

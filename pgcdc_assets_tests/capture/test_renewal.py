@@ -1,4 +1,4 @@
-"""What happens after a slot is gone: a hard stop first, then a new epoch on demand."""
+"""A missing slot: captures stop with an error until a new epoch begins on demand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _drop_slot(pipeline: Pipeline) -> None:
 def test_after_a_dropped_slot_a_new_epoch_makes_the_tables_equal_again(
     pipeline: Pipeline,
 ) -> None:
-    """A10: the drop is a hard stop; what it lost comes back by new copies in epoch 2."""
+    """A10: the drop stops captures; new snapshots in epoch 2 restore the lost changes."""
     pipeline.start(_TABLE, "insert into t select i, 'a' from generate_series(1, 50) i")
     pipeline.database.execute("update t set v = 'b' where id <= 10")
     pipeline.sync()
@@ -63,7 +63,7 @@ def test_after_a_dropped_slot_a_new_epoch_makes_the_tables_equal_again(
 def test_a_slot_recreated_by_another_program_stops_the_capture_until_renewal(
     pipeline: Pipeline,
 ) -> None:
-    """A10: the new slot has the name, but not the changes between."""
+    """A10: the new slot has the same name, but not the changes in between."""
     pipeline.start(_TABLE, "insert into t values (1, 'a')")
     pipeline.sync()
     _drop_slot(pipeline)
@@ -83,7 +83,7 @@ def test_a_slot_recreated_by_another_program_stops_the_capture_until_renewal(
 
 
 def test_after_a_restore_of_the_server_a_new_epoch_continues(pipeline: Pipeline) -> None:
-    """A restore or a failover: what we have ends above the server's WAL, which is written anew."""
+    """After a restore or failover the captured WAL ends above the server's WAL."""
     pipeline.start(_TABLE, "insert into t values (1, 'a')")
     pipeline.database.execute("insert into t values (2, 'b')")
     lost = LsnWindow.of(1, pipeline.capture().end, Lsn(1 << 50))
@@ -111,7 +111,7 @@ def test_after_a_restore_of_the_server_a_new_epoch_continues(pipeline: Pipeline)
 def test_after_a_move_to_another_cluster_a_new_epoch_continues(
     pipeline: Pipeline,
 ) -> None:
-    """A dump and restore: the slot's name may be the old one, its changes are not."""
+    """After dump and restore a slot may have the old name, but not the old changes."""
     pipeline.start(_TABLE, "insert into t values (1, 'a')")
     before = pipeline.zone.epochs.latest()
     assert before is not None
@@ -127,7 +127,7 @@ def test_after_a_move_to_another_cluster_a_new_epoch_continues(
 
 
 def test_a_slot_that_can_continue_is_not_dropped(pipeline: Pipeline) -> None:
-    """Dropping a healthy slot would lose what it holds, so renewing refuses."""
+    """A drop of a healthy slot would lose its changes, so renewal refuses."""
     pipeline.start(_TABLE)
     pipeline.database.execute("insert into t values (1, 'a')")
     with pytest.raises(ConfigurationError, match="can continue"):
@@ -137,7 +137,7 @@ def test_a_slot_that_can_continue_is_not_dropped(pipeline: Pipeline) -> None:
 
 
 def test_a_capture_without_an_epoch_has_nothing_to_renew(pipeline: Pipeline) -> None:
-    """The first snapshot makes the first epoch."""
+    """The first snapshot starts the first epoch."""
     pipeline.database.execute(_TABLE)
     pipeline.database.execute(f"create publication {PUBLICATION} for all tables")
     with pytest.raises(ConfigurationError, match="no epoch"):
@@ -145,7 +145,7 @@ def test_a_capture_without_an_epoch_has_nothing_to_renew(pipeline: Pipeline) -> 
 
 
 def test_tables_without_a_copy_in_the_new_epoch_are_not_merged(pipeline: Pipeline) -> None:
-    """H11: between two epochs changes were lost, so folding on would falsify the table."""
+    """H11: changes between two epochs were lost, so a merge would falsify the table."""
     pipeline.start(_TABLE, "insert into t values (1, 'a')")
     pipeline.sync()
     _drop_slot(pipeline)

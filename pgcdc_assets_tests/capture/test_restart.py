@@ -1,4 +1,4 @@
-"""Whatever dies at whatever moment, each change is in the raw zone exactly once (A2 to A7, H9)."""
+"""After a kill at any time, each change is in the raw zone exactly once (A2 to A7, H9)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_capture_killed_between_two_steps_leaves_each_change_exactly_once(
 def test_a_terminated_capture_leaves_a_whole_window_or_nothing(
     capturing: Capturing, failpoint: str
 ) -> None:
-    """H9: SIGTERM comes in the middle of a transaction, of the landing, or after it."""
+    """H9: SIGTERM arrives inside a transaction, during the landing, or after the landing."""
     capturing.begin(TABLES)
     capturing.database.execute(
         "insert into keyed select i, repeat('x', 1000) from generate_series(1, 1000) i"
@@ -114,7 +114,7 @@ def test_a_server_that_lost_a_confirmation_duplicates_nothing(
     database = create_database(own_server, "source")
     zone = RawZone(Lake(str(tmp_path / "lake")), "test")
     capturing = Capturing(database, zone, "s", database.conninfo).begin(TABLES)
-    # The first confirmation moves restart_lsn too, and is persisted for that.
+    # The first confirmation also advances restart_lsn, and is therefore persisted.
     capturing.capture()
     database.execute("insert into keyless values (1, 'a')")
     landed = capturing.window()
@@ -133,7 +133,7 @@ def test_a_server_that_lost_a_confirmation_duplicates_nothing(
 def test_a_transaction_interrupted_during_its_delivery_is_landed_whole(
     capturing: Capturing,
 ) -> None:
-    """A5, A7: its rows share one COPY and so one LSN; the ordinal tells them apart."""
+    """A5, A7: the rows of one COPY have the same LSN and different ordinals."""
     capturing.begin("create table t (id int, filler text)")
     capturing.database.transaction(
         "insert into t select i, repeat('x', 50000) from generate_series(1, 10) i"

@@ -1,4 +1,4 @@
-"""A slot that something else has read is adopted with consent only (A9, B5)."""
+"""A slot that another program has read is adopted with consent only (A9, B5)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def slot(database: Database) -> str:
-    """A published table with two rows, and the name of a slot that is not there yet."""
+    """A published table with two rows, and the name of a slot that does not exist yet."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1), (2)")
     return f"s_{database.name}"
@@ -35,7 +35,7 @@ def slot(database: Database) -> str:
 
 @pytest.fixture
 def other_zone(tmp_path: Path) -> RawZone:
-    """An empty lake beside production's, of the same capture."""
+    """Another, empty lake of the same capture."""
     return RawZone(Lake(str(tmp_path / "other")), "test")
 
 
@@ -70,7 +70,7 @@ def _make_by_hand(database: Database, slot: str, *, two_phase: bool = False) -> 
 
 
 def _claim(database: Database, zone: RawZone, slot: str) -> None:
-    """Production has just made its slot, and captured nothing yet."""
+    """The production lake has created its slot, and captured nothing yet."""
     _copy(database, zone, slot)
 
 
@@ -101,7 +101,7 @@ def test_a_slot_that_another_lake_was_filled_from_is_not_taken(
     slot: str,
     use: Callable[[Database, RawZone, str], None],
 ) -> None:
-    """The same settings with an empty lake: a laptop, a mistyped PGCDC_LAKE, a lost lake."""
+    """The same settings with an empty lake, as after a mistyped PGCDC_LAKE."""
     use(database, zone, slot)
     before = _status(database, slot).confirmed_flush_lsn
     with pytest.raises(SlotTaken) as caught:
@@ -111,7 +111,7 @@ def test_a_slot_that_another_lake_was_filled_from_is_not_taken(
         assert part in str(caught.value)
     assert other_zone.epochs.latest() is None
     assert _status(database, slot).confirmed_flush_lsn == before
-    # Production goes on.
+    # The production capture continues.
     database.execute("insert into t values (10)")
     _capture(database, zone, slot)
 
@@ -150,7 +150,7 @@ def test_with_consent_the_slot_is_taken_over_and_the_first_lake_notices(
     _capture(database, other_zone, slot)
     with pytest.raises(SlotAdvanced, match="another lake"):
         _capture(database, zone, slot)
-    # Renewing would drop the slot under the other lake.
+    # Renewal would drop the slot of the other lake.
     with pytest.raises(SlotTaken, match="pgcdc renew --adopt-slot"):
         renew_epoch(database.settings(), zone, slot, "pub")
     renewed = renew_epoch(database.settings(), zone, slot, "pub", adopt_slot=True)
@@ -194,7 +194,7 @@ def test_of_two_empty_lakes_at_the_same_time_one_gets_the_slot(
 def test_a_crash_of_the_server_does_not_make_a_slot_look_new(
     database: Database, zone: RawZone, other_zone: RawZone, slot: str
 ) -> None:
-    """The count of decoded transactions is gone; what the slot holds and has confirmed is not."""
+    """A crash resets the count of decoded transactions, but not the slot's positions."""
     _capture_once(database, zone, slot)
     database.execute("insert into t select generate_series(10, 5000)")
     _capture(database, zone, slot)
@@ -211,7 +211,7 @@ def test_a_crash_of_the_server_does_not_make_a_slot_look_new(
 def test_a_slot_with_two_phase_is_refused_with_the_statement_of_another(
     database: Database, zone: RawZone, slot: str
 ) -> None:
-    """Its stream would stop at the first PREPARE TRANSACTION."""
+    """The stream of such a slot would fail at the first PREPARE TRANSACTION."""
     database.execute(
         "select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,)
     )
@@ -226,7 +226,7 @@ def test_a_slot_with_two_phase_is_refused_with_the_statement_of_another(
     ]
     assert "two_phase" in error.message
 
-    # What the sentence asks for works.
+    # The remedy of the sentence works.
     database.execute("select pg_drop_replication_slot(%s)", (slot,))
     _make_by_hand(database, slot)
     _copy(database, zone, slot)

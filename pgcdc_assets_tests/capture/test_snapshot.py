@@ -1,4 +1,4 @@
-"""Which slot and epoch a copy belongs to."""
+"""The slot and the epoch of a snapshot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def slot(database: Database) -> str:
-    """A table with two rows in a publication, and the name of a slot that is not there yet."""
+    """A published table with two rows, and the name of a slot that does not exist yet."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1), (2)")
     return f"s_{database.name}"
@@ -132,7 +132,7 @@ def test_a_missing_slot_is_not_recreated(database: Database, zone: RawZone, slot
 
 @pytest.mark.every_pg
 def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -> None:
-    """B11; servers before 17 give no reason for an invalidation."""
+    """B11; servers before 17 report no reason of an invalidation."""
     snapshot_tables(database.settings(), zone, slot, "pub")
     database.execute("alter system set max_slot_wal_keep_size = '1MB'")
     try:

@@ -1,4 +1,4 @@
-"""Copy and stream meet exactly, whatever happens meanwhile (C1, C2, C4, C6, C12 to C14, B14)."""
+"""Snapshot and stream have no gap and no overlap (C1, C2, C4, C6, C12 to C14, B14)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _slot(database: Database) -> str:
 
 
 def _copy_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str | None]]:
-    """Read a copy's rows back from the lake."""
+    """Return the rows of a snapshot from the lake."""
     copies = zone.snapshots.table.load()
     assert copies is not None
     rows = copies.to_pyarrow_table(
@@ -101,7 +101,7 @@ def _writers(database: Database, count: int) -> Iterator[None]:
 def _replay(
     database: Database, slot: str, rows: list[list[str | None]], snapshot_lsn: Lsn
 ) -> dict[str | None, list[str | None]]:
-    """Fold the stream on top of a copy; each change has to find exactly what it changes."""
+    """Fold the stream into a snapshot; each change must find the row that it changes."""
     state = {row[0]: row for row in rows}
     assert len(state) == len(rows)
     with query_connection(database.settings(), "test", statement_timeout_ms=0) as conn:
@@ -128,7 +128,7 @@ def _replay(
 def test_snapshots_meet_the_stream_exactly_while_writers_continue(
     database: Database, zone: RawZone
 ) -> None:
-    """C1, C2: for the first copy in the slot's own snapshot, and for a later one."""
+    """C1, C2: for the first snapshot of the slot, and for a later snapshot."""
     database.execute(
         "create table t (id int primary key, n int); create publication pub for table t"
     )
@@ -143,7 +143,7 @@ def test_snapshots_meet_the_stream_exactly_while_writers_continue(
     epoch = zone.epochs.latest()
     assert epoch is not None
     assert epoch.start_lsn == reports[0].snapshot_lsn
-    # Writers were at work before, during and after each copy.
+    # Writers wrote before, during and after each copy.
     assert reports[0].snapshot_lsn < reports[-1].snapshot_lsn < last
     source = {str(row_id): [str(row_id), str(n)] for row_id, n in database.query("table t")}
     for report in reports:
@@ -159,7 +159,7 @@ def _captured(database: Database, slot: str) -> list[Any]:
 
 @pytest.mark.every_pg
 def test_a_transaction_open_at_the_snapshot_comes_once(database: Database, zone: RawZone) -> None:
-    """C1: it began before the copy and commits after it, so the stream has it."""
+    """C1: the transaction began before the copy and commits later."""
     database.execute(
         "create table t (id int primary key, n int); create publication pub for table t"
     )
@@ -170,7 +170,7 @@ def test_a_transaction_open_at_the_snapshot_comes_once(database: Database, zone:
         database.execute("insert into t values (1, 0)")
         timer = threading.Timer(0.5, late.commit)
         timer.start()
-        # The temporary slot waits for the open transaction: it is in the copy, not lost between.
+        # The temporary slot waits for the open transaction, which is therefore in the copy.
         [report] = snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")])
         timer.join()
     rows = _copy_rows(zone, "t", report.snapshot_lsn)
@@ -191,7 +191,7 @@ snapshot_tables(ConnectionSettings(conninfo, "test"), RawZone(Lake(lake), "test"
 
 
 def _run(database: Database, zone: RawZone, failpoint: str) -> None:
-    """Copy all tables in a process of its own, which dies at the failpoint."""
+    """Copy all tables in a process of its own, which the failpoint kills."""
     arguments = [database.conninfo, zone.lake.uri, _slot(database)]
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, *arguments],
@@ -253,7 +253,7 @@ def test_a_killed_run_is_continued_by_the_next(
         assert rows | later == expected
     assert database.query("select slot_name from pg_replication_slots where database = "
                           "current_database()") == [(slot,)]  # fmt: skip
-    # A copy is exactly the files its commit names.
+    # A snapshot consists of the files of its commit.
     table = zone.snapshots.table.load()
     assert table is not None
     row_count = sum(file.row_count for file in data_files(table))
@@ -307,7 +307,7 @@ def test_a_table_that_cannot_be_read_leaves_the_others_alone(
 def test_a_table_altered_during_the_copy_is_copied_with_its_new_columns(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C13: the first attempt notices, the second takes a new snapshot."""
+    """C13: the first attempt detects the change, the second uses a new snapshot."""
     from pgcdc_assets.capture import snapshot
 
     database.execute("create table t (id int primary key); create publication pub for table t")
@@ -332,7 +332,7 @@ def test_a_table_altered_during_the_copy_is_copied_with_its_new_columns(
 def test_a_column_added_while_the_copys_slot_is_made_is_in_the_copy(
     database: Database, zone: RawZone
 ) -> None:
-    """C13: making the slot waits for an open transaction, and its snapshot sees the column."""
+    """C13: the slot's creation waits for an open transaction, and the snapshot has the column."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1)")
     slot, settings = _slot(database), database.settings()

@@ -1,4 +1,4 @@
-"""What the publication sends of a table is read as of the snapshot that the table is copied in."""
+"""The publication of a table is read as of the snapshot of the table's copy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _JOINING = {
     ),
 }
 
-# The others are found by the same look at the same rows of the catalog.
+# The other cases are detected by the same query.
 _SHORT = ("a table is added", "a row filter is dropped", "the table is attached")
 
 
@@ -58,7 +58,7 @@ _SHORT = ("a table is added", "a row filter is dropped", "the table is attached"
 def test_a_table_that_joins_while_the_snapshot_starts_loses_no_row(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """C9: its rows are in another snapshot of its own; those of the others in the slot's."""
+    """C9: the table gets a snapshot of its own; the other tables use the slot's snapshot."""
     published, joining = _JOINING[how]
     database.execute("create table t (id int primary key); insert into t values (1)")
     database.execute("create table u (id int primary key, n int); insert into u values (1, 1)")
@@ -67,7 +67,7 @@ def test_a_table_that_joins_while_the_snapshot_starts_loses_no_row(
 
     def join(name: str) -> None:
         if name == "after_slot_creation":
-            # Too late for the slot's snapshot, too early for what the stream publishes.
+            # After the slot's snapshot, and before the stream publishes the table.
             database.execute("insert into u values (2, 2)")
             database.execute(joining)
             database.execute("insert into u values (3, 3)")

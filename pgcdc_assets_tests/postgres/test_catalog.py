@@ -1,4 +1,4 @@
-"""Relations completed from the catalog, compared with what pgoutput announces."""
+"""Relations completed from the catalog, compared with pgoutput's announcements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.postgres.wire import Captured, peek
 
-# A commit beyond every catalog: each announcement asks anew.
+# A commit LSN above every catalog entry: each announcement reads the catalog again.
 NEVER = Lsn(2**62)
 
 
@@ -30,7 +30,7 @@ def _published(database: Database, publication: str = "pub") -> dict[str, Relati
 
 
 def _captured(database: Database, *statements: str, publication: str = "pub") -> Captured:
-    """Run statements behind a new slot and read what it holds."""
+    """Run statements after the creation of a slot, and return the slot's content."""
     slot = f"s_{database.name}"
     with create_slot(database.settings(), slot):
         pass
@@ -93,7 +93,7 @@ def test_types_are_resolved_below_domains_and_arrays(database: Database) -> None
 @pytest.mark.postgres
 @pytest.mark.every_pg
 def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Database) -> None:
-    """D9: for each kind of replica identity, so that copy and stream share one relation version."""
+    """D9: for each kind of replica identity, copy and stream have one relation version."""
     database.execute(
         """
         create table by_default (b text, a int, c int, primary key (c, a));
@@ -127,7 +127,7 @@ def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Data
         ),
     )
     published = _published(database)
-    # The leaf that a row went to is announced beside the root it is published by.
+    # The leaf partition of a row is announced in addition to the published root.
     assert captured.relations.pop("public.part_1").columns[0].name == "b"
     assert captured.relations.keys() == {f"public.{table}" for table in tables}
     assert captured.relations.keys() <= published.keys()
@@ -195,7 +195,7 @@ def test_a_missing_publication_is_named_with_those_there_are(database: Database)
 
 @pytest.mark.postgres
 def test_an_old_announcement_is_completed_from_a_newer_catalog(database: Database) -> None:
-    """F6: a backlog is read after the table was altered."""
+    """F6: a backlog is read after an ALTER TABLE."""
     database.execute(
         "create type mood as enum ('a'); create table t (id int primary key, a int, b mood, c "
         "text);"

@@ -1,4 +1,4 @@
-"""Connections: limits, pinned settings, and what a person reads when one cannot be made."""
+"""Connections: time limits, pinned settings, and sentences of refused connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECRET = "s3cr3t-p4ss"
     ],
 )
 def test_a_malformed_connection_string_is_not_repeated(conninfo: str) -> None:
-    """B18: it may hold a password."""
+    """B18: the string may contain a password."""
     settings = ConnectionSettings(conninfo, "shop")
     with pytest.raises(ConfigurationError, match="is malformed: write it as") as caught:
         settings.conninfo_for("capture")

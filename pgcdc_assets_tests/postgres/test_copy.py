@@ -1,4 +1,4 @@
-"""A table's copy against the stream's own text of the same rows."""
+"""A table's copy compared with the stream's texts of the same rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgcdc_assets_tests.support.postgres.wire import peek
 
 pytestmark = pytest.mark.postgres
 
-# Type and values that its text form could lose: each is inserted by itself, beside NULL.
+# Types with values whose text a cast would change. Each value is inserted separately, and NULL.
 TYPES = {
     "bool": ["true", "false"],
     "char(5)": ["'ab'", "''", "'     '", "E'a\\\\b'"],
@@ -110,7 +110,7 @@ def _insert_every_type(database: Database) -> None:
 
 
 def _copy(database: Database, publication: str = "pub") -> dict[str, list[Any]]:
-    """Copy a publication's tables at one snapshot."""
+    """Copy a publication's tables as of one snapshot."""
     settings = database.settings()
     copies: dict[str, list[Any]] = {}
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
@@ -125,7 +125,7 @@ def _copy(database: Database, publication: str = "pub") -> dict[str, list[Any]]:
 
 @pytest.mark.every_pg
 def test_copied_text_of_every_type_is_the_streamed_text(database: Database) -> None:
-    """B15, G: also under session defaults of the database that change the output of types."""
+    """B15, G: also with database settings that change the output of types."""
     _create_types(database)
     _fill_every_type(database)
     with create_slot(database.settings(), f"s_{database.name}"):
@@ -263,7 +263,7 @@ def test_row_level_security_is_refused_instead_of_hiding_rows(database: Database
     ],
 )
 def test_a_table_altered_after_the_snapshot_is_not_copied(database: Database, change: str) -> None:
-    """C13: a rewritten table would even look empty to the older snapshot."""
+    """C13: a rewritten table is empty in the older snapshot."""
     database.execute(
         "create table t (id int primary key, note text); create publication pub for table t"
     )
@@ -280,7 +280,7 @@ def test_a_table_altered_after_the_snapshot_is_not_copied(database: Database, ch
 def test_a_table_altered_between_its_lookup_and_the_snapshot_is_not_copied(
     database: Database,
 ) -> None:
-    """C13: both looks beside the snapshot agree, and the columns that are to be recorded do not."""
+    """C13: both catalog reads agree, but the columns of the lookup differ."""
     database.execute(
         "create table t (id int primary key, note text); create publication pub for table t"
     )
@@ -305,7 +305,7 @@ def test_an_ended_snapshot_is_a_transient_error(database: Database) -> None:
 
 
 def test_memory_of_a_copy_does_not_grow_with_the_table(database: Database) -> None:
-    """The server waits for whoever takes the chunks, and all of its rows are there in the end."""
+    """The server waits for a slow consumer, and all rows arrive."""
     database.execute(
         "create table wide (id int primary key, note text); create publication pub for table wide"
     )
@@ -323,13 +323,13 @@ def test_memory_of_a_copy_does_not_grow_with_the_table(database: Database) -> No
         for number, batch in enumerate(batches):
             row_count += batch.num_rows
             if number % 100 == 0:
-                # A few chunks wait here, and what the sockets of both sides take.
+                # A few chunks are in the queue, and some bytes are in the sockets' buffers.
                 assert _sent_rows(database) < row_count + 20_000
     assert row_count == 50_000
 
 
 def _sent_rows(database: Database) -> int:
-    """How many rows the server has sent, once it sends no more; all of them when it has ended."""
+    """Return the number of sent rows after the server stops sending."""
     sent = -1
     while sent != (sent := _rows_of_running_copy(database)):
         time.sleep(0.2)
@@ -346,7 +346,7 @@ def _rows_of_running_copy(database: Database) -> int:
 def test_an_abandoned_copy_ends_at_once_and_leaves_no_session(
     database: Database,
 ) -> None:
-    """Else whoever gives up would take all the rows that are left."""
+    """The consumer does not read the remaining rows."""
     database.execute(
         "create table slow (id int primary key, note text); create publication pub for table slow"
     )

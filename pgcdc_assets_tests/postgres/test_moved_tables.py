@@ -1,5 +1,5 @@
-"""Declared tables that are renamed, moved, dropped or unpublished are named with what became of
-them."""
+"""Declared tables that were renamed, moved, dropped or unpublished are named with their
+change."""
 
 from __future__ import annotations
 

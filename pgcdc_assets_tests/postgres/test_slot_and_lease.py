@@ -1,4 +1,4 @@
-"""Who may use a slot, and what happens to those who come second or died holding it (B4, B5, B7)."""
+"""The lease of a slot: the second capture, and the walsender of a dead capture (B4, B5, B7)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def slot(database: Database) -> str:
 
 @contextmanager
 def _walsender(database: Database, slot: str, purpose: str = "capture") -> Iterator[int]:
-    """A stream that holds the slot and is never heard of again; yields its pid."""
+    """Yield the pid of a walsender that holds the slot, with a silent client."""
     stream = psycopg2.connect(
         database.settings("shop").conninfo_for(purpose, replication=True),
         connection_factory=LogicalReplicationConnection,
@@ -63,7 +63,7 @@ def test_the_error_of_the_second_capture_names_the_holder_of_the_lease(
 
 
 def test_the_lease_of_a_dead_capture_is_free(database: Database, slot: str) -> None:
-    """B5: the server frees it with the session."""
+    """B5: the server releases the lease with its session."""
     settings = database.settings("shop")
     with query_connection(settings, "capture") as second:
         with query_connection(settings, "capture") as first, capture_lease(first, "shop", slot):
@@ -74,7 +74,7 @@ def test_the_lease_of_a_dead_capture_is_free(database: Database, slot: str) -> N
 
 
 def test_a_lease_that_is_about_to_be_freed_is_waited_for(database: Database, slot: str) -> None:
-    """B5: a run that follows a killed one is faster than the server's look at its connections."""
+    """B5: the next run starts before the server notices the killed run."""
     settings = database.settings("shop")
     with (
         query_connection(settings, "capture") as first,
@@ -103,7 +103,7 @@ def test_a_lease_that_was_lost_is_noticed(database: Database, slot: str) -> None
 def test_a_lease_that_another_process_holds_by_now_is_noticed(
     database: Database, slot: str
 ) -> None:
-    """B6: the session lives on, and has lost its locks, as behind a pooler that resets it."""
+    """B6: the session lives, but has lost its locks, as behind a pooler that resets sessions."""
     settings = database.settings("shop")
     with (
         query_connection(settings, "capture") as conn,
@@ -161,7 +161,7 @@ def test_another_program_on_the_slot_is_named_and_not_ended(database: Database, 
 
 @pytest.mark.every_pg
 def test_an_open_transaction_that_blocks_the_slot_is_named(database: Database) -> None:
-    """B7: by our own limit, and without half a slot."""
+    """B7: after the package's time limit, and without an incomplete slot."""
     slot, settings = f"s_{database.name}", database.settings(lock_timeout_ms=300)
     database.execute("create table t (id int)")
     with database.connect(autocommit=False) as blocker, blocker.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Slots: reading one, making one with its snapshot, dropping one."""
+"""Slots: status, creation with a snapshot, and drop."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_temporary_slot_ends_with_its_connection(database: Database) -> None:
 def test_slots_made_for_something_else_are_refused(database: Database) -> None:
     """Another plugin, another database, a physical slot, a temporary one."""
     database.execute("select pg_create_physical_replication_slot('physical_slot')")
-    # The embedded servers come without contrib modules.
+    # The embedded servers do not have the contrib modules.
     has_test_decoding = "/usr/lib/postgresql" in str(database.server.bin_dir)
     if has_test_decoding:
         database.execute(

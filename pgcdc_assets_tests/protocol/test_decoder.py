@@ -1,4 +1,4 @@
-"""The decoder against a reference that is right at a glance."""
+"""The decoder compared with a simple reference decoder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERS = Relation(
 
 
 def numbering() -> Any:
-    """A resolver that numbers announcements."""
+    """Return a resolver that numbers announcements."""
     count = 0
 
     def resolve(relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:

@@ -1,4 +1,4 @@
-"""Cutting bytes into messages."""
+"""Splitting of bytes into messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import frames
 from pgcdc_assets_tests.support.protocol import encoding
 
-# Full of bytes that look like the head of a frame.
+# Payloads with many bytes that look like the head of a frame.
 _payloads = st.lists(
     st.one_of(
         st.binary(max_size=20).map(lambda data: b"w" + data),
@@ -50,7 +50,7 @@ def test_every_complete_frame_is_found_wherever_the_bytes_break_off(
 
     found = frames.cut(buffer_of(data), 0, len(data))
 
-    # A frame without a payload at the very end may wait for the next bytes.
+    # A frame without a payload at the end of the buffer may be found with the next bytes.
     assert payloads_of(found.batch) in (expected, expected[:-1])
     if len(expected) != len(payloads_of(found.batch)):
         assert expected[-1] == b""

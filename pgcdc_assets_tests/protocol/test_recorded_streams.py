@@ -1,4 +1,4 @@
-"""Streams that a real server wrote: decoded like the reference does, and damaged in every place."""
+"""Streams of a real server: decoded like the reference, and damaged at every position."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recorded(database: Database) -> list[bytes]:
     database.execute(SCHEMA)
     database.value("select pg_create_logical_replication_slot(%s, 'pgoutput')", (database.name,))
     for statements in TRANSACTIONS:
-        # The test servers do not wait for the disk: decoding would end before the last of them.
+        # The test servers commit asynchronously: decoding would end before the last transaction.
         database.transaction("set local synchronous_commit = on", *statements)
     rows = database.query(
         "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
@@ -74,7 +74,7 @@ def test_a_real_stream_gives_the_rows_of_the_reference_decoder(recorded: list[by
 
 def test_a_real_message_cut_short_anywhere_is_a_protocol_error(recorded: list[bytes]) -> None:
     for index, payload in enumerate(recorded):
-        # The long text is the same byte three thousand times over.
+        # The long text repeats one byte three thousand times.
         places = range(len(payload)) if len(payload) < 300 else range(0, len(payload), 97)
         for length in places:
             with pytest.raises(ProtocolError):

@@ -24,7 +24,7 @@ from pgcdc_assets_tests.support.raw.rows import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Every kind of list that a tuple may be: absent, without columns, with NULLs, with empty texts.
+# Every kind of tuple: absent, without columns, with NULLs, with empty texts.
 TUPLES: list[dict[str, Any]] = [
     {"new": None, "old": ["1", None], "old_kind": "K", "op": "D", "unchanged": None},
     {"new": [], "old": None, "old_kind": None, "op": "I", "unchanged": []},
@@ -125,7 +125,7 @@ def test_spark_skips_the_files_of_other_windows(zone: RawZone, spark: SparkSessi
 
 
 def test_the_table_keeps_the_declared_nullability(zone: RawZone) -> None:
-    """Of columns and of list elements."""
+    """The nullability of columns and of list elements."""
     zone.changes.land(window(100, 200), [])
     stored = pa.schema(DeltaTable(zone.changes.table.uri).schema().to_arrow())
     for field in zone.changes.table.schema:

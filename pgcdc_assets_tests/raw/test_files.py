@@ -1,4 +1,4 @@
-"""Writing files where only delta-rs writes, as in an object store."""
+"""Files that are written through delta-rs, as in an object store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgcdc_assets.raw.lake import Lake
 def test_a_writer_fills_and_marks_files_of_an_object_store(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A landing of more than an hour failed there at its mark."""
+    """A landing of more than an hour failed at its mark in an object store."""
     store = pafs.PyFileSystem(DeltaStorageHandler(str(tmp_path)))
     monkeypatch.setattr(files, "filesystem", lambda *_: store)
     monkeypatch.setattr(files, "push_to_disk", lambda _: None)

@@ -1,4 +1,4 @@
-"""A window is landed whole, once, or not at all."""
+"""A window is landed completely and once, or not at all."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path
 
 
 def test_a_full_disk_ends_the_landing_without_a_commit(zone: RawZone) -> None:
-    """H7, the landing's half: a limit on file sizes stands in for the full disk."""
+    """H7, for the landing: a limit on file sizes simulates a full disk."""
     zone.changes.land(window(100, 200), [transaction(100, 1)])
     script = f"""
 import random, resource
@@ -180,7 +180,7 @@ except TransientError as error:
 
 
 def test_files_of_a_killed_landing_are_ignored_and_vacuumed_later(zone: RawZone) -> None:
-    """A2, the landing's half: SIGKILL after the files are written, before the commit."""
+    """A2, for the landing: SIGKILL after the files are written, before the commit."""
     script = f"""
 import os, signal
 from pgcdc_assets_tests.support.raw.rows import *

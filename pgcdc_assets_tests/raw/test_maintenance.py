@@ -1,4 +1,4 @@
-"""Thousands of small windows do not become thousands of files and log entries for ever."""
+"""Maintenance bounds the number of files and log entries after thousands of small windows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_maintenance_keeps_rows_windows_and_the_application_transaction(zone: Ra
 def test_the_log_is_on_the_disk_from_its_first_entry_to_its_checkpoint(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A2: what a confirmed window needs is there after a power cut."""
+    """A2: all files of a confirmed window survive a power failure."""
     pushed: list[Path] = []
 
     def push(path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_window_index_keeps_few_files_and_reads_few_of_them(
 
 
 def test_maintenance_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) -> None:
-    """A killed copy leaves files that no commit names; those of a copy at work are younger."""
+    """A killed copy leaves files without a commit; the files of a running copy are younger."""
     land_small_windows(zone, 3)
     zone.relations.register(1, relation(), Lsn(1000))
     zone.relations.flush()
@@ -163,7 +163,7 @@ def test_compaction_stops_at_a_file_that_is_gone(zone: RawZone) -> None:
 def test_maintenance_keeps_the_files_of_a_slow_landing(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch, days: int, is_marked: bool
 ) -> None:
-    """Younger than seven days, or of a writer that has renewed its mark."""
+    """Files younger than seven days, or of a writer with a recent mark, are kept."""
     land_small_windows(zone, 3)
     folder = Path(zone.changes.table.uri)
     if is_marked:
@@ -199,7 +199,7 @@ def test_the_files_of_a_writer_that_died_long_ago_are_deleted_with_its_mark(
 
 
 def test_a_landing_whose_file_was_deleted_commits_nothing_and_is_repeated(zone: RawZone) -> None:
-    """A VACUUM of somebody else, without a retention."""
+    """Another program ran VACUUM without a retention."""
     table = zone.changes.table
     land_small_windows(zone, 2)
 
@@ -219,7 +219,7 @@ def test_a_landing_whose_file_was_deleted_commits_nothing_and_is_repeated(zone: 
 def test_replaced_files_stay_for_readers_that_began_before(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However old they are: what counts is when they were replaced."""
+    """The time of the replacement counts, not the age of the file."""
     land_small_windows(zone, 6)
     folder = Path(zone.changes.table.uri)
     make_old(folder, days=30)
@@ -234,7 +234,7 @@ def test_replaced_files_stay_for_readers_that_began_before(
 
 
 def test_tables_of_an_earlier_release_get_the_longer_retention(zone: RawZone) -> None:
-    """VACUUM of Spark goes by the table's own property."""
+    """VACUUM of Spark uses the table's property."""
     land_small_windows(zone, 3)
     table = zone.changes.table
     old = table.load_or_create()

@@ -1,4 +1,4 @@
-"""Several processes write to one raw zone at the same instant."""
+"""Several processes write to one raw zone at the same time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _land(uri: str, start: int, end: int) -> str:
 def test_one_of_two_processes_lands_the_window_and_the_other_reports_it_as_landed(
     zone: RawZone, two_processes: ProcessPoolExecutor
 ) -> None:
-    """Both have looked, written their files and stand before the commit when they are let go."""
+    """Both processes have written their files, and commit at the same time."""
     for start in range(100, 2100, 100):
         ends = [start + 100] * 2
         outcomes = list(two_processes.map(_land, [zone.lake.uri] * 2, [start] * 2, ends))
@@ -65,7 +65,7 @@ def test_of_two_overlapping_windows_landed_at_once_one_is_refused(
     outcomes = list(two_processes.map(_land, [zone.lake.uri] * 2, [100, 100], [200, 300]))
     assert "landed" in outcomes
     (other,) = [outcome for outcome in outcomes if outcome != "landed"]
-    # The shorter one is not a window of the raw zone when the longer one won.
+    # If the longer window was landed, the shorter window is not in the raw zone.
     assert "overlaps" in other or "no window with these borders" in other
     assert landed(zone) == [(100, 0), (100, 1), (100, 2)]
 
@@ -78,7 +78,7 @@ def _land_many(uri: str, count: int) -> int:
     return count
 
 
-def _keep_up_meanwhile(uri: str, through: int) -> int:
+def _maintain_repeatedly(uri: str, through: int) -> int:
     zone = RawZone(Lake(uri), "test")
     merged = 0
     _meet()
@@ -91,9 +91,9 @@ def test_maintenance_concurrent_with_landings_neither_loses_nor_duplicates_a_row
     zone: RawZone, two_processes: ProcessPoolExecutor
 ) -> None:
     landing = two_processes.submit(_land_many, zone.lake.uri, 60)
-    upkeep = two_processes.submit(_keep_up_meanwhile, zone.lake.uri, 1060)
+    maintenance = two_processes.submit(_maintain_repeatedly, zone.lake.uri, 1060)
     assert landing.result(120) == 60
-    assert upkeep.result(120) > 10
+    assert maintenance.result(120) > 10
     assert landed(zone) == [(1000 + n, ordinal) for n in range(60) for ordinal in range(2)]
     assert [w.window.start for w in zone.changes.windows(1)] == [1000 + n for n in range(60)]
     assert zone.changes.captured_through(1) == Lsn(1060)

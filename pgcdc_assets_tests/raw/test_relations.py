@@ -1,4 +1,4 @@
-"""Relation versions: what is stored of them, and tables that an earlier release made."""
+"""Stored relation versions, also in tables of an early release."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_table_of_an_earlier_release_is_read_and_gets_the_new_columns(zone: Ra
 
 
 def test_a_rewritten_table_keeps_its_version(zone: RawZone) -> None:
-    """VACUUM FULL makes Postgres forget the value of rows older than a column."""
+    """VACUUM FULL clears attmissingval."""
     assert zone.relations.register(1, _with_missing("5"), Lsn(10)) == 1
     assert zone.relations.register(1, _with_missing(None), Lsn(20)) == 1
     assert zone.relations.register(1, _with_missing("6"), Lsn(30)) == 2

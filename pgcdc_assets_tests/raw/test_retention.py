@@ -1,4 +1,4 @@
-"""Old windows go in one commit, and whoever asks for them learns the floor."""
+"""Old windows are removed in one commit, and asking for a removed window names the floor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATER = COMMIT_TS + 10 * DAY
 
 
 def land_days(zone: RawZone, days: int, epoch: int = 1) -> None:
-    """One window a day from day 0 on: 10 LSNs each, two changes."""
+    """Land one window per day from day 0, each of 10 LSNs and two changes."""
     for day in range(days):
         start = 1000 + 10 * day
         rows = transaction(start + 5, 2, commit_ts=COMMIT_TS + day * DAY)
@@ -91,7 +91,7 @@ def test_other_epochs_are_left_alone(zone: RawZone) -> None:
 
 
 def test_a_removed_window_is_refused_with_the_floor(zone: RawZone) -> None:
-    """H5: the run of an old partition once more."""
+    """H5: a repeated run of an old partition."""
     land_days(zone, 4)
     remove_windows(zone, 1, Lsn(1020), LATER)
     with pytest.raises(RawExpired, match=r"0001-.*removed: the oldest LSN .* is 0/3FC"):
@@ -222,7 +222,7 @@ def test_snapshots_are_removed_after_lost_changes_if_a_later_snapshot_is_merged(
     remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
 
     assert remove_snapshots(zone, merged) == 1
-    # 1035 is not merged, so 1012 is the newest that is.
+    # 1035 is not merged, so 1012 is the newest merged snapshot.
     assert copies(zone) == [(1, 1012, 2), (1, 1035, 2)]
     assert (
         remove_snapshots(zone, merged | {TableName("shop", "orders"): Position(1, Lsn(1035))}) == 1

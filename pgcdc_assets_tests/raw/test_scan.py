@@ -1,4 +1,4 @@
-"""Which files of the raw zone a range of changes lies in."""
+"""The files of the raw zone with changes of a range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders for tables under way are gone at the end, and what a killed process left goes later."""
+"""Temporary folders are removed at the end, and folders of killed processes later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relation versions, copies and epochs: what is kept about the changes."""
+"""Relation versions, snapshots and epochs in the raw zone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts of Spark side by side: only one at a time may fill the cache of jars."""
+"""Concurrent starts of Spark: one process at a time fills the cache of jars."""
 
 from __future__ import annotations
 

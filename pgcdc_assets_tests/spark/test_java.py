@@ -1,4 +1,4 @@
-"""Without a Java that Spark runs on: one sentence that says which one was found."""
+"""Without a suitable Java the error names the Java that was found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgcdc_assets.spark.java import check_java
 
 
 def write_java(home: Path, version: str, status_of_others: int = 0) -> None:
-    """Write a program that says to be a Java of that version."""
+    """Write a program that prints this version of Java."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(

@@ -1,4 +1,4 @@
-"""`pgcdc spark` and the Spark server it keeps, through the real command line.
+"""`pgcdc spark` and its Spark server, through the real command line.
 
 The tests of the clone run in the order of the file on one server after the other: a start of a JVM
 takes long.
@@ -34,13 +34,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def strangers_in(error_output: str) -> list[str]:
-    """The lines of a command that are not its own: neither progress nor what is wrong."""
+    """Return the lines of a command's output that are neither progress nor an error."""
     own = re.compile(r"\d\d:\d\d:\d\d |pgcdc: ")
     return [line for line in error_output.splitlines() if not own.match(line)]
 
 
 class Clone:
-    """A copy of the package in a folder of its own, so that its state folder is its own as well."""
+    """A copy of the package with a state folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Clone:
             "PYTHONPATH": str(folder),
             "DAGSTER_HOME": str(folder / "dagster"),
             "PGCDC_LAKE": str(folder / "lake"),
-            # The second compiler pays back in minutes only.
+            # The C2 compiler pays off after minutes only.
             "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
         }
         (folder / "dagster").mkdir()
@@ -81,7 +81,7 @@ class Clone:
         return out + error
 
     def running(self) -> RunningServer:
-        """The server that runs."""
+        """Return the running server."""
         found = self.server.find()
         assert found is not None
         return found
@@ -98,7 +98,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
 
 @pytest.fixture
 def own_clone(tmp_path: Path) -> Iterator[Clone]:
-    """For a test that pytest may move before the others, as it does with those of a server."""
+    """A clone for one test, which pytest may run before the other tests."""
     made = Clone(tmp_path / "clone")
     try:
         yield made
@@ -107,7 +107,7 @@ def own_clone(tmp_path: Path) -> Iterator[Clone]:
 
 
 def java_of(folder: Path) -> list[psutil.Process]:
-    """The processes of servers whose files are below a folder, scripts that start them included."""
+    """Return the server processes with files below a folder, start scripts included."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -201,7 +201,7 @@ def test_the_server_listens_on_this_machine_only_and_refuses_clients_without_tok
 def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
     own_clone: Clone, database: Database
 ) -> None:
-    """With no Java to be found, an embedded session could not start."""
+    """Without Java in the PATH, an embedded session could not start."""
     clone = own_clone
     clone.pgcdc("spark", "start", "--memory", "1g")
     database.execute("create table t (id int primary key, v text)")

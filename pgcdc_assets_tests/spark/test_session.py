@@ -1,4 +1,4 @@
-"""The sessions of a merge: apart from each other, and gone from a server when it is done."""
+"""The sessions of a merge are separate, and are released from a server after the merge."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_after_a_small_merge_a_large_merge_has_the_session_s_initial_settings(
 
 
 def test_partitions_follow_the_bytes_of_the_changes(spark: SparkSession) -> None:
-    """20,000 rows of 1 MB are no small merge: one task would hold all of them."""
+    """20,000 rows of 1 MB are not a small merge: one task would process all rows."""
     partitions = "spark.sql.shuffle.partitions"
     megabyte = 1024 * 1024
     with own_sessions(spark, 1) as (session,):
@@ -97,7 +97,7 @@ def test_only_a_tiny_merge_does_without_compiled_code(spark: SparkSession) -> No
 def test_a_large_table_is_filtered_by_the_keys_of_the_changes_before_a_shuffle(
     embedded_session: SparkSession, tmp_path: Path
 ) -> None:
-    """The plan is that of the join in which a MERGE writes."""
+    """The examined plan is the plan of the MERGE's writing join."""
     with own_sessions(embedded_session, 1) as (session,):
         session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
         session.range(100).write.format("delta").save(str(tmp_path / "table"))
@@ -151,7 +151,7 @@ def test_merges_leave_no_session_on_the_server(
 
 
 def sessions_on(server: RunningServer) -> int:
-    """How many sessions the server's process holds on to; asking collects its garbage first."""
+    """Return the number of sessions in the server's heap after a garbage collection."""
     histogram = subprocess.run(
         ["jcmd", str(server.pid), "GC.class_histogram"], check=True, capture_output=True, text=True
     ).stdout
@@ -187,7 +187,7 @@ try:
 except TransientError as error:
     assert "sc://localhost:1 " in str(error) and "sesame" not in str(error), error
 else:
-    raise AssertionError("nobody listens on port 1")
+    raise AssertionError("no server listens on port 1")
 third = spark_session("test", remote=remote)
 assert third.range(4).count() == 4
 """

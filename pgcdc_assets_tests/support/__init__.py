@@ -1,1 +1,1 @@
-"""Fixtures, and helpers of tests; conftest.py loads the fixtures as plugins."""
+"""Fixtures and helpers of tests. conftest.py loads the fixtures as plugins."""

@@ -20,7 +20,7 @@ from pgcdc_assets_tests.support.spark import CONNECT
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-# Seconds of a test by the fixture that says most about it.
+# Estimated seconds of a test, by its most expensive fixture.
 _SECONDS = {
     "spark_kind": 6.0,
     "own_server": 5.0,
@@ -36,7 +36,7 @@ _ON_CONNECT = re.compile(rf"\[{CONNECT}[\]-]")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put long groups first, in a process of several."""
+    """Sort long groups first in an xdist worker."""
     if not hasattr(config, "workerinput"):
         return
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
-    """Hand out the groups."""
+    """Return the scheduler that distributes tests by group."""
     from xdist.scheduler import LoadScopeScheduling
 
     # pytest-xdist has no annotations.
@@ -59,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def group_of(nodeid: str) -> str:
-    """Name the group of a test."""
+    """Return the group of a test."""
     return CONNECT if _ON_CONNECT.search(nodeid) else nodeid.partition("::")[0]
 
 

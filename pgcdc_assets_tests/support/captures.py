@@ -1,4 +1,4 @@
-"""A slot, a publication and a raw zone, ready to capture windows from a test's database."""
+"""A slot, a publication and a raw zone for captures from a test's database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = "test"
 
 @dataclass(frozen=True)
 class Capturing:
-    """One capture: `begin` makes its slot, `window` opens the next window, `capture` lands it."""
+    """One capture: `begin` creates the slot, `window` gives the next window, `capture` lands it."""
 
     database: Database
     zone: RawZone
@@ -44,16 +44,16 @@ class Capturing:
         return ConnectionSettings(conninfo=self.conninfo, name=NAME)
 
     def through(self, conninfo: str) -> Capturing:
-        """The same capture over another connection string."""
+        """Return the same capture with another connection string."""
         return replace(self, conninfo=conninfo)
 
     def with_sender_timeout(self, seconds: float) -> Capturing:
-        """The same capture, whose walsender gives up a silent client after so many seconds."""
+        """Return the same capture with another wal_sender_timeout, in seconds."""
         option = f"-c wal_sender_timeout={int(seconds * 1000)}"
         return self.through(f"{self.conninfo} options='{option}'")
 
     def begin(self, *statements: str) -> Capturing:
-        """Run the statements, publish all tables, and make slot and epoch."""
+        """Run the statements, publish all tables, and create slot and epoch."""
         from pgcdc_assets.postgres.connection import query_connection
         from pgcdc_assets.postgres.slots import create_slot, read_server_identity
         from pgcdc_assets.raw.epochs import Epoch
@@ -81,10 +81,10 @@ class Capturing:
         return self
 
     def flush_lsn(self) -> Lsn:
-        """Where the WAL ends, all that was committed before being on the disk."""
+        """Return the flushed position of the WAL after a flush of all earlier commits."""
         from pgcdc_assets.lsn import Lsn
 
-        # The test servers commit asynchronously: this commit takes the earlier ones with it.
+        # The test servers commit asynchronously: this commit flushes the earlier commits as well.
         self.database.transaction(
             "set local synchronous_commit = on", "create temporary table flushed ()"
         )
@@ -96,13 +96,13 @@ class Capturing:
         return self.zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
 
     def begin_with_one_insert(self) -> LsnWindow:
-        """Begin with a table `t (id int)`, insert a row, and give the window that holds it."""
+        """Begin with a table `t (id int)`, insert a row, and return the row's window."""
         self.begin("create table t (id int)")
         self.database.execute("insert into t values (1)")
         return self.window()
 
     def window(self, extra_bytes: int = 0) -> LsnWindow:
-        """The next window: all that is committed by now, and so many bytes of the future."""
+        """Return the next window, through all commits so far and `extra_bytes` beyond."""
         from pgcdc_assets.lsn import LsnWindow
 
         return LsnWindow.of(1, self.captured_through(), self.flush_lsn() + extra_bytes)
@@ -128,7 +128,7 @@ class Capturing:
         batch_bytes: int = 8 * 1024 * 1024,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Capture in a process of its own, which dies at the failpoint."""
+        """Capture in a process of its own, which the failpoint kills."""
         arguments = [self.conninfo, self.zone.lake.uri, self.slot, window.key, str(batch_bytes)]
         return subprocess.run(
             [sys.executable, "-m", "pgcdc_assets_tests.support.capture_process", *arguments],
@@ -143,7 +143,7 @@ class Capturing:
     def capture_aside(
         self, window: LsnWindow, limits: CaptureLimits | None = None
     ) -> Iterator[Outcome]:
-        """Capture in a thread; the outcome is there when the block has ended."""
+        """Capture in a thread beside the block. The outcome is complete after the block."""
         outcome = Outcome()
 
         def run() -> None:
@@ -164,7 +164,7 @@ class Capturing:
         assert not thread.is_alive(), "the capture does not end"
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the raw zone holds, in the order of the changes."""
+        """Return the rows of the raw zone in stream order."""
         table = self.zone.changes.table.load()
         if table is None:
             return []
@@ -172,7 +172,7 @@ class Capturing:
         return sorted(rows, key=lambda row: (row["epoch"], row["commit_lsn"], row["ordinal"]))
 
     def texts(self, table: str) -> list[Any]:
-        """New tuples of a table's rows, in order."""
+        """Return the new tuples of a table's rows, in order."""
         return [row["new"] for row in self.rows() if row["table"] == table]
 
     def status(self) -> SlotStatus:
@@ -194,7 +194,7 @@ class Capturing:
 
 @dataclass
 class Outcome:
-    """How a capture in a thread ended."""
+    """The outcome of a capture in a thread."""
 
     report: CaptureReport | None = None
     error: Exception | None = None
@@ -202,7 +202,7 @@ class Outcome:
 
 @pytest.fixture(params=["SocketWire", "LibpqWire"])
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to read: the second is that of encrypted connections."""
+    """Run the test with both transports. The second is used for encrypted connections."""
     from pgcdc_assets.postgres.stream import connection
 
     monkeypatch.setattr(connection, "SocketWire", getattr(connection, request.param))
@@ -210,7 +210,7 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def capturing(database: Database, lake: Lake) -> Capturing:
-    """A capture of a fresh database; nothing is made before `begin`."""
+    """A capture of a new database. `begin` creates slot, publication and epoch."""
     from pgcdc_assets.raw.zone import RawZone
 
     return Capturing(database, RawZone(lake, NAME), f"s_{database.name}", database.conninfo)

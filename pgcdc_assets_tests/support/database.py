@@ -1,4 +1,4 @@
-"""A fresh database for each test, dropped with its slots afterwards."""
+"""A new database for each test, which is dropped with its slots after the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """One database of a test server, with the few calls tests need."""
+    """A database of a test server."""
 
     def __init__(self, server: EmbeddedServer, name: str) -> None:
         self.server = server
@@ -31,14 +31,14 @@ class Database:
         return self.server.conninfo(self.name)
 
     def settings(self, name: str = "test", **options: Any) -> ConnectionSettings:
-        """The package's own connection settings for this database."""
+        """Return the package's connection settings for this database."""
         from pgcdc_assets.postgres.connection import ConnectionSettings
 
         return ConnectionSettings(conninfo=self.conninfo, name=name, **options)
 
     @contextmanager
     def connect(self, *, autocommit: bool = True) -> Iterator[psycopg2.extensions.connection]:
-        """A plain connection, closed at the end; not committed for you without autocommit."""
+        """Open a connection for the block. Without autocommit the caller commits."""
         with closing(psycopg2.connect(self.conninfo, application_name="test")) as connection:
             connection.autocommit = autocommit
             yield connection
@@ -46,7 +46,7 @@ class Database:
     def execute(
         self, statement: str | sql.Composable, parameters: Sequence[Any] | None = None
     ) -> None:
-        """Run one or several statements, each in a transaction of its own when it stands alone."""
+        """Run one or several statements. Several statements are one implicit transaction."""
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(statement, parameters)
 
@@ -65,11 +65,11 @@ class Database:
             return cursor.fetchall()
 
     def value(self, statement: str, parameters: Sequence[Any] | None = None) -> Any:
-        """The first column of the first row."""
+        """Return the first column of the first row."""
         return self.query(statement, parameters)[0][0]
 
     def drop_slots(self) -> None:
-        """Drop the database's replication slots, ending the processes that read them."""
+        """Drop the database's replication slots, and end their walsenders."""
         for slot, _ in self._slots():
             wait_until(partial(self._drop_slot, slot), f"slot {slot} to be dropped")
 
@@ -102,7 +102,7 @@ def create_database(server: EmbeddedServer, name: str | None = None) -> Database
 
 
 def drop_database(database: Database) -> None:
-    """Drop a database with its slots, whoever is connected."""
+    """Drop a database with its slots, and end all its connections."""
     database.server.start()
     database.drop_slots()
     Database(database.server, "postgres").execute(
@@ -112,7 +112,7 @@ def drop_database(database: Database) -> None:
 
 @pytest.fixture
 def database(server: EmbeddedServer) -> Iterator[Database]:
-    """A fresh, empty database."""
+    """A new, empty database."""
     server.start()
     database = create_database(server)
     try:

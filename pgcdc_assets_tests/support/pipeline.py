@@ -1,4 +1,4 @@
-"""A pipeline of its own for each test: a fresh database, an empty lake, the shared session."""
+"""A pipeline for each test: a new database, an empty lake, the shared Spark session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def pipeline(database: Database, zone: RawZone, spark: SparkSession) -> Pipeline:
-    """From a real Postgres to SCD1 tables."""
+    """A pipeline from a real Postgres to SCD1 tables."""
     from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
     return Pipeline(database, zone, spark)

@@ -1,4 +1,4 @@
-"""A pre-flight of a test's database, and what it found."""
+"""The pre-flight check of a test's database, and its findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgcdc_assets_tests.support.database import Database
 
 @pytest.fixture
 def role(database: Database) -> Iterator[str]:
-    """A role that may log in, and nothing else."""
+    """A role with LOGIN and no other privilege."""
     name = f"role_{database.name}"
     database.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
     yield name
@@ -34,7 +34,7 @@ def findings_of(
 
 
 def problems_in(findings: list[Finding]) -> dict[tuple[str, str | None], str]:
-    """Errors and warnings that a fresh, well set up server does not have, by code and table."""
+    """Return errors and warnings that a well configured server does not have, by code and table."""
     return {
         (finding.code, finding.table): f"{finding.severity}: {finding}"
         for finding in findings

@@ -1,4 +1,4 @@
-"""The two kinds of Spark session that tests run on, each started once in a test run.
+"""The two kinds of Spark session of the tests, each started once per test run.
 
 A test that takes `spark` (or `pipeline`) runs on an embedded session. Tests of the merge, which are
 those below `merge/` without the modules in `ONCE`, run a second time on a session of a Spark
@@ -52,7 +52,7 @@ CONF = {
     "spark.master": "local[2]",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # Tables of a few rows: planning again after each stage, and compiling it, is most of the time.
+    # For tables of a few rows, adaptive planning and code generation take most of the time.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -73,14 +73,14 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = set(asked_kinds(config)) - set(KINDS)
     if unknown:
         raise pytest.UsageError(f"--spark takes {' and '.join(KINDS)}, not {', '.join(unknown)}")
-    # A server that the developer runs in this clone is not for tests.
+    # Tests do not use a server that the developer runs in this clone.
     os.environ["PGCDC_SPARK_REMOTE"] = "local"
-    # For the sessions that processes of ours start.
+    # For sessions in child processes.
     os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
 
 
 def asked_kinds(config: pytest.Config) -> list[str]:
-    """The kinds of `--spark`, in its order."""
+    """Return the kinds of `--spark`, in order."""
     return [kind.strip() for kind in config.getoption("--spark").split(",")]
 
 
@@ -122,7 +122,7 @@ def _kind_of(item: pytest.Item) -> Any:
 
 @pytest.fixture(scope="module")
 def spark_kind() -> str:
-    """`embedded` or `connect`; each test is given one by `pytest_generate_tests`."""
+    """`embedded` or `connect`, from `pytest_generate_tests`."""
     return EMBEDDED
 
 
@@ -145,7 +145,7 @@ def spark(spark_kind: str, request: pytest.FixtureRequest) -> Iterator[SparkSess
 
 @pytest.fixture(scope="session")
 def embedded_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The package's own embedded session, small."""
+    """A small embedded session, built by the package."""
     from pgcdc_assets.spark.session import spark_session
 
     with pytest.MonkeyPatch.context() as patch:
@@ -165,7 +165,7 @@ def embedded_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark
 
 @pytest.fixture(scope="session")
 def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The package's own Spark Connect server, small, in a state folder of the test run."""
+    """A small Spark Connect server of the package, in a state folder of the test run."""
     from pgcdc_assets.spark.server import SparkServer
 
     server = SparkServer(tmp_path_factory.mktemp("spark"), {**CONF, "spark.driver.memory": "1500m"})
@@ -175,7 +175,7 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSe
 
 @pytest.fixture(scope="session")
 def connect_session(spark_server: RunningServer) -> Iterator[SparkSession]:
-    """A session on that server."""
+    """A session on the Spark Connect server."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     from pgcdc_assets.spark.session import release_at_exit, release_session

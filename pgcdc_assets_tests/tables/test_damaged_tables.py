@@ -1,4 +1,4 @@
-"""SCD tables with missing or cut-off files: each fails alone, and a rebuild makes it whole."""
+"""SCD tables with missing or truncated files: each fails alone, and a rebuild corrects it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _DAMAGES = {
 
 @pytest.fixture
 def landing(spark: SparkSession, zone: RawZone) -> Landing:
-    """Two tables that are merged, the first with a deletion vector; then a change of each."""
+    """Two merged tables, the first with a deletion vector, and then a change of each table."""
     described = relation(*_COLUMNS)
     other = relation(*_COLUMNS, table="other", relation_id=1001)
     landing = Landing(zone, [described, other])
@@ -105,7 +105,7 @@ def test_a_damaged_table_fails_alone_and_a_rebuild_makes_it_whole(
 
 
 def test_a_damaged_table_holds_up_neither_sensor_nor_retention(landing: Landing) -> None:
-    """The state of the others is read; retention removes nothing that the table may need."""
+    """The state of the other tables is read; retention removes nothing that the table may need."""
     zone = landing.zone
     _cut_off_newest_entry(_path(zone))
     tables = [CdcTable("shop", "items"), CdcTable("shop", "other")]
@@ -116,11 +116,11 @@ def test_a_damaged_table_holds_up_neither_sensor_nor_retention(landing: Landing)
     assert lowest_watermark(zone, capture) is None
 
 
-@pytest.mark.parametrize("folder", ["_delta_log", "somebody's"])
+@pytest.mark.parametrize("folder", ["_delta_log", "other"])
 def test_a_folder_without_a_log_is_no_table_and_becomes_one(
     spark: SparkSession, landing: Landing, folder: str
 ) -> None:
-    """A process that died while it made a table leaves such a folder too."""
+    """A process that dies during the creation of a table leaves such a folder."""
     path = _path(landing.zone)
     path.rename(path.with_name("away"))
     (path / folder).mkdir(parents=True)

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 _ARCHIVE = Path(__file__).with_name("old_lake.tar.xz")
 _MERGED_THROUGH = 0x1030
-# The second window has no change of these, so their logs say the end of the first.
+# The second window has no change of these tables, so their watermark is the first window's end.
 _IDLE, _IDLE_THROUGH = ("kept", "bag"), 0x1020
 _NUMERIC_10_2 = (10 << 16 | 2) + 4
 _TABLES = [
@@ -60,7 +60,7 @@ def _table(name: str, number: int, key: tuple[str, ...], identity: str) -> Relat
 
 @pytest.fixture
 def landing(tmp_path: Path) -> Landing:
-    """The old lake, to which further windows can be landed."""
+    """The old lake, with a writer of further windows."""
     with tarfile.open(_ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     relations = [

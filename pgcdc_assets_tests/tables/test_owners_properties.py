@@ -1,4 +1,4 @@
-"""What a table's owner has set stays: through a new copy, and through a rebuild."""
+"""Settings of a table's owner survive a new snapshot and a rebuild."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _described(spark: SparkSession, path: str) -> dict[str, Any]:
 
 
 def _own(spark: SparkSession, path: str) -> dict[str, Any]:
-    """Set what an owner may set."""
+    """Set properties, comments and constraints as an owner may."""
     table = delta_table(path)
     for statement in (
         f"COMMENT ON TABLE {table} IS 'what we sell'",
@@ -63,7 +63,7 @@ def _copied_again(zone: RawZone) -> Landing:
 
 
 def test_a_new_copy_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone) -> None:
-    """A column that the source dropped goes; one that the owner added stays, without values."""
+    """A dropped source column is removed; a column of the owner stays, without values."""
     landing = _copied_again(zone)
     path = merge(spark, landing, _ITEMS).path
     owned = _own(spark, path)
@@ -98,7 +98,7 @@ def test_a_rebuild_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone) 
 def test_a_row_against_the_owners_constraint_is_a_definite_error(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    """A retry meets the same row; the sentence names the condition, and no value."""
+    """A retry would fail again. The sentence names the constraint, without a value."""
     landing = _copied_again(zone)
     path = merge(spark, landing, _ITEMS).path
     _own(spark, path)
@@ -132,7 +132,7 @@ def test_a_table_with_mapped_names_takes_a_new_copy(spark: SparkSession, zone: R
 def test_a_column_that_is_renamed_in_its_case_alone_is_merged_after_a_new_copy(
     spark: SparkSession, zone: RawZone, scd: int
 ) -> None:
-    """Delta cannot tell the two names apart: the column takes the new one, and keeps its values."""
+    """For Delta the two names are equal: the column gets the new name and keeps its values."""
     target = CdcTable("shop", "items", scd=(scd,))
     day = {"type_oid": 1082}
     before = relation(column("id"), column("Name", "date", **day))

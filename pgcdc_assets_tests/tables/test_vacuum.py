@@ -1,4 +1,4 @@
-"""Which files are deleted after merges, and which never are."""
+"""The files that are deleted after merges, and the files that are kept."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def test_a_small_excess_is_not_deleted(lake: Lake, path: Path) -> None:
 
 @pytest.mark.usefixtures("_nothing_is_small")
 def test_two_of_ten_versions_are_examined(lake: Lake, path: Path) -> None:
-    """A merge takes two versions, so one of five merges pays for a look."""
+    """A merge creates two versions, so one of five merges examines the log."""
     looked = []
     for number in range(10):
         looked.append(vacuum_after_merge(lake, str(path), 0, 0).deleted_files)
         write(path, number)
-    # Version 11 finds the file that it replaced; 12 to 19 do not look.
+    # Version 11 finds the file that it replaced; versions 12 to 19 do not examine the log.
     assert looked == [10, 1] + [0] * 8
     assert vacuum_after_merge(lake, str(path), 0, 0).deleted_files == 9
 
@@ -115,7 +115,7 @@ def test_two_of_ten_versions_are_examined(lake: Lake, path: Path) -> None:
 def test_recently_replaced_files_wait_in_the_ledger(
     lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each commit is read once, and may be gone when its files are old."""
+    """Each commit is read once, and may be removed before its files are old."""
     assert delete(lake, path, 1) == 0
     assert len(data_files(path)) == 11
     DeltaTable(str(path)).create_checkpoint()
@@ -139,7 +139,7 @@ def test_a_file_that_is_restored_is_none_that_was_replaced(lake: Lake, path: Pat
 
 @pytest.mark.spark
 def test_a_new_deletion_vector_removes_no_file(lake: Lake, path: Path, spark: SparkSession) -> None:
-    """Such a commit removes and adds the same name."""
+    """A new deletion vector removes and adds the same file name."""
     assert delete(lake, path) == 10
     spark.sql(
         f"ALTER TABLE {delta_table(str(path))} SET TBLPROPERTIES "
@@ -187,7 +187,7 @@ def test_a_ledger_of_a_table_that_was_here_before_is_forgotten(lake: Lake, path:
 
 
 def test_a_ledger_of_an_earlier_look_is_no_harm(lake: Lake, path: Path) -> None:
-    """Two processes write it one over the other."""
+    """Two processes overwrite each other's ledger."""
     assert delete(lake, path, 1) == 0
     earlier = ledger(path).read_text()
     assert delete(lake, path) == 10
@@ -210,7 +210,7 @@ def test_the_current_files_survive_a_ledger_that_names_them(lake: Lake, path: Pa
 
 
 def test_files_that_the_log_names_outside_the_table_stay(lake: Lake, path: Path) -> None:
-    """A shallow clone removes files of the table that it is a clone of."""
+    """A shallow clone removes files of its source table."""
     outside = path.parent / "outside.parquet"
     outside.touch()
     newest = path / "_delta_log" / f"{10:020d}.json"
@@ -325,7 +325,7 @@ def test_a_table_that_is_not_there_is_no_error(lake: Lake) -> None:
 def test_files_of_an_object_store_are_deleted(
     lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By delta-rs, as on S3; it has no folders."""
+    """Deletion by delta-rs, as on S3, without folders."""
     store = pafs.PyFileSystem(DeltaStorageHandler(str(path)))
     monkeypatch.setattr(vacuum, "filesystem", lambda *_: store)
     assert delete(lake, path, 1) == 0
@@ -340,7 +340,7 @@ def test_files_of_an_object_store_are_deleted(
 def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     lake: Lake, path: Path, spark: SparkSession
 ) -> None:
-    """Spark's VACUUM removes what no commit names, but not below an underscore."""
+    """VACUUM of Spark deletes files without a commit, but not in folders with an underscore."""
     assert delete(lake, path, 1) == 0
     DeltaTable(str(path)).create_checkpoint()
     write(path, 20)

@@ -1,4 +1,4 @@
-"""The comparison at one LSN finds what is planted and names it, and nothing else."""
+"""The comparison at one LSN finds and names every planted difference, and nothing else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ODD_TEXTS = [
 
 
 def plant(pipeline: Pipeline, statement: str, table: str = "t") -> None:
-    """Change the SCD1 table behind the merge's back; its watermark stays."""
+    """Change the SCD1 table without a merge, and keep its watermark."""
     pipeline.spark.sql(statement.format(t=delta_table(pipeline.path(table))))
 
 
@@ -82,7 +82,7 @@ def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
     )
     pipeline.sync()
     if not is_merged:
-        # Whoever folds these has to find the planted rows where they are, and leave them there.
+        # The fold of these changes must find the planted rows and keep them.
         pipeline.database.execute("update t set n = n + 1 where id % 100 = 0")
     plant(pipeline, "UPDATE {t} SET v = 'wrong', n = -1 WHERE id = 17")
     plant(pipeline, "DELETE FROM {t} WHERE id = 1234")
@@ -105,7 +105,7 @@ def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
 def test_tables_compared_together_have_separate_results_and_a_failure_stops_no_other(
     pipeline: Pipeline,
 ) -> None:
-    """Equal, wrong, never merged and wrong again; the unmerged changes are folded for all."""
+    """Equal, wrong, never merged and wrong again; unmerged changes are folded for all tables."""
     pipeline.tables = ("t", "u", "w")
     for table in ("t", "u", "w", "unmerged"):
         pipeline.database.execute(f"create table {table} (id int primary key, v text)")
@@ -201,7 +201,7 @@ def test_many_differences_are_counted_and_some_are_named(pipeline: Pipeline) -> 
 
 
 def test_row_filter_and_column_list_hold_on_the_source_too(pipeline: Pipeline) -> None:
-    """D13: the publication's filter says which rows are compared."""
+    """D13: the publication's row filter selects the compared rows."""
     database = pipeline.database
     database.execute("create table t (id int primary key, v text, hidden text)")
     database.execute("insert into t select i, 'v{}%%s', 'h' from generate_series(1, 20) i")
@@ -217,7 +217,7 @@ def test_row_filter_and_column_list_hold_on_the_source_too(pipeline: Pipeline) -
 
 
 def test_commits_after_the_comparison_point_are_on_neither_side(pipeline: Pipeline) -> None:
-    """One window holds changes from before and after the moment; merges have gone beyond it."""
+    """One window has changes before and after the comparison point; merges are beyond it."""
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t select i, 'old' from generate_series(1, 100) i",

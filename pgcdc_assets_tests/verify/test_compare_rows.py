@@ -1,4 +1,4 @@
-"""The comparison finds what is planted, and finds nothing where there is nothing."""
+"""The comparison finds planted differences, and finds none in equal contents."""
 
 from __future__ import annotations
 

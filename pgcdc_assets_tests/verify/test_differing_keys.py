@@ -1,4 +1,4 @@
-"""Two sorted streams of digests: which keys are missing, extra or have another row."""
+"""Two sorted streams of digests: missing keys, extra keys, and keys with another row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invariants of SCD tables: kept by random histories, and each one noticed where it is broken.
+"""Invariants of SCD tables: random histories satisfy them, and every violation is found.
 
 Tables are merged once; a test takes a copy of them, breaks it in one place with delta-rs, and looks
 at what the last merge touched, and at the whole.
@@ -106,7 +106,7 @@ def original(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 
 @contextmanager
 def mended_after(tables: Merged, *scd: int) -> Iterator[Merged]:
-    """Tables of several tests: what one breaks is as it was after it."""
+    """Shared tables, which are restored after each test."""
     versions = {tables.path(kind): DeltaTable(tables.path(kind)).version() for kind in scd}
     yield tables
     for path, version in versions.items():
@@ -122,7 +122,7 @@ def shared(original: Merged) -> Iterator[Merged]:
 
 @pytest.fixture
 def tables(original: Merged, tmp_path: Path) -> Merged:
-    """Tables of the test's own."""
+    """Tables of one test."""
     return original.copied(tmp_path / "lake")
 
 
@@ -227,7 +227,7 @@ DAYS = tuple(f"2024-01-0{day}" for day in range(1, 5))
 
 @pytest.fixture(scope="module")
 def full_tables(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Merged:
-    """A delete, an update and a key change under REPLICA IDENTITY FULL, a transaction each."""
+    """A delete, an update and a key change under REPLICA IDENTITY FULL, one transaction each."""
     zone = RawZone(Lake(str(tmp_path_factory.mktemp("full") / "lake")), "test")
     columns = (column("id", "date"), column("v", "text"))
     landing = Landing(zone, [relation(*columns, identity="f")])

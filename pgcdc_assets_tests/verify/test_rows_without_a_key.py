@@ -1,4 +1,4 @@
-"""Tables without a key, compared by all that their rows hold: values that are rescued too."""
+"""Tables without a key, compared by all values of their rows, rescued values included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts as Postgres writes them, read for comparing: the values that a typed column should hold."""
+"""Postgres's texts, converted to the expected values of typed columns."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_text_that_the_type_cannot_hold_is_unreadable(text: str, kind: pa.Data
 
 def test_years_beyond_python_s_calendar_are_numbers() -> None:
     last = reader_for(pa.timestamp("us"))("294276-12-31 23:59:59.999999")
-    # What extract(epoch from ...) says of it, in microseconds.
+    # The result of extract(epoch from ...), in microseconds.
     assert last == 9_224_318_015_999_999_999
 
 

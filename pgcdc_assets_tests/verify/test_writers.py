@@ -1,4 +1,4 @@
-"""Under writers that never stop both sides are equal at one LSN, again and again."""
+"""With continuous writers both sides are equal at one LSN, repeatedly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATEMENTS = (
 
 
 class Writer:
-    """Commits small transactions until it is told to stop."""
+    """Writer of small transactions until the end of the block."""
 
     def __init__(self, database: Database) -> None:
         self.committed = 0
@@ -42,7 +42,7 @@ class Writer:
                 else:
                     connection.rollback()
                 self.committed += 1
-                # A pause that leaves the machine's cores to those who are tested.
+                # A pause, which leaves CPU to the tested processes.
                 self._stop.wait(0.005)
 
     def wait_for(self, count: int) -> None:

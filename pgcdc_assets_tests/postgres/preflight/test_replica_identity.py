@@ -1,5 +1,5 @@
-"""The pre-flight of replica identities: what would make the application's UPDATE and DELETE fail is
-refused before it does (D9, D10, D11, D13)."""
+"""Pre-flight check of replica identities: causes of failing UPDATE and DELETE statements are
+reported before the failure (D9, D10, D11, D13)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_unique_index_as_identity_is_a_key(database: Database) -> None:
 
 
 def test_a_table_without_a_key_is_fine_when_only_inserts_are_sent(database: Database) -> None:
-    """D10: nothing of the application fails then; the merge still needs a key."""
+    """D10: no statement of the application fails, but the merge needs a key."""
     database.execute(
         "create table t (id int); create publication pub for table t with (publish = 'insert')"
     )
@@ -114,7 +114,7 @@ def test_a_row_filter_outside_the_identity_is_refused_before_updates_fail(
 
 @pytest.mark.every_pg
 def test_a_row_filter_is_held_against_the_identity_of_each_partition(database: Database) -> None:
-    """D10, D13: ALTER TABLE of the root does not reach them."""
+    """D10, D13: ALTER TABLE of the root does not change the partitions."""
     database.execute(
         """
         create table t (id int primary key, kind text) partition by range (id);
@@ -138,7 +138,7 @@ def test_a_row_filter_is_held_against_the_identity_of_each_partition(database: D
 
 @pytest.mark.every_pg
 def test_partitions_without_an_identity_are_refused_by_name(database: Database) -> None:
-    """D10, D13: the root's identity is not theirs."""
+    """D10, D13: the root's identity does not apply to partitions."""
     database.execute(
         """
         create table t (id int, kind text) partition by range (id);
@@ -195,7 +195,7 @@ def test_a_column_list_is_held_against_the_identity_of_each_partition(database: 
 
 @pytest.mark.every_pg
 def test_generated_columns_that_are_not_sent_are_no_part_of_an_identity(database: Database) -> None:
-    """D10: from PG 18 on the server refuses the application's UPDATE; before, it does not mind."""
+    """D10: PG 18 and newer refuse the application's UPDATE; older versions do not."""
     database.execute(
         """
         create table t (id int primary key, twice int generated always as (id * 2) stored);

@@ -1,4 +1,4 @@
-"""The pre-flight of server and slot: what a capture lacks is named, with what mends it (B7, B8)."""
+"""Pre-flight check of server and slot: problems are named with their remedy (B7, B8)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_server_that_is_down_is_no_matter_of_settings(own_server: EmbeddedServ
 
 
 def test_a_wrong_password_or_database_is_named(own_server: EmbeddedServer) -> None:
-    """Issue 3, bad input: the password itself is not repeated."""
+    """Issue 3, bad input: the error does not contain the password."""
     own_server.start()
     server = Database(own_server, "postgres")
     server.execute("create role bob login password 'right'")
@@ -136,7 +136,7 @@ def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
             create_slot(database.settings(), "s"),
         ):
             pass
-        # The capture's own slot: a new snapshot and verify need another one for a moment.
+        # The slot of the capture exists: a new snapshot and verify need a second slot temporarily.
         problem = problems_in(findings_of(database.settings(), slot="taken"))["slot", None]
         assert problem.startswith("error: No free replication slot: all 1 of")
     finally:
@@ -145,7 +145,7 @@ def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
 
 
 def test_slots_and_walsenders_are_counted_for_what_the_commands_need() -> None:
-    """B8: enough for a capture, too few for `pgcdc verify` beside it; then just enough."""
+    """B8: enough for a capture, too few with `pgcdc verify`; then exactly enough."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
     few = {**UNSAFE_BUT_FAST, "max_replication_slots": "2", "max_wal_senders": "2"}
     server = EmbeddedServer(folder / "data", 18, few)
@@ -166,7 +166,7 @@ def test_slots_and_walsenders_are_counted_for_what_the_commands_need() -> None:
         with closing(stream), stream.cursor() as cursor:
             options = {"proto_version": "1", "publication_names": "pub"}
             cursor.start_replication("ours", options=options)
-            # Our capture has its walsender already; another capture would have none beside it.
+            # The capture has its walsender already; another capture needs a second walsender.
             problems = problems_in(findings_of(settings, slot="ours"))
             assert ("walsenders", None) not in problems
             problem = problems_in(findings_of(settings, slot="other"))["walsenders", None]
@@ -196,7 +196,7 @@ def test_a_slot_of_another_program_is_refused(database: Database) -> None:
 def test_a_slot_in_use_is_named_with_its_process(
     database: Database, purpose: str, severity: str
 ) -> None:
-    """Issue 3, bad input: a capture of ours ends by itself, a stranger does not."""
+    """Issue 3, bad input: a capture of the package ends by itself, another program does not."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     slot, settings = f"s_{database.name}", database.settings("shop")
     with create_slot(settings, slot):

@@ -1,4 +1,4 @@
-"""The pre-flight of publication and tables: what is missing is named, with what mends it (B9, B10,
+"""Pre-flight check of publication and tables: problems are named with their remedy (B9, B10,
 B13, B14, C14)."""
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_a_declared_key_of_a_column_that_is_not_there_is_an_error(database: Data
 
 
 def test_a_declared_key_that_may_be_null_is_an_error(database: Database) -> None:
-    """A domain's NOT NULL holds too; under an index as identity the key has no NULL."""
+    """NOT NULL of a domain counts too; an index as replica identity has no NULLs."""
     database.execute("create domain code as text not null")
     database.execute("create table t (id int, c code, v text)")
     database.execute("create table u (id int primary key)")

@@ -1,4 +1,4 @@
-"""Connections that break, servers that stop, and runners that meet (B1 to B6)."""
+"""Lost connections, stopped servers, and concurrent captures (B1 to B6)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 
-# A window that ends so far ahead is still waited for when its last change has come.
+# With an end this far ahead, the capture waits after the last change has arrived.
 FAR_AHEAD = 1 << 30
 
 
 @pytest.fixture
 def own_capturing(own_server: EmbeddedServer, tmp_path: Path) -> Capturing:
-    """A capture of a server that the test may stop."""
+    """A capture from a server that the test may stop."""
     own_server.start()
     database = create_database(own_server, "source")
     zone = RawZone(Lake(str(tmp_path / "lake")), "test")
@@ -44,7 +44,7 @@ def own_capturing(own_server: EmbeddedServer, tmp_path: Path) -> Capturing:
 
 
 def wait_for_stream(capturing: Capturing) -> int:
-    """Return the walsender's pid once it streams."""
+    """Wait until the walsender streams, and return its pid."""
     pid: int = wait_until(
         lambda: capturing.database.value(
             "select coalesce(max(pid), 0) from pg_stat_replication where state = 'streaming' "
@@ -88,7 +88,7 @@ def test_a_silent_cut_is_noticed_in_the_set_time(capturing: Capturing, proxy: Tc
 def test_a_server_that_does_not_start_the_stream_is_a_lost_connection(
     capturing: Capturing, kind: type[SocketWire | LibpqWire]
 ) -> None:
-    """B1: silence before the first message has its limit too."""
+    """B1: silence before the first message is limited as well."""
     conninfo = capturing.settings.conninfo_for("capture", replication=True)
     conn = pq.PGconn.connect(conninfo.encode())
 
@@ -99,7 +99,7 @@ def test_a_server_that_does_not_start_the_stream_is_a_lost_connection(
 
 @pytest.mark.usefixtures("wire")
 def test_a_quiet_server_does_not_count_as_lost(capturing: Capturing) -> None:
-    """B1: it answers when asked."""
+    """B1: the server replies to status packets that request a reply."""
     capturing.begin("create table t (id int)")
     window = capturing.window(FAR_AHEAD)
     limits = CaptureLimits(total_seconds=5, stream=StreamSettings(silence_seconds=1))
@@ -131,13 +131,13 @@ def test_a_server_restarted_while_streaming_costs_a_run_and_no_change(
 def test_a_fast_shutdown_does_not_wait_for_the_capture(
     own_capturing: Capturing, own_server: EmbeddedServer
 ) -> None:
-    """B3: a walsender waits until its client has confirmed all, and we have landed nothing."""
+    """B3: a walsender waits until its client has confirmed all WAL, and nothing is landed."""
     own_capturing.begin("create table t (id int)")
     own_capturing.database.execute("insert into t values (1)")
     window = own_capturing.window(FAR_AHEAD)
     with own_capturing.capture_aside(window) as outcome:
         wait_for_stream(own_capturing)
-        # Raises when the server has not stopped after its own limit of a minute.
+        # Raises an error if the server has not stopped after one minute.
         own_server.stop("fast")
     own_server.start()
 
@@ -149,7 +149,7 @@ def test_a_fast_shutdown_does_not_wait_for_the_capture(
 
 @contextlib.contextmanager
 def walsender(capturing: Capturing, application_name: str) -> Iterator[int]:
-    """A walsender that holds the slot and whose client is never heard of again."""
+    """A walsender that holds the slot, with a silent client."""
     connection = psycopg2.connect(
         capturing.conninfo,
         application_name=application_name,
@@ -192,7 +192,7 @@ def test_a_slot_that_another_program_reads_is_not_touched(capturing: Capturing) 
 def test_a_program_that_takes_the_slot_after_the_first_check_is_named(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B4: the look at the slot finds it free, and START_REPLICATION finds it in use."""
+    """B4: the check finds the slot free, but START_REPLICATION finds the slot in use."""
     capturing.begin("create table t (id int)")
     window = capturing.window()
     monkeypatch.setattr(
@@ -240,7 +240,7 @@ def test_a_lease_lost_while_streaming_ends_the_capture(capturing: Capturing) -> 
 def test_a_lease_lost_while_landing_discards_the_landing(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B6: the files are written, and the next runner may hold the lease already."""
+    """B6: the files are written, and the next capture may hold the lease already."""
     window = capturing.begin_with_one_insert()
 
     def end_lease(name: str) -> None:

@@ -1,4 +1,4 @@
-"""A stream that libpq encrypts: the same rows arrive as over a plain connection."""
+"""An encrypted stream has the same rows as an unencrypted stream."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _make_certificate(folder: Path) -> None:
 
 @pytest.fixture
 def encrypted() -> Iterator[EmbeddedServer]:
-    """A server that speaks TLS."""
+    """A server with TLS."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-tls-")) / "data"
     server = EmbeddedServer(folder, 15, UNSAFE_BUT_FAST).start()
     try:
@@ -59,7 +59,7 @@ def encrypted() -> Iterator[EmbeddedServer]:
 def test_an_encrypted_stream_lands_the_rows_of_the_source(
     encrypted: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B18: a connection that demands TLS is read through libpq, never from the bare socket."""
+    """B18: an encrypted connection is read through libpq, never from the socket."""
 
     def refuse(*arguments: object) -> None:
         raise AssertionError("the bare socket of an encrypted connection was read")
@@ -90,7 +90,7 @@ def test_an_encrypted_stream_lands_the_rows_of_the_source(
 def test_a_server_that_demands_tls_is_named_in_each_refusal(
     encrypted: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """The reasons are those of real refusals: libpq's first line, and what to change."""
+    """The sentences have libpq's first line of a real refusal, and the remedy."""
     encrypted.stop()
     hba = encrypted.data_dir / "pg_hba.conf"
     rules = hba.read_text()

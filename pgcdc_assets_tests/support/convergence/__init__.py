@@ -1,1 +1,1 @@
-"""Random transactions, killed captures, and what must be true in the end."""
+"""Random transactions, killed captures, and their expected result."""

@@ -1,4 +1,4 @@
-"""What the raw zone must hold, told by a second slot that nobody confirms or kills."""
+"""The expected rows of the raw zone, from a second slot without confirmations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.protocol import reference
 
-# A pgoutput message in a CopyData message stands behind this header (w, three 64-bit numbers).
+# The header of XLogData before pgoutput's message: w and three 64-bit integers.
 _HEADER = b"w" + bytes(24)
 
 _COMPARED = (
@@ -18,14 +18,14 @@ _COMPARED = (
 
 
 def create_oracle(database: Database, slot: str) -> None:
-    """Make the second slot; everything committed from now on will be told."""
+    """Create the second slot, which contains all later commits."""
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
 
 
 def expected_changes(
     database: Database, slot: str, publication: str, start: Lsn, end: Lsn
 ) -> list[dict[str, Any]]:
-    """Every change with start <= commit_lsn < end, by a SQL function and a slow decoder."""
+    """Return the changes with start <= commit_lsn < end, by a SQL function and the slow decoder."""
     messages = database.query(
         "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
         "'proto_version', '1', 'publication_names', %s, 'messages', 'true')",
@@ -36,7 +36,7 @@ def expected_changes(
 
 
 def landed_changes(zone: RawZone) -> list[dict[str, Any]]:
-    """Every row of the raw zone in stream order, repeats included."""
+    """Return all rows of the raw zone in stream order, with duplicates."""
     table = zone.changes.table.load()
     assert table is not None
     rows = (

@@ -1,7 +1,7 @@
-"""The process that is killed: copies what was not copied, then captures window after window.
+"""A process that tests kill: copies the remaining tables, then captures window after window.
 
-Says `ready` when everything is loaded, so that whoever kills it at a random moment kills its work.
-With `--merge` the tables are merged, too, in a Spark session of its own.
+The process prints `ready` after its imports, so that a kill at a random time hits its work.
+With `--merge` the process also merges the tables, in its own Spark session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.convergence.workload import KEYED
 
-# Small batches, so that a transaction spans several and can be cut anywhere.
+# Small batches: a transaction spans several batches and may be cut anywhere.
 LIMITS = CaptureLimits(
     slot_wait_seconds=2, stream=StreamSettings(wire=WireSettings(batch_bytes=16_384))
 )
@@ -49,7 +49,7 @@ def capture(
     publication: str,
     decide: random.Random,
 ) -> None:
-    """Capture all that is committed by now, in a few windows of random size and a last one."""
+    """Capture all commits so far, in a few windows of random size and a last window."""
     with query_connection(settings, "test") as conn:
         barrier = read_barrier(conn)
     epoch = zone.epochs.latest()
@@ -90,7 +90,7 @@ def main() -> None:
     zone = RawZone(Lake(facts["lake"]), "test")
     decide = random.Random(facts["seed"])
     print("ready", flush=True)
-    # A killed predecessor's sessions may take the server a moment to notice.
+    # The server notices the end of a killed predecessor's sessions after some time.
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:

@@ -56,7 +56,7 @@ _EXPECTED = (
 
 
 class Workload:
-    """So many connections that commit random transactions until they are told to stop."""
+    """Connections that commit random transactions until the end of the block."""
 
     def __init__(self, conninfo: str, seed: int, connections: int) -> None:
         self._conninfo = conninfo
@@ -77,7 +77,7 @@ class Workload:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let nothing new begin while something else needs the machine."""
+        """Pause new transactions for the block."""
         self._go_on.clear()
         try:
             yield
@@ -100,7 +100,7 @@ class Workload:
                 connection.commit()
                 while not self._stop.is_set():
                     self.outcomes[_transaction(cursor, decide)] += 1
-                    # A pause, so that a run's length and not its volume is what a kill meets.
+                    # A pause: the time of a kill depends on the run's length, not on its volume.
                     self._stop.wait(decide.random() * 0.1)
                     self._go_on.wait()
             connection.close()
@@ -158,7 +158,7 @@ def _key(decide: random.Random) -> int:
 
 
 def _big(decide: random.Random) -> str | None:
-    """A text that is stored out of line, or none."""
+    """Return a text that Postgres stores out of line, or None."""
     return decide.choice([None, "", decide.randbytes(2000).hex()])
 
 
@@ -171,7 +171,7 @@ def _insert(cursor: Cursor, decide: random.Random) -> None:
     }
     row = values[table.removesuffix("_full")]
     places = ", ".join(["%s"] * len(row))
-    # A conflict is an error half of the time, and nothing at all the other half.
+    # Half of the conflicts are errors; the other half does nothing.
     tail = decide.choice(["", "on conflict do nothing"])
     cursor.execute(f"insert into {table} values ({places}) {tail}", row)
 
@@ -186,7 +186,7 @@ def _update(cursor: Cursor, decide: random.Random) -> None:
             ("tags = %s", decide.choice(_TAGS)),
         ],
         "lines": [("quantity = %s", _key(decide)), ("done = %s", decide.random() < 0.5)],
-        # The title alone leaves the big values unchanged, and so untold.
+        # An update of the title leaves the large values unchanged: the stream omits them.
         "documents": [
             ("title = %s", decide.choice(_NOTES)),
             ("title = %s", str(_key(decide))),
@@ -230,7 +230,7 @@ def _delete(cursor: Cursor, decide: random.Random) -> None:
 
 
 def _keyless(cursor: Cursor, decide: random.Random) -> None:
-    """Rows that equal each other, of which one or all are changed."""
+    """Change one or all of several equal rows."""
     one = "ctid = (select min(ctid) from notes where id = %s)"
     key, note = decide.randint(0, 4), decide.choice(_NOTES)
     statement, values = decide.choice(
@@ -245,7 +245,7 @@ def _keyless(cursor: Cursor, decide: random.Random) -> None:
 
 
 def _bulk(cursor: Cursor, decide: random.Random) -> None:
-    """Many rows in one statement, so that a transaction spans several batches."""
+    """Insert many rows in one statement, so that the transaction spans several batches."""
     statement = decide.choice(
         [
             "insert into notes select mod(i, 5), repeat('x', 200) from generate_series(1, 400) i",

@@ -26,7 +26,7 @@ CLOCK = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 @dataclass(frozen=True)
 class Change:
-    """One raw row: a change as the decoder lands it."""
+    """One row of raw/changes."""
 
     op: str
     new: Texts | None = None
@@ -38,30 +38,30 @@ class Change:
 
 
 def insert(*texts: str | None, **more: Any) -> Change:
-    """An insert of a whole row."""
+    """Return an insert of a row."""
     return Change("I", texts, **more)
 
 
 def update(
     *texts: str | None, old: Texts | None = None, unchanged: tuple[int, ...] = (), **more: Any
 ) -> Change:
-    """An update under DEFAULT identity; `old` is the key tuple where the key changes."""
+    """Return an update under DEFAULT identity; `old` is the key tuple of a changed key."""
     kind = more.pop("old_kind", "K" if old is not None else None)
     return Change("U", texts, old, kind, unchanged or None, **more)
 
 
 def delete(*old: str | None, old_kind: str = "K", **more: Any) -> Change:
-    """A delete; `old` has all columns, under kind K with NULL beside the key."""
+    """Return a delete; `old` has all columns, with NULL outside the key in kind K."""
     return Change("D", None, old, old_kind, **more)
 
 
 def truncate(**more: Any) -> Change:
-    """A TRUNCATE of the table."""
+    """Return a TRUNCATE of the table."""
     return Change("T", **more)
 
 
 def column(name: str, base_type: str = "int4", typmod: int = -1, **more: Any) -> Column:
-    """A column that is described as the catalog would."""
+    """Return a column as the catalog describes it."""
     more.setdefault("type", base_type)
     return Column(
         name=name,
@@ -80,7 +80,7 @@ def relation(
     table: str = "items",
     relation_id: int = 1000,
 ) -> Relation:
-    """A table in schema `shop` with attnums in order."""
+    """Return a table of schema `shop` with attnums in order."""
     described = tuple(
         Column(
             **{
@@ -96,7 +96,7 @@ def relation(
 
 @dataclass
 class Landing:
-    """Writes one table's raw zone, transaction by transaction."""
+    """Writer of one table's raw zone, transaction by transaction."""
 
     zone: RawZone
     relations: Sequence[Relation]
@@ -111,7 +111,7 @@ class Landing:
         return self.relations[0]
 
     def begin(self, copied: Iterable[Texts] = (), *, at: int | None = None) -> None:
-        """Record the epoch and land a copy of the table at the current LSN; others are empty."""
+        """Record the epoch and land a snapshot of the table, at the current LSN by default."""
         latest = self.zone.epochs.latest()
         if latest is None or latest.epoch < self.epoch:
             self.zone.epochs.append(
@@ -170,7 +170,7 @@ class Landing:
         return next(r.table for r in self.relations if r.relation_id == change.relation_id)
 
     def raw_row(self, change: Change, commit_lsn: int, ordinal: int) -> dict[str, Any]:
-        """Describe one row of raw/changes."""
+        """Return one row of raw/changes."""
         return {
             "commit_lsn": commit_lsn,
             "ordinal": ordinal,
@@ -197,7 +197,7 @@ def _without_unchanged(change: Change) -> list[str | None] | None:
 
 
 def raw_batches(rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
-    """Make Arrow batches of raw rows."""
+    """Return Arrow batches of raw rows."""
     columns = [f for f in schema.CHANGES if f.name not in ("epoch", "window")]
     batches: list[pa.RecordBatch] = pa.Table.from_pylist(
         rows, schema=pa.schema(columns)
@@ -207,13 +207,13 @@ def raw_batches(rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
 
 @dataclass
 class Fold:
-    """What a table holds: a dictionary from key texts to row texts."""
+    """The content of a table: a dictionary from key texts to row texts."""
 
     key: Sequence[int]
     rows: dict[tuple[str | None, ...], list[str | None]] = field(default_factory=dict)
 
     def copy(self, rows: Iterable[Texts]) -> None:
-        """Begin with a copy."""
+        """Begin with a snapshot."""
         self.rows = {self._key(row): list(row) for row in rows}
 
     def apply(self, changes: Iterable[Change]) -> None:
@@ -284,11 +284,11 @@ class Versions:
 
     @property
     def all(self) -> list[Version]:
-        """Every version."""
+        """Return all versions."""
         return [*self.ended, *self.open.values()]
 
     def copy(self, rows: Iterable[Texts], lsn: int) -> None:
-        """Apply a copy: what it says differently are versions."""
+        """Apply a snapshot: its differences are versions."""
         found = {self._key(row): list(row) for row in rows}
         for key in [key for key in self.open if key not in found]:
             self._end(key, lsn)

@@ -1,4 +1,4 @@
-"""Merging one table, alone and overtaken by another merge."""
+"""Merges of one table, alone and overtaken by another merge."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pgcdc_assets_tests.support.merge.history import Landing
 def merge(
     spark: SparkSession, landing: Landing, target: CdcTable, through: LsnWindow | None = None
 ) -> MergeReport:
-    """Merge a table, through the newest window by default; it must succeed."""
+    """Merge a table through a window, the newest by default, and check the success."""
     (report,) = merge_tables(spark, landing.zone, [target], through or landing.windows[-1])
     assert isinstance(report, MergeReport), report.error.__cause__ or report.error
     return report
@@ -30,7 +30,7 @@ def merge(
 def overtake(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, merge: Callable[[], MergeReport]
 ) -> None:
-    """Have another merge run once, right after a function of the next one has returned."""
+    """Run another merge once, directly after a function of the next merge has returned."""
     real, overtaking = getattr(module, name), [merge]
 
     def overtaken(*args: Any, **more: Any) -> Any:
@@ -43,7 +43,7 @@ def overtake(
 
 
 def assert_overtaken(spark: SparkSession, landing: Landing, target: CdcTable) -> None:
-    """The next merge must say that another one was faster."""
+    """Check that the next merge reports a faster merge."""
     (failure,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
     assert isinstance(failure, MergeFailure)
     assert isinstance(failure.error, TransientError), failure.error
@@ -51,18 +51,18 @@ def assert_overtaken(spark: SparkSession, landing: Landing, target: CdcTable) ->
 
 
 def log_of(path: str) -> list[dict[str, Any]]:
-    """The commits of Spark, newest first: those that record a watermark alone are left out."""
+    """Return the commits of Spark, newest first, without commits of a watermark only."""
     return [e for e in DeltaTable(path).history() if e["engineInfo"].startswith("Apache-Spark")]
 
 
 def add_column_of_another(spark: SparkSession, path: str) -> None:
-    """Add a column that is not of the source, `extra`, with the value `mine` in each row."""
+    """Add a column `extra` that the source does not have, with the value `mine` in each row."""
     spark.sql(f"ALTER TABLE {delta_table(path)} ADD COLUMNS (extra STRING)")
     spark.sql(f"UPDATE {delta_table(path)} SET extra = 'mine'")
 
 
 def record_change_data(spark: SparkSession, path: str) -> None:
-    """Have the table keep what each commit changes."""
+    """Enable the change data feed of the table."""
     spark.sql(
         f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
     )
@@ -76,7 +76,7 @@ def count_change_data(spark: SparkSession, path: str) -> int:
 
 
 def drop_epochs(spark: SparkSession, path: str) -> None:
-    """Make a history what earlier releases wrote: without the epochs of its LSNs."""
+    """Remove the epoch columns of a history, as in tables of early releases."""
     rows = spark.read.format("delta").load(path).drop(*EPOCH_COLUMNS)
     writer = rows.write.format("delta").mode("overwrite").partitionBy("_is_current")
     writer.option("overwriteSchema", "true").save(path)

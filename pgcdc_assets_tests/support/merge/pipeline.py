@@ -1,4 +1,4 @@
-"""The whole way from a real Postgres to SCD1 tables, without Dagster."""
+"""The pipeline from a real Postgres to SCD1 tables, without Dagster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PUBLICATION = "pub"
 
 @dataclass
 class Pipeline:
-    """Copies, captures and merges the tables of schema public."""
+    """Snapshots, captures and merges of the tables of schema public."""
 
     database: Database
     zone: RawZone
@@ -34,27 +34,27 @@ class Pipeline:
 
     @property
     def slot(self) -> str:
-        """A name of its own per database: slots belong to the whole server."""
+        """Name of the slot, unique on the server."""
         return f"s_{self.database.name}"
 
     def start(self, *statements: str) -> None:
-        """Make the tables, publish and copy them."""
+        """Create the tables, publish them, and take their snapshots."""
         for statement in statements:
             self.database.execute(statement)
         self.database.execute(f"create publication {PUBLICATION} for all tables")
         self.copy()
 
     def copy(self, *tables: str) -> None:
-        """Copy the tables anew; without names, those that have no copy yet."""
+        """Take snapshots of the tables; without names, of the tables without a snapshot."""
         wanted = [TableName("public", table) for table in tables] or None
         snapshot_tables(self.database.settings(), self.zone, self.slot, PUBLICATION, wanted)
 
     def capture(self) -> LsnWindow:
-        """Capture everything that is committed by now as the next window."""
+        """Capture all commits so far as the next window."""
         epoch = self.zone.epochs.latest()
         assert epoch is not None
         start = self.zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
-        # The test servers commit without waiting for the disk; this commit flushes all before it.
+        # The test servers commit asynchronously: this commit flushes the earlier commits as well.
         self.database.transaction(
             "set local synchronous_commit = on", "select pg_logical_emit_message(true, 'test', '')"
         )
@@ -73,7 +73,7 @@ class Pipeline:
         return {report.table: report for report in reports}
 
     def sync(self) -> dict[str, MergeReport]:
-        """Capture and merge all; every table must succeed."""
+        """Capture and merge all tables, and check the success."""
         self.capture()
         reports = self.merge()
         for report in reports.values():
@@ -81,15 +81,15 @@ class Pipeline:
         return {table: r for table, r in reports.items() if isinstance(r, MergeReport)}
 
     def path(self, table: str = "t") -> str:
-        """Where the SCD1 table lies."""
+        """Return the path of the SCD1 table."""
         return table_path(self.zone.lake, self.zone.name, "public", table, 1)
 
     def frame(self, table: str = "t") -> DataFrame:
-        """The SCD1 table as Spark reads it."""
+        """Return the SCD1 table as a DataFrame."""
         return self.spark.read.format("delta").load(self.path(table))
 
     def rows(self, table: str = "t", columns: str = "id, v") -> list[tuple[Any, ...]]:
-        """Rows of the SCD1 table in order."""
+        """Return the rows of the SCD1 table in order."""
         names = [name.strip() for name in columns.split(",")]
         return sorted(tuple(row) for row in self.frame(table).select(*names).collect())
 
@@ -98,7 +98,7 @@ class Pipeline:
         return compare_table(self.database.settings(), self.zone, PUBLICATION, "public", table)
 
     def assert_equal(self, *tables: str) -> None:
-        """Every table must hold what its source holds."""
+        """Check that every table equals its source."""
         for table in tables or self.tables:
             comparison = self.compare(table)
             assert comparison.is_equal, comparison

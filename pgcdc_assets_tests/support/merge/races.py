@@ -1,4 +1,4 @@
-"""Races of two merges of one table: the tables, and the moments at which the other merge acts."""
+"""Races of two merges of one table: the tables, and the times at which the other merge acts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Race:
     operation: str = "MERGE"
 
     def land_snapshot(self, zone: RawZone) -> Landing:
-        """Land the copy."""
+        """Land the snapshot."""
         keys = () if self.identity == "f" else ("id",)
         described = relation(column("id"), column("v", "text"), key=keys, identity=self.identity)
         landing = Landing(zone, [described])
@@ -58,7 +58,7 @@ class Race:
         return landing
 
     def contents(self, spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
-        """What the table holds."""
+        """Return the content of the table."""
         names = self.columns.split(", ")
         rows = spark.read.format("delta").load(path).select(*names).collect()
         return sorted(tuple(row) for row in rows)
@@ -126,7 +126,7 @@ each_kind = pytest.mark.parametrize("race", RACES.values(), ids=RACES)
 
 @contextmanager
 def right_before_the_write(spark: SparkSession, act: Callable[[], Any]) -> Iterator[None]:
-    """Act once, right before Spark is asked to commit: no code of ours runs between."""
+    """Act once, directly before Spark's commit, without code of the package in between."""
     acts = [act]
     nothing = spark.range(0)
 
@@ -150,7 +150,7 @@ def right_before_the_write(spark: SparkSession, act: Callable[[], Any]) -> Itera
 
 @contextmanager
 def during_the_write(spark: SparkSession, folder: Path, act: Callable[[], Any]) -> Iterator[None]:
-    """Act once Spark works on the rows that are written; it goes on when that is done."""
+    """Act while Spark computes the written rows. Spark continues after the action."""
     begun, done, is_over = str(folder / "begun"), str(folder / "done"), threading.Event()
 
     def wait(_: Any) -> bool:

@@ -37,13 +37,13 @@ COLUMNS = (
 )
 KEY = ("history", "id")
 
-# What the tests' own sessions have not: a user's settings, and changes too many to broadcast.
+# Settings of users that the tests' sessions do not have; the changes are too many to broadcast.
 AS_LARGE = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
-    # Only before a shuffle are the keys filtered.
+    # Keys are filtered before a shuffle only.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
@@ -60,7 +60,7 @@ _CASES = {
 
 
 def cases(*in_short_run: str) -> pytest.MarkDecorator:
-    """Try all cases, and those that are not named in a long test run only."""
+    """Return all cases as parameters; cases that are not named are marked `soak`."""
     unknown = set(in_short_run) - set(_CASES)
     assert not unknown, unknown
     return pytest.mark.parametrize(
@@ -78,13 +78,13 @@ Row = list[str | None]
 
 
 def random_relation(identity: str) -> Relation:
-    """The table; identity is d(efault) or f(ull)."""
+    """Return the table with replica identity d(efault) or f(ull)."""
     return relation(*COLUMNS, key=KEY, identity=identity)
 
 
 @dataclass
 class RandomHistory:
-    """Writes transactions that Postgres could have committed.
+    """Generator of transactions that Postgres could have committed.
 
     Under DEFAULT identity a key has at most one row at any moment; under FULL only at commit, as
     with a deferrable constraint.
@@ -97,7 +97,7 @@ class RandomHistory:
     _serial: int = 0
 
     def copied(self) -> list[Row]:
-        """Rows that are there before the first transaction."""
+        """Return the rows before the first transaction."""
         for history in range(self.histories):
             keys = self.rng.sample(range(_KEYS), self.rng.randint(0, 3))
             self.rows[history] = [self._row(history, key) for key in keys]
@@ -173,7 +173,7 @@ class RandomHistory:
 
     def _text(self) -> str | None:
         self._serial += 1
-        # Few values, so that a row often comes back to what it was.
+        # Few values, so that a row often returns to an earlier value.
         return self.rng.choice([None, "", "a", "b", f"text {self._serial}"])
 
     def _number(self) -> str | None:
@@ -181,13 +181,13 @@ class RandomHistory:
 
 
 def cut(rng: random.Random, count: int, pieces: int) -> list[range]:
-    """Cut `count` things in order into that many non-empty pieces."""
+    """Return the borders of random non-empty pieces of `count` items."""
     borders = [0, *sorted(rng.sample(range(1, count), pieces - 1)), count]
     return [range(a, b) for a, b in itertools.pairwise(borders)]
 
 
 def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
-    """Type a row as its table does, in a form that can be sorted; last comes `_rescued`."""
+    """Return a row with the table's types, in a sortable form, with `_rescued` last."""
     history, key, doc, number, note = texts
     is_typed = number not in (None, "NaN")
     value = Decimal(number) if is_typed and number else None
@@ -196,7 +196,7 @@ def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
 
 
 def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
-    """Have small tables merged as large ones are: compiled, and only where their changes lie."""
+    """Merge small tables like large tables: with code generation, within the range of changes."""
     if is_wanted:
         bound_merges(monkeypatch)
         monkeypatch.setattr("pgcdc_assets.spark.tuning.SMALL_BYTES", -1)
@@ -206,7 +206,7 @@ def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
 
 
 def bound_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have merges find out between which keys their changes lie, whatever the table's size."""
+    """Make merges compute the key range of their changes, whatever the table's size."""
     monkeypatch.setattr("pgcdc_assets.merge.kinds.base.SMALL_BYTES", -1)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.current_image.is_tiny", lambda *_: False)
 
@@ -218,7 +218,7 @@ def land_in_pieces(
     windows: int,
     apply: Callable[[list[Change], int], None],
 ) -> None:
-    """Land transactions as windows cut at random, and tell each with the LSN of its commit."""
+    """Land transactions as windows cut at random, and yield each with its commit LSN."""
     for piece in cut(rng, len(transactions), windows):
         for number, i in enumerate(piece):
             apply(transactions[i], landing.lsn + 0x10 * number)
@@ -232,7 +232,7 @@ def merge_in_pieces(
     target: CdcTable,
     runs: int,
 ) -> MergeReport:
-    """Merge what is landed in runs cut at random; give the last report."""
+    """Merge the landed windows in runs cut at random, and return the last report."""
     windows = len(landing.windows)
     reports = []
     for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:

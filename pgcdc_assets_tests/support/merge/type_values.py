@@ -1,19 +1,19 @@
-"""Values of every family of types, and what the merge makes of each."""
+"""Values of every family of types, and their expected values after a merge."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-# The typed column is NULL and `_rescued` has exactly Postgres's text.
+# The typed column is NULL, and `_rescued` has Postgres's text.
 RESCUED = object()
-# The column is text, and exactly Postgres's.
+# The column has Postgres's text.
 SAME = object()
 
 
 @dataclass(frozen=True)
 class Case:
-    """One column and its values: SQL literals, each with what the SCD1 column holds as text."""
+    """One column and its values: SQL literals, each with the expected text of the SCD1 column."""
 
     declared: str
     values: tuple[tuple[str, Any], ...]
@@ -217,7 +217,7 @@ GROUPS = {
     "g10": G10,
 }
 
-# What the embedded server was built without.
+# The embedded server does not have these types.
 EXTENSIONS = [
     _texts("xml", "'<a>x</a>'", "'two <b/>'"),
     _texts("hstore", """'a=>1, "b c"=>NULL, "d"=>"\\"=>,"'""", "''"),

@@ -1,4 +1,4 @@
-"""A real Dagster for a test: `dagster dev` with its daemon, code server and webserver."""
+"""A running `dagster dev` for tests, with daemon, code server and webserver."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Daemon:
     port: int
 
     def ask(self, query: str, variables: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Ask the webserver as the UI does."""
+        """Query the webserver by GraphQL, as the UI does."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/graphql",
             json.dumps({"query": query, "variables": variables or {}}).encode(),
@@ -68,7 +68,7 @@ class Daemon:
         return data
 
     def is_serving(self) -> bool:
-        """Whether the UI answers; the code location has to be loaded then."""
+        """Return whether the UI answers. The code location must be loaded by then."""
         try:
             found = self.ask(_LOADED)["workspaceOrError"]["locationEntries"]
         except OSError:
@@ -77,7 +77,7 @@ class Daemon:
         return bool(found)
 
     def ticks(self, sensor: str, after: float) -> int:
-        """Count the evaluations of a sensor that began after a time and have ended well."""
+        """Return the number of successful evaluations of a sensor that began after a time."""
         for state in self.instance.all_instigator_state():
             if state.instigator_name == sensor:
                 ticks = self.instance.get_ticks(

@@ -1,4 +1,4 @@
-"""A process that executes a run as Dagster's launcher does, for tests that interrupt it."""
+"""A process that executes a run like Dagster's launcher, for tests that interrupt the run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ VARIABLE = "PGCDC_TEST_RUN"
 def arguments(
     capture: CdcCapture, conninfo: str, lake: str, job: str, tags: dict[str, str], home: str
 ) -> dict[str, str]:
-    """Environment of the process: what it runs."""
+    """Return the process's arguments from its environment."""
     declared = capture_metadata(capture).data
     known = {"conninfo": conninfo, "lake": lake, "job": job, "tags": tags, "home": home}
     return {**os.environ, VARIABLE: json.dumps({"capture": declared, **known})}
 
 
 def job() -> dg.JobDefinition:
-    """The job to run."""
+    """Return the job to run."""
     given = _given()
     capture = capture_of(dg.MetadataValue.json(given["capture"]))
     definitions = build_cdc_definitions(

@@ -12,7 +12,7 @@ from pgcdc_assets.protocol.relation import Column, Relation
 
 
 class Reader:
-    """Takes a message apart from left to right."""
+    """Reader of a message's fields from left to right."""
 
     def __init__(self, message: bytes) -> None:
         self.message = message
@@ -53,7 +53,7 @@ class Reader:
 
 
 class Change(NamedTuple):
-    """One row change; the key is None where an update left it as it was."""
+    """One row change; the key is None if an update did not change the key."""
 
     commit_lsn: Lsn
     op: str
@@ -64,14 +64,14 @@ class Change(NamedTuple):
 
 @dataclass
 class Captured:
-    """What a slot holds: announced relations, and row changes in order."""
+    """The content of a slot: announced relations, and row changes in order."""
 
     relations: dict[str, Relation] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 
     @property
     def rows(self) -> dict[str, list[list[str | None]]]:
-        """The inserted rows by `schema.table`."""
+        """Return the inserted rows by `schema.table`."""
         rows: dict[str, list[list[str | None]]] = {}
         for change in self.changes:
             if change.op == "I" and change.new is not None:
@@ -80,12 +80,12 @@ class Captured:
 
 
 def peek(conn: Any, slot: str, publication: str) -> Captured:
-    """Read all row changes that a pgoutput slot holds, without moving it."""
+    """Read all row changes of a pgoutput slot without advancing the slot."""
     captured = Captured()
     names: dict[int, str] = {}
     commit_lsn = Lsn(0)
     with conn.cursor() as cursor:
-        # Test servers commit asynchronously, and decoding ends at the WAL that is flushed.
+        # The test servers commit asynchronously, and decoding ends at the flushed position.
         cursor.execute("set synchronous_commit = on; select pg_logical_emit_message(true, '', '')")
         cursor.execute(
             "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "

@@ -1,4 +1,4 @@
-"""Writes the messages that a server would send, for the decoder to read."""
+"""Encoder of the messages that a server sends, for tests of the decoder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgcdc_assets.protocol.relation import Relation
 
 UNCHANGED: Literal["unchanged"] = "unchanged"
 
-# A value is bytes, NULL, or unchanged TOAST: three things, not combinations.
+# A value is either bytes, or NULL, or unchanged TOAST.
 Value = bytes | None | Literal["unchanged"]
 
 
@@ -95,5 +95,5 @@ def frame(payload: bytes, kind: bytes = b"d") -> bytes:
 
 
 def stream(messages: Iterable[bytes]) -> list[bytes]:
-    """Wrap the plugin's messages as XLogData; keepalives stay as they are."""
+    """Return the plugin's messages as XLogData; keepalives stay unchanged."""
     return [m if m[:1] == b"k" and len(m) == 18 else xlog_data(m) for m in messages]

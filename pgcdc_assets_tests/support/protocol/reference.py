@@ -1,7 +1,8 @@
-"""A slow decoder that is right at a glance: one message, one field after the other.
+"""A slow and simple reference decoder: one message after the other, field by field.
 
-It follows https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html line by
-line and shares no code with the real one.
+The decoder follows
+https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html line by line, and
+shares no code with the package.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Fields:
 
 
 def decode(payloads: Iterable[bytes], start: int, end: int) -> list[dict[str, Any]]:
-    """Give the rows that a window must hold, as the dictionaries of the Arrow batch."""
+    """Return the expected rows of a window, as dictionaries of the Arrow batch's columns."""
     rows: list[dict[str, Any]] = []
     relations: dict[int, tuple[str, str, int]] = {}
     announced = 0

@@ -1,4 +1,4 @@
-"""Random streams that follow the protocol, for hypothesis."""
+"""Hypothesis strategies of streams that follow the protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets_tests.support.protocol import encoding
 from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED, Value
 
-# Postgres has no text with U+0000; a database of encoding SQL_ASCII has any other bytes.
+# Postgres has no text with U+0000. A database of encoding SQL_ASCII accepts any other byte.
 _texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(str.encode)
 _bytes = st.binary(max_size=3).map(lambda value: value.replace(b"\0", b"\xe9"))
 _values: st.SearchStrategy[Value] = st.one_of(_texts, _bytes, st.none())
@@ -42,7 +42,7 @@ def _changes(draw: st.DrawFn, relation: Relation) -> bytes:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Payloads of CopyData messages: whole transactions, the last of them maybe still open."""
+    """Draw payloads of CopyData messages: whole transactions, of which the last may be open."""
     relations = [_relation(i, draw(st.integers(0, 5))) for i in range(draw(st.integers(1, 4)))]
     announced: set[int] = set()
     messages: list[bytes] = []
@@ -70,7 +70,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
                 content = draw(st.one_of(st.binary(max_size=9), _texts))
                 messages.append(encoding.logical_message("outbox", content))
             elif choice == 2:
-                # Between two messages of a transaction a keepalive says nothing about its end.
+                # A keepalive inside a transaction does not end the window.
                 messages.append(encoding.keepalive(lsn + 10_000))
             else:
                 messages.append(draw(_changes(relations[number])))

@@ -1,4 +1,4 @@
-"""Hand-made batches of changes, as the decoder gives them."""
+"""Batches of changes in the decoder's schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def window(start: int, end: int, epoch: int = 1) -> LsnWindow:
 
 
 def change(commit_lsn: int, ordinal: int = 0, **values: Any) -> dict[str, Any]:
-    """An insert into shop.orders unless the values say otherwise."""
+    """Return a change, by default an insert into shop.orders."""
     defaults: dict[str, Any] = {
         "commit_lsn": commit_lsn,
         "ordinal": ordinal,
@@ -38,7 +38,7 @@ def change(commit_lsn: int, ordinal: int = 0, **values: Any) -> dict[str, Any]:
 
 
 def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
-    """The rows with all of the decoder's columns: those of raw/changes without epoch and window."""
+    """Return a batch of rows with the decoder's columns."""
     columns = [f for f in schema.CHANGES if f.name not in ("epoch", "window")]
     return pa.RecordBatch.from_pylist(list(rows), schema=pa.schema(columns))
 
@@ -48,7 +48,7 @@ def transaction(commit_lsn: int, row_count: int, **values: Any) -> pa.RecordBatc
 
 
 def landed(zone: RawZone, epoch: int = 1) -> list[tuple[int, int]]:
-    """(commit_lsn, ordinal) of every row in the raw zone, in stream order, repeats included."""
+    """Return (commit_lsn, ordinal) of all rows of the raw zone in stream order, with duplicates."""
     rows = read_changes(
         zone.changes.table, epoch=epoch, start=0, end=2**62, columns=["commit_lsn", "ordinal"]
     )

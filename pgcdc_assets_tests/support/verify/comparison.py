@@ -1,4 +1,4 @@
-"""Comparing a pipeline's table with its source at one LSN, as `pgcdc verify` does."""
+"""Comparison of a pipeline's table with its source at one LSN, as in `pgcdc verify`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 
 @contextmanager
 def moment_of(pipeline: Pipeline) -> Iterator[Moment]:
-    """A moment of the source; it is not captured yet."""
+    """Open a comparison point of the source, which is not captured yet."""
     with source_moment(pipeline.database.settings(), pipeline.zone, pipeline.slot) as moment:
         yield moment
 
@@ -27,7 +27,7 @@ def moment_of(pipeline: Pipeline) -> Iterator[Moment]:
 def compare(
     pipeline: Pipeline, moment: Moment, table: str = "t", key: tuple[str, ...] | None = None
 ) -> Comparison:
-    """Compare one table at a moment that is captured."""
+    """Compare one table at a captured comparison point."""
     wait_captured(pipeline.zone, moment, 0)
     return compare_at(
         pipeline.spark,
@@ -40,7 +40,7 @@ def compare(
 
 
 def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
-    """Take a moment, capture through it without merging, and compare all tables together."""
+    """Open a comparison point, capture through it without a merge, and compare all tables."""
     with moment_of(pipeline) as moment:
         pipeline.capture()
         wait_captured(pipeline.zone, moment, 0)
@@ -56,7 +56,7 @@ def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
 
 
 def verify(pipeline: Pipeline, table: str = "t", key: tuple[str, ...] | None = None) -> Comparison:
-    """Take a moment, capture through it without merging, and compare."""
+    """Open a comparison point, capture through it without a merge, and compare one table."""
     with moment_of(pipeline) as moment:
         pipeline.capture()
         return compare(pipeline, moment, table, key)

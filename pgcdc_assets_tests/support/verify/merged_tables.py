@@ -1,4 +1,4 @@
-"""Merged tables that a test may look at, copy and break."""
+"""Merged tables that a test may read, copy and damage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HISTORY = CdcTable("shop", "items", scd=(2,))
 
 @dataclass
 class Merged:
-    """Tables, and how far they were merged before the last time."""
+    """Merged tables, and their watermark before the last merge."""
 
     session: SparkSession
     landing: Landing
@@ -41,27 +41,27 @@ class Merged:
         return table_path(self.zone.lake, self.zone.name, "shop", "items", scd)
 
     def merge(self, table: CdcTable) -> None:
-        """Merge what is landed."""
+        """Merge all landed windows."""
         for report in merge_tables(self.session, self.zone, [table], self.landing.windows[-1]):
             assert isinstance(report, MergeReport), report.error.__cause__ or report.error
             self.since = Position(self.landing.epoch, report.watermark_before or Lsn(0))
 
     def check_merged(self, scd: int, table: CdcTable) -> Findings:
-        """Look at what the last merge touched, as in a table that is large."""
+        """Check the rows that the last merge touched, as in a large table."""
         return check_merged(self.session, self.zone, table, scd, self.since, whole_below_bytes=-1)
 
     def check_all(self, scd: int, table: CdcTable) -> Findings:
         return check_all(self.session, self.zone, table, scd)
 
     def copied(self, folder: Path) -> Merged:
-        """Make a copy to break."""
+        """Copy the tables."""
         shutil.copytree(self.zone.lake.uri, folder)
         zone = RawZone(Lake(str(folder)), self.zone.name)
         landing = replace(self.landing, zone=zone, windows=list(self.landing.windows))
         return replace(self, landing=landing)
 
     def one(self, scd: int, condition: str) -> dict[str, Any]:
-        """Give a row."""
+        """Return a row."""
         builder = QueryBuilder().register("t", DeltaTable(self.path(scd)))
         found = builder.execute(f"select * from t where {condition} order by 1, 2 limit 1")
         (row,) = pa.table(found).to_pylist()

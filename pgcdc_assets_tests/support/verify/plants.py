@@ -16,7 +16,7 @@ GOES_ON = (
     "and n._valid_from_lsn = t._valid_to_lsn)"
 )
 
-# What breaks the tables: in rows of which histories, and from which LSN on the last merge was.
+# The planted errors, the histories that they affect, and the first LSN of the last merge.
 Plant = Callable[[Merged, str, int], None]
 
 
