@@ -24,7 +24,7 @@ _PG_RECVLOGICAL, _CAPTURE = "pg_recvlogical", "capture"
 
 
 def run() -> Iterator[Result]:
-    """Measure loopback TCP and the Unix socket."""
+    """Measure over loopback TCP and over the Unix socket."""
     with source(workload.run) as source_server:
         measured = measure(source_server, "loopback TCP")
         yield measured.rate(FIRST)

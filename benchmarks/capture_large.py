@@ -1,4 +1,4 @@
-"""One transaction of five million rows: it must pass through in bounded memory."""
+"""Capture of one transaction of five million rows, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to take messages off the wire: what each costs the walsender, and what it costs us.
+"""Ways to read messages from the connection: the CPU of the walsender and of the reader.
 
 The messages are counted and dropped. The walsender's CPU says most: its core is the limit of a
 capture.
@@ -61,7 +61,7 @@ def run() -> Iterator[Result]:
 
 
 def _read(source_server: Source, kind: type, settings: WireSettings) -> tuple[float, float, float]:
-    """Read the whole stream once; give seconds, our CPU and the walsender's."""
+    """Read the whole stream once. Return seconds, CPU of the reader and CPU of the walsender."""
     connection = ConnectionSettings(conninfo=source_server.conninfo(), name="bench")
     with source_server.slot() as slot, mock.patch.object(stream, "SocketWire", kind):
         began, cpu = time.monotonic(), time.process_time()

@@ -1,4 +1,4 @@
-"""The disk that nine small tables take while forty windows are merged into them.
+"""The disk space of nine small tables during merges of forty windows.
 
 Replaced files are deleted as soon as a merge looks at a table and they outweigh it, as if each were
 older than the time that they are kept for: what a table takes beyond this is what its merges write
@@ -28,7 +28,7 @@ MERGES = scaled(40, least=2)
 
 
 def run() -> Iterator[Result]:
-    """Measure the bytes on the disk, and what deleting costs of a merge."""
+    """Measure the bytes on the disk, and the share of deletion in the time of a merge."""
     with roomy_folder("disk", 1) as folder:
         books = {f"orders_{number}": OrderBook(ROWS, number) for number in range(TABLES)}
         raw = RawOrders(folder, books)
@@ -57,7 +57,7 @@ def run() -> Iterator[Result]:
 
 
 def _disk_and_live(raw: RawOrders, books: dict[str, OrderBook]) -> tuple[int, int]:
-    """Add up all files of the tables, log and ledger included, and those of the newest versions."""
+    """Return the size of all files of the tables, and of the files of their newest versions."""
     used = live = 0
     for table in books:
         path = path_of(raw, table)

@@ -1,4 +1,4 @@
-"""How old a change is when a reader of the merged table sees it, with sensors and all on.
+"""The age of a change when a reader of the merged table sees the change, with all sensors on.
 
 A source commits 1,000 row changes a second (`freshness_source.py`). `dagster dev` runs the lag
 sensor and the merge sensor over it, captures and merges are runs of Dagster, and all settings are
@@ -54,7 +54,7 @@ _POLL_SECONDS = 0.2
 _SECONDS_TO_BEGIN = 600.0
 _SECONDS_TO_CATCH_UP = 600.0
 _NEWS_SECONDS = 30.0
-# Of the rate that was asked for; below it the machine was too busy to say anything.
+# Share of the requested rate; below this share the machine was too busy for a result.
 _LEAST_RATE = 0.95
 
 
@@ -73,7 +73,7 @@ def run() -> Iterator[Result]:
 
 
 def _measure(folder: Path, *, with_server: bool) -> list[float]:
-    """Give the ages of the markers after the warm-up."""
+    """Return the ages of the markers after the warm-up."""
     (folder / "dagster").mkdir()
     shutil.copyfile(CONFIG, folder / "dagster" / "dagster.yaml")
     spark = SparkServer(folder / "state").running(log) if with_server else nullcontext()
@@ -104,7 +104,7 @@ def _measure(folder: Path, *, with_server: bool) -> list[float]:
 
 
 def _follow(reader: Reader, conninfo: str, check: Callable[[], None]) -> dict[int, float]:
-    """Write and read until every marker was seen; give the age of each when it was."""
+    """Write and read until every marker was seen, and return the age of each marker."""
     _look_until(lambda: reader.has_table, reader, check, _SECONDS_TO_BEGIN, "a first merge")
     log("the first contents are merged")
     with Writer(conninfo) as writer:
@@ -131,7 +131,7 @@ def _follow(reader: Reader, conninfo: str, check: Callable[[], None]) -> dict[in
 
 
 class Reader:
-    """Somebody who reads the SCD1 table, version by version.
+    """Reader of the SCD1 table, version by version.
 
     Attributes:
         ages: of each marker, by its number, when it was first seen.
@@ -144,11 +144,11 @@ class Reader:
 
     @property
     def has_table(self) -> bool:
-        """Whether the table is there."""
+        """Whether the table exists."""
         return self._table is not None
 
     def look(self) -> None:
-        """Read the markers of a new version, if there is one."""
+        """Read the markers of a new version, if a new version exists."""
         if self._table is None:
             if not DeltaTable.is_deltatable(self._path):
                 return
@@ -176,7 +176,7 @@ def _look_until(
     limit_seconds: float,
     awaited: str,
 ) -> None:
-    """Look for new versions until something has happened, with a sign of life now and then."""
+    """Read new versions until a condition is true, with a progress line from time to time."""
     began = news = time.monotonic()
     while not is_over():
         check()
@@ -192,9 +192,9 @@ def _look_until(
 
 @contextmanager
 def _dagster(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[[], None]]:
-    """Run `dagster dev` for the block, which gets a check that it still runs."""
+    """Run `dagster dev` for the block, and yield a check that the process still runs."""
     log_file = folder / "dagster.log"
-    # A shell's background job ignores SIGINT, and Dagster would inherit that.
+    # A background job of a shell ignores SIGINT, which Dagster would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with log_file.open("wb") as output:
         process = start_dagster(

@@ -74,7 +74,7 @@ def source(folder: Path) -> Iterator[EmbeddedServer]:
 
 
 class Writer:
-    """Changes the table from a thread of its own, as a context."""
+    """Writer of changes in a thread, a context manager."""
 
     def __init__(self, conninfo: str) -> None:
         self.markers = 0
@@ -96,7 +96,7 @@ class Writer:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise what the thread ended with, if it failed."""
+        """Raise the error of the thread, if the thread failed."""
         if self._failure is not None:
             raise self._failure
 
@@ -124,7 +124,7 @@ class Writer:
             time.sleep(max(0.0, tick / _TICKS_PER_SECOND - self.seconds))
 
     def _change(self, cursor: psycopg2.extensions.cursor) -> None:
-        """Insert behind the last order, delete the first ones, update any between."""
+        """Insert after the last order, delete the first orders, and update orders in between."""
         kept = range(self._first + _DELETES, self._next)
         last_inserted = self._next + _INSERTS - 1
         for statement, parameters in (

@@ -1,4 +1,4 @@
-"""Merging the workload's orders into SCD1, beside a plain Spark job that only copies the raw rows.
+"""Merge of the workload's orders into SCD1, beside a plain Spark job that copies the raw rows.
 
 The baseline reads the same raw rows and writes them once as a Delta table, as they are: no types,
 no order, no key. Both run in one warm embedded session, in turns; medians. The workload is captured
@@ -51,7 +51,7 @@ def run() -> Iterator[Result]:
 
 
 def _capture(server: Source, zone: RawZone) -> list[LsnWindow]:
-    """Land the workload as two windows, and empty copies before them."""
+    """Land the workload as two windows, after empty snapshots."""
     middle = Lsn((server.start + server.end) // 2)
     windows = [
         LsnWindow.of(1, server.start, middle),
@@ -72,7 +72,7 @@ def _measure(spark: SparkSession, root: Path, windows: Sequence[LsnWindow]) -> I
     taken: defaultdict[str, list[float]] = defaultdict(list)
     changes = second_changes = 0
     for number in range(_WARM_UP + REPETITIONS):
-        # A lake of its own for each repetition, so that neither Spark nor Delta knows the tables.
+        # A lake per repetition, so that neither Spark nor Delta has cached the tables.
         both, apart = (_lake(root, f"{kind}-{number}") for kind in ("both", "apart"))
         whole = in_turns(
             {
@@ -112,7 +112,7 @@ def _measure(spark: SparkSession, root: Path, windows: Sequence[LsnWindow]) -> I
 
 
 def _lake(root: Path, name: str) -> RawZone:
-    """Make a lake without tables over the captured raw zone."""
+    """Create a lake with the captured raw zone and without tables."""
     capture = root / name / _NAME
     capture.mkdir(parents=True)
     (capture / "raw").symlink_to(root / "captured" / _NAME / "raw")
@@ -129,7 +129,7 @@ def _write(spark: SparkSession, zone: RawZone, start: int) -> tuple[float, int]:
 
 
 def _merge(spark: SparkSession, zone: RawZone, through: LsnWindow) -> tuple[float, int]:
-    """Merge orders; give seconds and changes."""
+    """Merge orders, and return seconds and number of changes."""
     began = time.monotonic()
     (report,) = merge_tables(spark, zone, [_ORDERS], through)
     seconds = time.monotonic() - began

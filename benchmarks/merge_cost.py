@@ -1,4 +1,4 @@
-"""A million changes into a table of ten million rows, beside the merge that people write by hand.
+"""A million changes into a table of ten million rows, beside a hand-written merge.
 
 Two kinds of windows, folded one after the other into the same tables: first the changes keep to the
 last tenth of the orders, as those of an order book mostly do; then they are spread evenly over all.
@@ -30,7 +30,7 @@ _WARM_UP = [CHANGES // 10] * 5 + [CHANGES]
 
 
 def run() -> Iterator[Result]:
-    """Measure local changes, then spread ones."""
+    """Measure local changes, then spread changes."""
     with roomy_folder("merge-cost", 16) as folder:
         books = {"orders": OrderBook(ROWS)}
         raw = RawOrders(folder, books)

@@ -1,4 +1,4 @@
-"""Ten thousand changes into tables of one, ten and thirty million rows: cost follows the change.
+"""Ten thousand changes into tables of one, ten and thirty million rows.
 
 The changes keep to the last 100,000 orders, however many came before. The three tables, ours and
 the recipe's (`recipe.py`), take turns in one warm embedded session.
@@ -59,7 +59,7 @@ def run() -> Iterator[Result]:
 def _fold(
     tables: dict[str, SideBySide], windows: dict[str, list[LsnWindow]]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Fold one window after the other into all tables; give our seconds and the recipe's."""
+    """Fold windows into all tables, and return the seconds of the package and of the recipe."""
     ours: dict[str, list[float]] = {size: [] for size in tables}
     recipe: dict[str, list[float]] = {size: [] for size in tables}
     for number in range(_WARM_UP + REPETITIONS):

@@ -47,7 +47,7 @@ def run() -> Iterator[Result]:
 def _measure(spark: SparkSession, raw: RawOrders, book: OrderBook) -> Iterator[Result]:
     first = raw.land([])
     counts = _WARM_UP + [CHANGES] * REPETITIONS
-    # As dense as the large ones, or they would be merged another way.
+    # As dense as the large windows; otherwise the merge would use another operation.
     changes = [book.versions(n, VERSIONS, RECENT_ROWS * n // CHANGES) for n in counts]
     windows = [raw.land([(_TABLE, each)]) for each in changes]
     seconds: dict[int, list[float]] = {1: [], 2: []}
@@ -71,7 +71,7 @@ def _measure(spark: SparkSession, raw: RawOrders, book: OrderBook) -> Iterator[R
 
 
 def _check(spark: SparkSession, raw: RawOrders, versions: int) -> None:
-    """See that the history has every version, and that its current rows are those of SCD1."""
+    """Check that the history has every version, and that its current rows equal SCD1."""
     image = contents(spark, path_of(raw, _TABLE))
     current = contents(spark, path_of(raw, _TABLE, 2), "_is_current")
     found, _ = contents(spark, path_of(raw, _TABLE, 2))

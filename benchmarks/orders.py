@@ -68,7 +68,7 @@ _TWO_DIGITS = pa.array([f"{number:02d}" for number in range(100)], _TEXT)
 
 
 def relation(table: str, relation_id: int) -> Relation:
-    """Describe a table of orders as the catalog would."""
+    """Return a table of orders as the catalog describes it."""
     described = (
         ("id", "bigint", 20, "int8", -1),
         ("customer_id", "bigint", 20, "int8", -1),
@@ -106,7 +106,7 @@ class Changes:
 
 
 class OrderBook:
-    """The orders 1 to `rows` as a copy brings them, and the changes that come after it."""
+    """The orders 1 to `rows` of a snapshot, and the later changes."""
 
     def __init__(self, rows: int, seed: int = 1) -> None:
         self.copied_rows = self.row_count = rows
@@ -116,14 +116,14 @@ class OrderBook:
         self._is_deleted = np.zeros(rows // _DELETED_OF + 1, dtype=bool)
 
     def copied(self) -> Iterator[pa.RecordBatch]:
-        """Give the copy's rows in the order of their ids."""
+        """Return the snapshot's rows in the order of their ids."""
         for first in range(1, self.copied_rows + 1, BATCH_ROWS):
             ids = np.arange(first, min(first + BATCH_ROWS, self.copied_rows + 1))
             rows = _texts(ids, np.zeros_like(ids))
             yield pa.RecordBatch.from_arrays([_tuples(rows, np.ones(len(ids), bool))], ["new"])
 
     def mixed(self, count: int, recent: int | None = None) -> Changes:
-        """Change the book: of 20 changes 18 update an order, one inserts and one deletes one.
+        """Return changes of the book: of 20 changes 18 are updates, one an insert and one a delete.
 
         Args:
             recent: updates and deletes draw from so many last orders of the copy; None: from all.
@@ -143,7 +143,7 @@ class OrderBook:
         return self._numbered(ops, ids)
 
     def versions(self, count: int, each: int, recent: int) -> Changes:
-        """Update some of the last orders of the copy so many times each, in turns."""
+        """Return several updates of each of the last orders of the snapshot, in turns."""
         last = np.arange(max(1, self.copied_rows - recent + 1), self.copied_rows + 1)
         kept = last[last % _DELETED_OF != 0]
         ids = np.tile(self._chance.choice(kept, count // each, replace=False), each)
@@ -156,7 +156,7 @@ class OrderBook:
 
     def _some_to_update(self, first: int, count: int) -> Numbers:
         ids = self._chance.integers(first, self.copied_rows + 1, size=count)
-        # An order to be deleted makes way for its neighbour.
+        # An order that is deleted later is replaced by its neighbour.
         ids[ids % _DELETED_OF == 0] -= 1
         return ids
 
@@ -175,7 +175,7 @@ def raw_batches(
     lsn_step: int,
     transaction_rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Write changes as rows of raw/changes, in transactions of so many rows each."""
+    """Return changes as rows of raw/changes, in transactions of equal size."""
     names = [field.name for field in schema.CHANGES if field.name not in ("epoch", "window")]
     for first in range(0, len(changes), BATCH_ROWS):
         part = slice(first, first + BATCH_ROWS)
@@ -224,7 +224,7 @@ def _narrow_columns(
 
 
 def _texts(ids: Numbers, revisions: Numbers) -> list[pa.Array]:
-    """Give the columns of orders as Postgres prints them."""
+    """Return the columns of orders as Postgres prints them."""
     noise = _noise(ids, revisions)
     cents = (noise >> 20) % 10_000_000
     amount = pc.binary_join_element_wise(
@@ -253,7 +253,7 @@ def _texts(ids: Numbers, revisions: Numbers) -> list[pa.Array]:
 
 
 def _noise(ids: Numbers, revisions: Numbers) -> Numbers:
-    """Mix two numbers to 63 bits that look like chance (the finalizer of splitmix64)."""
+    """Return 63 pseudo-random bits of two numbers (the finalizer of splitmix64)."""
     mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed += revisions.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
     mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -270,7 +270,7 @@ def _digits(numbers: Numbers) -> pa.Array:
 
 
 def _tuples(columns: list[pa.Array], is_there: Numbers) -> pa.Array:
-    """Put columns into one array of texts per row; NULL where there is no tuple."""
+    """Return one array of texts per row; NULL for a row without a tuple."""
     width, count = len(columns), len(columns[0])
     order = np.arange(width * count).reshape(width, count).T.ravel()
     values = pa.concat_arrays(columns).take(pa.array(order))

@@ -1,13 +1,13 @@
-"""Measure how the raw zone lays its files out, beside the plain choices it was preferred to.
+"""Measure the file layout of the raw zone, beside the simpler alternatives.
 
     .venv/bin/python benchmarks/raw_layout.py [write] [tables] [windows] [--rows N]
 
 `write`: 800,000 decoded changes of two tables to the durable commit: CPU, peak memory, size.
 `tables`: 100 tables mixed in one window: CPU, peak memory and files to write them, bytes and CPU
 to read one of them.
-`windows`: 10,000 windows of 20 changes: CPU to land one, log and files, with and without upkeep.
+`windows`: 10,000 windows of 20 changes: CPU per landing, log, files, with and without maintenance.
 
-Every case runs in a process of its own. The figures stand in docs/decisions (raw zone by delta-rs).
+Every case runs in a process of its own. The figures are in docs/decisions (raw zone by delta-rs).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pgcdc_assets.raw.zone import RawZone
 BATCH_ROWS = 32_768
 START = 0x1_0000_0000
 WINDOW = LsnWindow.of(1, START, START + (1 << 40))
-# Ten columns of about 220 bytes together.
+# Ten columns, about 220 bytes in total.
 TUPLE = (
     "{row}",
     "{customer}",
@@ -55,7 +55,7 @@ TUPLE = (
 
 
 def make_changes(path: Path, rows: int, tables: int) -> None:
-    """Write decoded batches to an Arrow file: two tables in turns, or many tables mixed evenly."""
+    """Write decoded batches to an Arrow file, of two tables in turns or of many mixed tables."""
     random = np.random.default_rng(1)
     noise = random.bytes(1 << 18).hex()
     with pa.ipc.new_stream(str(path), schema.CHANGES) as sink:
@@ -99,16 +99,16 @@ def _batch(row: np.ndarray, relation: np.ndarray, noise: str) -> pa.RecordBatch:
 
 
 def read_changes(path: Path) -> Iterator[pa.RecordBatch]:
-    """Read the batches one by one into memory of their own, as a decoder makes them."""
+    """Read the batches one by one into separate memory, as from a decoder."""
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
         yield from stream
 
 
-# Cases: each is called in a process of its own with the changes' file and an empty folder.
+# Cases: each runs in a process of its own, with the file of changes and an empty folder.
 
 
 def read_only(changes: Path, lake: Path) -> None:
-    """Only read the batches: what the other cases have on top of their own work."""
+    """Read the batches only: the part of the other cases that is not their own work."""
     for _ in read_changes(changes):
         pass
 
@@ -145,7 +145,7 @@ def _delta_rs(
 
 
 def delta_rs_snappy(changes: Path, lake: Path) -> None:
-    """write_deltalake of the stream, default settings."""
+    """Write the stream by write_deltalake with default settings."""
     _delta_rs(changes, lake)
 
 
@@ -174,7 +174,7 @@ CASES = {
 
 
 def run_case(name: str, changes: Path) -> dict[str, float]:
-    """Run one case in a child and measure it from inside."""
+    """Run one case in a child process, which measures itself."""
     with tempfile.TemporaryDirectory() as lake:
         command = [sys.executable, __file__, "--case", name, str(changes), lake]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
@@ -186,21 +186,21 @@ def run_case(name: str, changes: Path) -> dict[str, float]:
 
 
 def child(name: str, changes: str, lake: str) -> None:
-    """Print what a case costs this process."""
+    """Run a case, and print the CPU and memory of this process."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     started = time.perf_counter()
     CASES[name](Path(changes), Path(lake))
     seconds = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # Not ru_maxrss, which a child inherits from its parent.
+    # Not ru_maxrss, which a child process inherits from its parent.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     rss_mb = int(status["VmHWM"].split()[0]) / 1024
     json.dump({"cpu": cpu, "seconds": seconds, "rss_mb": rss_mb}, sys.stdout)
 
 
 def measure_table(uri: str) -> dict[str, float]:
-    """Measure size, files, and what reading the rows of one source table takes."""
+    """Measure size, files, and the read of one source table's rows."""
     files = DeltaTable(uri).file_uris()
     wanted, total, touched = "table_001", 0, 0
     for file in files:
@@ -241,7 +241,7 @@ def bench_cases(rows: int, tables: int, names: list[str], repetitions: int) -> N
             "| case | CPU s per million | seconds | peak RSS MB | size MB | files "
             "| read of one table: MB | CPU s |\n|---|--:|--:|--:|--:|--:|--:|--:|"
         )
-        # In turns, so that a busy minute of the machine does not fall on one case alone.
+        # In turns, so that a busy minute of the machine does not affect one case only.
         runs = [{name: run_case(name, changes) for name in names} for _ in range(repetitions)]
         for name in names:
             f = {key: statistics.median(run[name][key] for run in runs) for key in runs[0][name]}
@@ -250,9 +250,9 @@ def bench_cases(rows: int, tables: int, names: list[str], repetitions: int) -> N
             print("| " + " | ".join([name.replace("_", " "), *(f"{c:.2f}" for c in cells)]) + " |")
 
 
-def land_windows(lake: Path, windows: int, upkeep: bool) -> dict[str, float]:
-    """Land many windows of 20 changes of five tables; measure the last tenth."""
-    # So that a benchmark of minutes sees what a day sees: log entries old enough to be removed.
+def land_windows(lake: Path, windows: int, is_maintained: bool) -> dict[str, float]:
+    """Land many windows of 20 changes of five tables, and measure the last tenth."""
+    # Log entries expire at once, as after a day.
     table._PROPERTIES["delta.logRetentionDuration"] = "interval 1 second"
     zone = RawZone(Lake(str(lake)), "bench")
     numbers = np.arange(20)
@@ -266,7 +266,7 @@ def land_windows(lake: Path, windows: int, upkeep: bool) -> dict[str, float]:
         started = time.process_time()
         zone.changes.land(LsnWindow.of(1, START + number, START + number + 1), [rows])
         landed = time.process_time()
-        if upkeep:
+        if is_maintained:
             maintain_raw_zone(zone)
         if number >= windows - measured:
             landing += landed - started
@@ -288,22 +288,22 @@ def land_windows(lake: Path, windows: int, upkeep: bool) -> dict[str, float]:
 
 
 def bench_windows(windows: int) -> None:
-    """Land the windows without and with upkeep after each, and print a table."""
+    """Land the windows without and with maintenance after each window, and print a table."""
     print(f"\n{windows:,} windows of 20 changes of five tables; the last tenth of them is timed")
     print(
-        "| upkeep | CPU ms to land one | CPU ms of upkeep per window | live files | log entries "
+        "| maintenance | CPU ms to land one | CPU ms of it per window | live files | log entries "
         "| log MB | ms to list all windows | CPU ms to read one table |\n"
         "|---|--:|--:|--:|--:|--:|--:|--:|"
     )
-    for upkeep in (False, True):
+    for is_maintained in (False, True):
         with tempfile.TemporaryDirectory() as lake:
-            figures = land_windows(Path(lake), windows, upkeep)
+            figures = land_windows(Path(lake), windows, is_maintained)
         cells = [f"{figure:,.1f}".removesuffix(".0") for figure in figures.values()]
-        print("| " + " | ".join(["yes" if upkeep else "no", *cells]) + " |", flush=True)
+        print("| " + " | ".join(["yes" if is_maintained else "no", *cells]) + " |", flush=True)
 
 
 def main() -> None:
-    """Run what the command line names; everything by default."""
+    """Run the benchmarks of the command line, by default all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=["write", "tables", "windows"])
     parser.add_argument("--rows", type=int, default=800_000)

@@ -1,4 +1,4 @@
-"""A raw zone of order tables as captures would have left it, landed without a Postgres."""
+"""A raw zone of order tables, landed without a Postgres."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ EPOCH = 1
 
 _START = 0x1000_0000
 _TRANSACTION_ROWS = 1_000
-# WAL of one transaction.
+# WAL bytes of one transaction.
 _LSN_STEP = 0x4_0000
 _FIRST_RELATION_ID = 1_000
 
 
 class RawOrders:
-    """The raw zone below a folder: the copies of tables, and windows of changes one by one."""
+    """A raw zone in a folder, with snapshots of tables and windows of changes."""
 
     def __init__(self, folder: Path, books: Mapping[str, OrderBook]) -> None:
         self.zone = RawZone(Lake(str(folder)), CAPTURE)
@@ -38,7 +38,7 @@ class RawOrders:
             self.zone.snapshots.land_snapshot(EPOCH, Lsn(_START), described, 1, book.copied())
 
     def land(self, parts: Sequence[tuple[str, Changes]]) -> LsnWindow:
-        """Land the next window: the changes of one table after those of the other."""
+        """Land the next window, with the changes of one table after the other."""
         firsts, end = [], self._end
         for _, changes in parts:
             firsts.append(end)

@@ -1,4 +1,4 @@
-"""The merge that people write by hand for a stream of changes, to compare ours with.
+"""A hand-written merge for a stream of changes, as a baseline.
 
 What it does per window is the body of a `foreachBatch`: cast the texts, keep the newest row of each
 key by `row_number`, merge. It handles no unchanged TOAST, no change of a key, no TRUNCATE, no value
@@ -36,18 +36,18 @@ RECIPES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Tables that are kept by hand beside ours, from the same raw zone."""
+    """Tables of the hand-written merge, from the same raw zone."""
 
     spark: SparkSession
     zone: RawZone
     name: str
 
     def path(self, table: str) -> str:
-        """Say where a table lies."""
+        """Return the path of a table."""
         return self.zone.lake.path(self.zone.name, self.name, table)
 
     def write_copy(self, table: str) -> None:
-        """Write the rows of the table's copy, all at once."""
+        """Write the rows of the table's snapshot in one commit."""
         copied = self._read(self.zone.snapshots.table.uri, table)
         rows = copied.selectExpr("CAST(new[0] AS BIGINT) AS id", *_VALUES)
         rows.write.format("delta").options(**RECIPES[self.name]).save(self.path(table))

@@ -1,4 +1,4 @@
-"""How large the cost benchmarks are: full size, or a fraction of it to try them out.
+"""The scale of the cost benchmarks: full size, or a fraction for a trial.
 
 `PGCDC_BENCH_SCALE=0.001` makes them a thousandth as large. What they measure then says nothing, so
 `run.py` shows it and does not keep it.
@@ -17,13 +17,13 @@ SCALE = float(os.environ.get("PGCDC_BENCH_SCALE", "1"))
 
 
 def scaled(full: int, least: int = 1) -> int:
-    """Give a size at the scale of this run."""
+    """Return a size at the scale of this run."""
     return full if SCALE == 1 else max(least, round(full * SCALE))
 
 
 @contextmanager
 def roomy_folder(name: str, gigabytes: float) -> Iterator[Path]:
-    """Make a temporary folder, and delete it at the end.
+    """Create a temporary folder for the block, and delete it at the end.
 
     Args:
         gigabytes: what a run at full size needs there at most, with room for Spark's own files.

@@ -1,4 +1,4 @@
-"""Our merge and recipes over the same raw zone, each with its own tables.
+"""The package's merge and recipes over the same raw zone, each with its own tables.
 
 Every repetition folds a window that none has seen into tables that grew by the ones before, so
 nothing is copied or undone between them. In the end all must hold the same rows.
@@ -31,7 +31,7 @@ Contents = tuple[int, int]
 
 
 def timed(action: Callable[[], None]) -> float:
-    """Give the seconds that an action takes."""
+    """Return the seconds of an action."""
     began = time.monotonic()
     action()
     return time.monotonic() - began
@@ -44,7 +44,7 @@ def merge_ours(
     through: LsnWindow,
     scd: int = 1,
 ) -> None:
-    """Fold tables through a window's end; a table that is not merged ends the benchmark."""
+    """Fold tables through a window's end. A failed table ends the benchmark."""
     targets = [CdcTable(SCHEMA, table, scd=(scd,)) for table in tables]
     for report in merge_tables(spark, raw.zone, targets, through):
         if isinstance(report, MergeFailure):
@@ -52,12 +52,12 @@ def merge_ours(
 
 
 def path_of(raw: RawOrders, table: str, scd: int = 1) -> str:
-    """Say where one of our tables lies."""
+    """Return the path of a table of the package."""
     return table_path(raw.zone.lake, raw.zone.name, SCHEMA, table, scd)
 
 
 def contents(spark: SparkSession, path: str, condition: str = "true") -> Contents:
-    """Count a table's rows, and add up the hashes of what the source's columns hold."""
+    """Return a table's row count, and the sum of the hashes of its source columns."""
     (row,) = spark.sql(
         f"SELECT count(*) AS n, sum(CAST(xxhash64({', '.join(COLUMNS)}) AS DECIMAL(38, 0))) AS h "
         f"FROM {delta_table(path)} WHERE {condition}"
@@ -67,7 +67,7 @@ def contents(spark: SparkSession, path: str, condition: str = "true") -> Content
 
 @dataclass
 class SideBySide:
-    """The tables of some order books, kept by all sides.
+    """The tables of some order books, one per side.
 
     Attributes:
         recipes: names of `recipe.RECIPES`.
@@ -88,7 +88,7 @@ class SideBySide:
         return self.raw.land([(table, change(book)) for table, book in self.books.items()])
 
     def copy(self) -> None:
-        """Make the tables: ours by the first merge, a recipe's by a plain write."""
+        """Create the package's tables by the first merge, and a recipe's by a plain write."""
         taken = {OURS: timed(lambda: self._merge_ours(self._first))}
         for name, recipe in self._recipes.items():
             taken[name] = timed(partial(self._for_each, recipe.write_copy))
@@ -96,7 +96,7 @@ class SideBySide:
         log(f"{rows:,} rows copied: {shown(taken)}")
 
     def fold(self, window: LsnWindow, number: int) -> dict[str, float]:
-        """Fold a window by all sides; give the seconds of each.
+        """Fold a window by all sides, and return the seconds of each side.
 
         Args:
             number: of the repetition, from which follows who begins.
@@ -108,7 +108,7 @@ class SideBySide:
         return in_turns({name: partial(timed, merge) for name, merge in merges.items()}, number)
 
     def check(self) -> None:
-        """See that all hold the rows that the books have, and the same values in them."""
+        """Check that all tables have the rows and the values of the books."""
         for table, book in self.books.items():
             ours = contents(self.spark, path_of(self.raw, table))
             for name, recipe in self._recipes.items():
@@ -128,5 +128,5 @@ class SideBySide:
 
 
 def shown(taken: Mapping[str, float]) -> str:
-    """Write the seconds of each side."""
+    """Return the seconds of each side as text."""
     return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in taken.items())

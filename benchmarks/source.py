@@ -65,13 +65,13 @@ class Source:
     tls: bool = False
 
     def conninfo(self, *, unix_socket: bool = False) -> str:
-        """Connect over loopback TCP, or over the Unix socket."""
+        """Return the connection string over loopback TCP, or over the Unix socket."""
         conninfo = self.server.conninfo(DATABASE, unix_socket=unix_socket)
         return f"{conninfo} sslmode=require" if self.tls else conninfo
 
     @contextmanager
     def slot(self) -> Iterator[str]:
-        """A fresh copy of the slot, so that every reader gets the same stream."""
+        """Copy the slot for the block, so that every reader gets the same stream."""
         name = f"copy_{time.monotonic_ns()}"
         with closing(psycopg2.connect(self.conninfo())) as conn, conn.cursor() as cursor:
             conn.autocommit = True
@@ -123,7 +123,7 @@ class Source:
         return CaptureUsage(**vars(usage), seconds_without_start=said["seconds"])
 
     def record_epoch(self, zone: RawZone, slot: str) -> None:
-        """Note in a raw zone that its first epoch is captured from this slot."""
+        """Record in a raw zone that its first epoch is captured from this slot."""
         settings = ConnectionSettings(conninfo=self.conninfo(), name="bench")
         with query_connection(settings, "bench") as conn:
             identity = read_server_identity(conn)
@@ -180,7 +180,7 @@ def source(
             )
             began = time.monotonic()
             changes = work(conn)
-            # The commits were asynchronous: this one takes them to the disk.
+            # The commits were asynchronous: this commit flushes them.
             cursor.execute("set synchronous_commit = on; create table flushed ()")
             end = _value(cursor, "select pg_current_wal_flush_lsn()::text")
             cursor.execute("checkpoint")
@@ -209,7 +209,7 @@ def _make_certificate(folder: Path) -> None:
 
 
 def log(line: str) -> None:
-    """Show progress."""
+    """Print a progress line."""
     print(f"  {line}", file=sys.stderr, flush=True)
 
 

@@ -2,7 +2,7 @@
 
 One capture per repetition, each with its slot before the workload. The first sync of each, which
 makes slot, copies and empty tables, is not measured. The parts are those of `pgcdc sync --json`;
-what the process takes beyond them (the interpreter's start and end) stands under `process`.
+the remaining time of the process (the interpreter's start and end) is `process`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run() -> Iterator[Result]:
 def sync_once(
     name: str, environment: Mapping[str, str], folder: Path, changes: int | None = None
 ) -> dict[str, float]:
-    """Run the command in a process of its own; give its parts and the whole in seconds."""
+    """Run the command in a process of its own, and return its parts and its total in seconds."""
     report_file = folder / "report.json"
     command = [sys.executable, "-m", "pgcdc_assets.cli", "sync", "-m", _MODULE]
     began = time.monotonic()
@@ -73,7 +73,7 @@ def sync_once(
     if finished.returncode != 0:
         raise SystemExit(finished.stdout)
     (report,) = json.loads(report_file.read_text())
-    # The lag sensor may add a message of its own.
+    # The lag sensor may add another message.
     if changes is not None and report["change_count"] < changes:
         raise SystemExit(f"{report['change_count']} of {changes} changes were captured")
     seconds: dict[str, float] = report["seconds"]

@@ -52,7 +52,7 @@ def run() -> Iterator[Result]:
             on_server = {**embedded, "PGCDC_SPARK_REMOTE": server.remote}
             sync_once(_NAME, on_server, root)
             parts: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-            # The first orders are deleted by the workload.
+            # The workload deletes the first orders.
             firsts = itertools.count(5_001, _ROWS)
 
             def update_and_sync(environment: Mapping[str, str]) -> dict[str, float]:
@@ -63,7 +63,7 @@ def run() -> Iterator[Result]:
                 "server": partial(update_and_sync, on_server),
                 "embedded": partial(update_and_sync, embedded),
             }
-            # The first round only warms up.
+            # The first round is a warm-up.
             for number in range(REPETITIONS + 1):
                 for kind, seconds in in_turns(sides, number).items():
                     log(f"{kind}: " + ", ".join(f"{p} {s:.1f} s" for p, s in seconds.items()))

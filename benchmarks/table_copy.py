@@ -1,4 +1,4 @@
-"""The copy of a table, beside ADBC, beside COPY into nothing; and its memory on wide rows.
+"""The copy of a table, beside ADBC and beside a discarded COPY; and its memory with wide rows.
 
 Five sides in turns, each in a process of its own against one embedded server over loopback TCP, and
 all timed from the first connection, without the process's start:

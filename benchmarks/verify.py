@@ -1,4 +1,4 @@
-"""Comparing a table with its source at one LSN: rows a second, and memory that does not grow.
+"""Comparison of a table with its source at one LSN: rows per second, and memory growth.
 
 Orders of the capture benchmark's shape, copied and merged, then one in a hundred changed and left
 unmerged, so that the comparison folds. The same with ten times the rows says whether memory follows
@@ -102,7 +102,7 @@ def _measure(spark: SparkSession, rows: int) -> _Measured:
 
 
 def _fill(spark: SparkSession, settings: ConnectionSettings, zone: RawZone, rows: int) -> str:
-    """Make, copy and merge the orders, then change some and capture that; give the table's path."""
+    """Create, copy and merge the orders, capture some changes, and return the table's path."""
     with closing(psycopg2.connect(settings.conninfo)) as conn, conn.cursor() as cursor:
         conn.autocommit = True
         workload.create_tables(conn)
@@ -152,7 +152,7 @@ def _verify(
 
 @contextmanager
 def _peak_memory(measured: _Measured) -> Iterator[None]:
-    """Note the highest resident size of this process and the JVM below it."""
+    """Record the highest resident size of this process and its JVM."""
     stop = threading.Event()
 
     def watch() -> None:

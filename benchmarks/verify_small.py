@@ -1,4 +1,4 @@
-"""Comparing nine small tables with their source at one LSN, on a warm Spark server.
+"""Comparison of nine small tables with their source at one LSN, on a warm Spark server.
 
 Some rows of every table change before the moment and after it. In one series the tables are merged
 through the moment, as `pgcdc verify` does before it compares. In the other they are merged beyond,
@@ -49,7 +49,7 @@ _TARGETS = [CdcTable("public", f"t{number}") for number in range(TABLES)]
 
 
 def run() -> Iterator[Result]:
-    """Measure the seconds a table, merged through the moment and beyond it."""
+    """Measure the seconds per table, merged through the comparison point and beyond it."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-bench-verify-small-"))
     server = EmbeddedServer(folder / "postgres", 18, UNSAFE_BUT_FAST)
     try:
@@ -83,7 +83,7 @@ class _Bench:
         self._zone = zone
 
     def fill(self) -> None:
-        """Make, copy and merge the tables."""
+        """Create, copy and merge the tables."""
         for target in _TARGETS:
             self._execute(
                 f"create table {target.table} (id int primary key, name text, price numeric(10, 2),"
@@ -97,7 +97,7 @@ class _Bench:
         self._merge()
 
     def seconds(self, *, is_beyond: bool) -> float:
-        """Compare all tables; give the seconds a table."""
+        """Compare all tables, and return the seconds per table."""
         self._change()
         with source_moment(self._settings, self._zone, _SLOT) as moment:
             self._change()
@@ -118,7 +118,7 @@ class _Bench:
             )
 
     def _merge(self, through: Lsn | None = None) -> None:
-        """Capture through an LSN, or all that is committed, and merge it."""
+        """Capture and merge through an LSN, or through all commits."""
         epoch = self._zone.epochs.latest()
         assert epoch is not None
         self._execute("select pg_logical_emit_message(true, 'bench', '')", "checkpoint")

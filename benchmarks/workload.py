@@ -53,7 +53,7 @@ _UPDATE_CUSTOMERS = """
 
 
 def create_tables(conn: psycopg2.extensions.connection) -> None:
-    """Make the two tables and the publication `benchmark` in an empty database."""
+    """Create the two tables and the publication `benchmark` in an empty database."""
     with conn.cursor() as cursor:
         cursor.execute(_SCHEMA)
 
@@ -64,7 +64,7 @@ def run(
     """Commit the workload and return the number of its row changes.
 
     Args:
-        changes: how many in all; the parts keep their shares.
+        changes: number of changes; the parts keep their shares.
     """
     scale = changes / CHANGES_PER_UNIT
     total = 0
@@ -84,7 +84,7 @@ def insert_orders(conn: psycopg2.extensions.connection, first: int, last: int) -
 
 
 def run_one_transaction(conn: psycopg2.extensions.connection, rows: int) -> int:
-    """Insert so many orders, above all that `run` made, in a single transaction."""
+    """Insert orders with numbers above the orders of `run`, in a single transaction."""
     with conn.cursor() as cursor:
         first = 1_000_000_000
         cursor.execute(_INSERT_ORDERS, {"first": first, "last": first + rows - 1})

@@ -1,4 +1,4 @@
-"""`pgcdc check` of captures in defs.yaml: what is wrong is named with its place in the file."""
+"""`pgcdc check` of captures in defs.yaml: errors are named with their position in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: sentences, exit statuses, files, and no stack traces."""
+"""The command line: sentences, exit statuses, files, and no stack traces."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(
     command: str, tmp_path: Path
 ) -> None:
     more = ["--defs", str(tmp_path / "defs")] if command.startswith("init") else []
-    # Features of Dagster that are in beta are none of the user's business, even with all warnings.
+    # Warnings about Dagster's beta features are not shown, even with all warnings enabled.
     done = pgcdc(*command.split(), *more, PYTHONWARNINGS="always")
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
@@ -187,7 +187,7 @@ def init(defs: Path, *more: str) -> int:
 
 
 def tables_in(defs: Path) -> list[dict[str, Any]]:
-    """The tables that capture `mine` declares."""
+    """Return the tables that capture `mine` declares."""
     written = yaml.safe_load((defs / "mine" / "defs.yaml").read_text())
     tables: list[dict[str, Any]] = written["attributes"]["tables"]
     return tables
@@ -275,7 +275,7 @@ def test_verify_before_the_first_sync_names_the_remedy(
 
 @pytest.fixture
 def uncompared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A code location with tables that do not hold the source's rows, and one that does."""
+    """A code location with tables that do not mirror the source, and one table that does."""
     (tmp_path / "uncompared_location.py").write_text(
         "from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions\n"
         'tables = (CdcTable("s", "image"), CdcTable("s", "log", without_key="log"),\n'

@@ -1,4 +1,4 @@
-"""`pgcdc init` writes below the current folder, and adds new tables without touching the rest."""
+"""`pgcdc init` writes below the current folder, and adds new tables without other changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n  name: mine\n  pu
 NEW = [CdcTable("public", "new", (1,), ("id",)), CdcTable("a.b", "Über", (1,), ("x y",))]
 WORDS = ["name: public.new", "key: [id]", "name: '\"a.b\".Über'", "key: [x y]"]
 
-# A file, and what it is after two tables were added: `+` is where their lines stand.
+# A file, and its content after two tables were added: `+` marks the added lines.
 FORMS = {
     "as init writes it": HEAD + "  tables:\n  - {name: t, scd: [1]}\n+",
     "with comments": HEAD

@@ -1,4 +1,4 @@
-"""The log of what libraries write: bounded in size and number."""
+"""The log files of library output, bounded in size and number."""
 
 from __future__ import annotations
 

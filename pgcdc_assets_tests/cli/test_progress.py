@@ -1,4 +1,4 @@
-"""What a command shows of its work: a moving line on a terminal, lines with figures elsewhere."""
+"""The progress of a command: one changing line on a terminal, lines with counts elsewhere."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ defs = build_cdc_definitions(
 
 @pytest.fixture
 def module(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A code location with one capture, in surroundings of the test's own."""
+    """A code location with one capture, in an environment of the test."""
     name = f"location_{database.name}"
     (tmp_path / f"{name}.py").write_text(MODULE.format(slot=f"s_{database.name}"))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -52,7 +52,7 @@ def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """H4, as a user meets it."""
+    """H4, by the commands."""
     assert main(["sync", "-m", module]) == 0
     database.execute("update t set v = 'changed' where id = 7")
     assert main(["verify", "-m", module]) == 0

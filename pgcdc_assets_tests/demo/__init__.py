@@ -1,1 +1,1 @@
-"""Tests of the demonstration: its server, its shop, its run."""
+"""Tests of `pgcdc_assets.demo`: server, shop and run."""

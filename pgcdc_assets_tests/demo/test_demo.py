@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def clone() -> Iterator[Path]:
-    """A copy of what a demonstration needs of a clone, where the server's own user can reach it."""
+    """A copy of the clone's files for a demonstration, readable by the server's user."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-demo-"))
     try:
         ignore = shutil.ignore_patterns("__pycache__")
@@ -63,7 +63,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(clone: Path) -> dict[str, str]:
-    """The clone's package, and settings of a user's own that the demonstration must not follow."""
+    """The clone's package, with user settings that the demonstration must ignore."""
     return {
         **os.environ,
         "PYTHONPATH": str(clone),
@@ -101,7 +101,7 @@ def test_the_demo_continues_with_its_tables_and_finds_a_planted_difference(
     first = run_demo(clone)
     assert first.returncode == 0, first.stdout + first.stderr
 
-    # A row too many under a key that no change will ever touch.
+    # An additional row with a key that no change touches.
     path = str(clone / ".pgcdc/lake/shop/scd1/shop/customers")
     customers = spark.read.format("delta").load(path)
     planted = customers.limit(1).selectExpr("* except (id)", "-1L as id").select(customers.columns)
@@ -123,7 +123,7 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
     with (clone / "dev.log").open("wb") as output:
         dev = subprocess.Popen(
             command("dev", "--scale", "0.02", "--rate", "2", "--port", str(port)),
-            # As a shell leaves it to its background jobs.
+            # SIGINT is ignored, as in background jobs of a shell.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
             start_new_session=True,
             cwd=clone,
@@ -164,7 +164,7 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
 
 
 def try_the_lines_of_the_guide(lake: Path, spark: SparkSession) -> None:
-    """Evaluate the code of the guide to reading, and see that the readers agree."""
+    """Run the code of the guide to reading, and check that all readers agree."""
     guide = (ROOT / "docs" / "guides" / "read-tables.md").read_text()
     lines = re.findall(r"^\| ([A-Z]?[A-Za-z-]+)[^|]*\| `([^`]+)` \|$", guide, re.MULTILINE)
     assert [name for name, _ in lines] == ["delta-rs", "Spark", "DuckDB"] * 2
@@ -184,7 +184,7 @@ def try_the_lines_of_the_guide(lake: Path, spark: SparkSession) -> None:
 
 
 def sensors_running(port: int) -> set[str]:
-    """The names of the sensors that Dagster's UI shows as running; none while it does not serve."""
+    """Return the names of the running sensors in Dagster's UI; none before the UI answers."""
     query = (
         "{ repositoriesOrError { ... on RepositoryConnection { nodes { "
         "sensors { name sensorState { status } } } } } }"

@@ -59,7 +59,7 @@ def test_two_processes_starting_at_once_end_with_one_server(own_server: Embedded
 
 
 def test_processes_that_make_the_servers_user_at_once_make_one() -> None:
-    """On a fresh machine, as the two processes of a test run do."""
+    """On a new machine, as by the two processes of a test run."""
     if os.geteuid() != 0:
         pytest.skip("only root has servers run as another user")
     name = f"pgcdc-test-{os.getpid()}"

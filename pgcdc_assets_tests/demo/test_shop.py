@@ -25,7 +25,7 @@ def shop_database(database: Database) -> Database:
 
 
 def connection_count(database: Database) -> int:
-    """How many connections the workload has open."""
+    """Return the number of the workload's open connections."""
     count: int = database.value(
         "select count(*) from pg_stat_activity where application_name ~ '^shop [0-9]' "
         "and datname = current_database()"

@@ -1,4 +1,4 @@
-"""A database of encoding SQL_ASCII: any byte lands, by copy and by stream, and nothing stops."""
+"""A database of encoding SQL_ASCII: any byte lands, by snapshot and by stream."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_byte_that_is_not_utf8_lands_as_hex_and_the_stream_continues(
 def test_source_and_table_are_compared_byte_by_byte(
     ascii_capturing: Capturing, spark: SparkSession
 ) -> None:
-    """Item 9: in keys, in plain columns and in arrays; what looks like the form is not it."""
+    """Item 9: in keys, columns and arrays; a text in the form of hex stays different."""
     pipeline = Pipeline(ascii_capturing.database, ascii_capturing.zone, spark)
     bad = "convert_from('\\xe9'::bytea, 'SQL_ASCII')"
     good = "convert_from('\\xc3a9'::bytea, 'SQL_ASCII')"
@@ -78,8 +78,8 @@ def test_source_and_table_are_compared_byte_by_byte(
     pipeline.sync()
     assert verify(pipeline).is_equal
     pipeline.assert_equal("t")
-    mend = f"UPDATE {delta_table(pipeline.path())} SET v = %s WHERE v = %s"
-    pipeline.spark.sql(mend % (r"'\u0000\\xe8'", r"'\u0000\\xe9'"))
+    update = f"UPDATE {delta_table(pipeline.path())} SET v = %s WHERE v = %s"
+    pipeline.spark.sql(update % (r"'\u0000\\xe8'", r"'\u0000\\xe9'"))
     found = verify(pipeline)
     (difference,) = found.differences
     assert difference.columns == ("v",)

@@ -1,4 +1,4 @@
-"""A table that is renamed does not go stale in silence (F8)."""
+"""A renamed table does not become stale silently (F8)."""
 
 from __future__ import annotations
 

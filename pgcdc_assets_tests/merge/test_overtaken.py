@@ -1,4 +1,4 @@
-"""Merges that another merge overtakes: they write nothing, whatever the kind of table.
+"""Merges that another merge overtakes write nothing, for every kind of table.
 
 The other merge runs at the worst moments: right before Spark is asked to write, and while Spark
 writes.
@@ -50,14 +50,14 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a history be written as the race says."""
+    """Write a history by the operation of the race."""
     race = request.node.callspec.params.get("race", BAG)
     most = 1_000_000 if race.operation == "WRITE" else 0
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", most)
 
 
 def _fails(spark: SparkSession, landing: Landing, target: CdcTable) -> None:
-    """The next merge must fail as one that may be tried again, and write nothing."""
+    """Check that the next merge fails with a transient error and writes nothing."""
     (failure,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
     assert isinstance(failure, MergeFailure)
     assert isinstance(failure.error, TransientError), failure.error
@@ -69,7 +69,7 @@ def _position(landing: Landing, target: CdcTable) -> tuple[int, int] | None:
 
 
 def _forget_fence(path: str) -> None:
-    """Take out of a table's log what earlier releases did not write."""
+    """Remove from a table's log the entries that early releases did not write."""
     for entry in sorted(Path(path, "_delta_log").glob("*.json")):
         lines = entry.read_text().splitlines()
         kept = [line for line in lines if ":fence" not in line and ":settled" not in line]
@@ -129,7 +129,7 @@ def test_of_two_merges_that_make_a_table_one_does(spark: SparkSession, zone: Raw
 def test_a_newer_copy_that_another_merge_has_applied_is_not_applied_again(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    """Its rows would take the place of changes that the other merge folded."""
+    """The rows of the snapshot would replace changes that the other merge folded."""
     landing = BAG.land_snapshot(zone)
     landing.land([insert("7", "old")])
     path = merge(spark, landing, BAG.target).path
@@ -165,7 +165,7 @@ def test_a_merge_that_a_rebuild_overtakes_writes_nothing(
 def test_a_merge_prepared_before_an_idle_watermark_moved_writes_nothing(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    """The watermark of a table without changes moves by a commit without rows, fenced as others."""
+    """The watermark of a table without changes advances by a fenced commit without rows."""
     landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     for _ in range(IDLE_WINDOWS):
@@ -199,7 +199,7 @@ def test_a_merge_that_ends_before_it_records_its_watermark_is_not_repeated(
 
 
 def test_a_table_without_a_fence_is_merged_on(spark: SparkSession, zone: RawZone) -> None:
-    """Tables of earlier releases have the watermark as an application transaction alone."""
+    """Tables of early releases have the watermark as an application transaction only."""
     landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     _forget_fence(path)
@@ -224,7 +224,7 @@ def test_a_merge_adds_one_commit_without_rows_to_the_log(
 def test_a_log_whose_merges_take_the_odd_versions_gets_checkpoints(
     spark: SparkSession, zone: RawZone, tmp_path: Path
 ) -> None:
-    """Spark writes a checkpoint for its own commits alone; deletion vectors are in ours too."""
+    """Spark writes checkpoints for its own commits only. Deletion vectors are in both kinds."""
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin(COPIED)
     landing.land([])

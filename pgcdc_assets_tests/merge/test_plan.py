@@ -1,4 +1,4 @@
-"""What is to be folded, as a table of cases: no lake, no Spark."""
+"""The plan of a merge, as a table of cases without lake and Spark."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_history_takes_changes_and_copies_in_order() -> None:
 
 
 def test_history_waits_for_what_lies_before_a_copy_that_is_ahead() -> None:
-    """Else the changes between the window and the copy would never be folded."""
+    """Otherwise the changes between the window and the snapshot would never be folded."""
     plan = plan_merge(
         TARGET, Position(1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window, in_order=True
     )
@@ -178,7 +178,7 @@ def test_history_takes_the_rest_of_an_epoch_before_the_copy_of_the_next() -> Non
 
 
 def test_history_begins_an_epoch_with_its_first_copy_and_waits_for_the_second() -> None:
-    """No change of the epoch lies before its first copy, even if the copy is ahead."""
+    """No change of the epoch precedes its first snapshot, even if the snapshot is ahead."""
     copies = [_snapshot(100), _snapshot(90, epoch=2), _snapshot(95, epoch=2)]
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     through = LsnWindow.of(2, 50, 60)
@@ -189,7 +189,7 @@ def test_history_begins_an_epoch_with_its_first_copy_and_waits_for_the_second() 
     assert (first.snapshot, first.start, first.end, first.is_last) == (copies[1], 90, 90, True)
     then = plan_merge(TARGET, Position(2, Lsn(90)), copies, landed, through, in_order=True)
     assert (then.epoch, then.snapshot, then.start, then.end) == (2, None, 90, 90)
-    # A window of the epoch before is folded without the copy: later ones may follow.
+    # A window of the previous epoch is folded without the snapshot: later windows may follow.
     older = plan_merge(TARGET, Position(1, Lsn(200)), copies, landed, NEWEST, in_order=True)
     assert (older.snapshot, older.end, older.is_last) == (None, 400, True)
 
@@ -212,7 +212,7 @@ def _step(changes: int = 10**9, size: int = 10**18, sizes: Sizes | None = None) 
 
 
 def test_a_step_ends_where_the_next_changes_would_be_too_many() -> None:
-    """The window without changes between comes along: it costs nothing."""
+    """A window without changes is part of the step, because it costs nothing."""
     plan = plan_merge(TARGET, None, [_snapshot(100)], LANDED, NEWEST, limits=_step(changes=5))
     assert (plan.start, plan.end, plan.recorded_changes, plan.is_last) == (100, 300, 1, False)
     assert [w.start for w in plan.windows] == [100, 200]
@@ -238,7 +238,7 @@ def test_a_step_does_not_grow_with_the_windows_that_are_landed_after_it() -> Non
 
 
 def test_a_step_is_bounded_by_the_bytes_of_files_and_wal() -> None:
-    """A table of few large rows beside one of many small rows has a small share of the rows."""
+    """A table with few large rows has a small share of the rows of all tables."""
     size = 64 * MEGABYTE
     windows = [
         WindowSummary(

@@ -57,7 +57,7 @@ def _bag_relation(identity: str = "f") -> Relation:
 
 @dataclass
 class _Stacks:
-    """Rows as stacks of equal ones: what is taken out is the one that came last."""
+    """Rows as stacks of equal rows; a removal takes the last inserted row."""
 
     rows: dict[Row, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ class _RandomBag:
 def test_any_cut_of_a_history_gives_each_row_as_often_as_the_source_has_it(
     spark: SparkSession, zone: RawZone, pieces: tuple[int, int], truncates: bool
 ) -> None:
-    """D11: and the very same rows stay, whatever the cut."""
+    """D11: the same rows remain, whatever the cut."""
     rng = random.Random(f"bag {truncates}")
     bag = _RandomBag(rng)
     bag.rows = [bag.row() for _ in range(60)]

@@ -153,7 +153,7 @@ def _found(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
 
 
 def test_an_epoch_at_lower_lsns_takes_over(spark: SparkSession, zone: RawZone) -> None:
-    """H11: after a move to another cluster LSNs begin anew, and rows have higher ones already."""
+    """H11: after a move to another cluster LSNs restart below the LSNs of existing rows."""
     relations = [random_relation("d")]
     first = Landing(zone, relations, lsn=0x9000)
     first.begin([["1", str(i), "a", "1.00", "x"] for i in (1, 2, 3)])

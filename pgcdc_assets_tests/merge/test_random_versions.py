@@ -80,7 +80,7 @@ def test_rewriting_the_range_of_the_changes_gives_the_same_versions(
     identity: str,
     tracked: tuple[str, ...] | None,
 ) -> None:
-    """The same, by the way of large merges whose changes lie close together."""
+    """The same for large merges with changes in a narrow key range."""
     bound_merges(monkeypatch)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", 1_000_000)
     report = _try_histories(spark, zone, identity, False, (3, 3), tracked)
@@ -141,7 +141,7 @@ def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
 
 
 def test_a_new_snapshot_adds_only_its_differences(spark: SparkSession, zone: RawZone) -> None:
-    """Also when it lies in the middle of what one run folds."""
+    """Also if the snapshot is in the middle of the changes of one run."""
     rng = random.Random("again")
     history = RandomHistory(rng, "d", histories=60)
     copied = history.copied()
@@ -156,7 +156,7 @@ def test_a_new_snapshot_adds_only_its_differences(spark: SparkSession, zone: Raw
         landing.land(transaction)
 
     work()
-    # As if a change had been missed: the copy knows better.
+    # Simulate a missed change, which the snapshot corrects.
     changed = [list(row) for rows in history.rows.values() for row in rows]
     changed[0][2] = "missed"
     del changed[1]

@@ -1,4 +1,4 @@
-"""A range of a history that is written anew: what lies outside stays, and when it is not done."""
+"""The rewrite of a range of a history: rows outside stay, and the conditions of a rewrite."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FIRST = 4_000
 
 @pytest.fixture
 def landing(zone: RawZone, monkeypatch: pytest.MonkeyPatch) -> Landing:
-    """A copy of 5,000 rows; tables of any size count as large."""
+    """A snapshot of 5,000 rows; tables of any size count as large."""
     bound_merges(monkeypatch)
     landing = Landing(zone, [random_relation("d")])
     landing.begin([[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)])
@@ -57,7 +57,7 @@ def landing(zone: RawZone, monkeypatch: pytest.MonkeyPatch) -> Landing:
 def test_what_lies_outside_the_range_stays_where_it_is(
     spark: SparkSession, landing: Landing
 ) -> None:
-    """And what lies in it has the versions that there were, counted as a MERGE counts them."""
+    """The rows in the range have the expected versions, counted as by a MERGE."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
     report = merge(spark, landing, _TARGET)
@@ -66,7 +66,7 @@ def test_what_lies_outside_the_range_stays_where_it_is(
     assert report.row_count == _ROWS + 301
     last = log_of(report.path)[0]
     assert last["operation"] == "WRITE"
-    # Of 5,000 rows those of a widened range of 300 keys.
+    # The rows of a widened range of 300 keys, of 5,000 rows.
     assert int(last["operationMetrics"]["numDeletedRows"]) < 500
     rows = spark.read.format("delta").load(report.path)
     found = [
@@ -108,7 +108,7 @@ def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landin
 def test_rows_without_a_key_stay(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that the settings name may be NULL; such rows are not told apart."""
+    """A key of the settings may be NULL; rows with a NULL key are not distinguished."""
     bound_merges(monkeypatch)
     landing = Landing(zone, [random_relation("f")])
     rows = [[str(n), "1", "a", "1.00", "x"] for n in range(100)]
@@ -126,7 +126,7 @@ def test_rows_without_a_key_stay(
 def test_keys_that_lie_unevenly_are_counted(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a file's least and greatest key the range has hardly a row; it has all but one."""
+    """By the file's statistics the range has hardly a row, but it has all rows except one."""
     bound_merges(monkeypatch)
     landing = Landing(zone, [random_relation("d")])
     far = str(2**31 - 1)
@@ -163,7 +163,7 @@ def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
     "per_change",
     [
         pytest.param(-1, id="merged", marks=pytest.mark.soak),
-        pytest.param(1_000_000, id="written anew"),
+        pytest.param(1_000_000, id="rewritten"),
     ],
 )
 def test_a_merge_that_another_overtakes_writes_nothing(
@@ -172,7 +172,7 @@ def test_a_merge_that_another_overtakes_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     per_change: int,
 ) -> None:
-    """Its versions follow from rows that are current no more."""
+    """The versions of the overtaken merge derive from rows that are not current any more."""
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", per_change)
     merge(spark, landing, _TARGET)
     first = _land_changes(landing)
@@ -193,7 +193,7 @@ def test_a_merge_that_another_overtakes_writes_nothing(
 def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Delta leaves out what was done already, and what counts the rows would wait for them."""
+    """Delta skips a duplicate transaction, and the count of rows never arrives."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
     overtake(monkeypatch, run, "check_not_overtaken", lambda: merge(spark, landing, _TARGET))
@@ -202,7 +202,7 @@ def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
 
 
 def _land_changes(landing: Landing) -> LsnWindow:
-    """Update 299 neighbours, delete the one before them and insert a row of one of them."""
+    """Update 299 neighbouring rows, delete the row before them, and insert one row."""
     keys = [str(_FIRST + n) for n in range(300)]
     return landing.land(
         [delete(keys[0], "1", None, None, None)],

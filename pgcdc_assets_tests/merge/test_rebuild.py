@@ -1,4 +1,4 @@
-"""Tables built from the raw zone alone equal the live ones, and take their place in one commit."""
+"""Tables rebuilt from the raw zone equal the live tables, and replace them in one commit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TARGET = CdcTable("public", "t")
 
 
 def fill(pipeline: Pipeline) -> None:
-    """A copy, and changes of all kinds over several merged windows."""
+    """Take a snapshot, and merge changes of all kinds in several windows."""
     pipeline.start(
         "create table t (id int primary key, v text, n numeric(8, 2), ts timestamptz, a int[])",
         "insert into t select i, 'row ' || i, i / 4.0, '2024-01-01', array[i] "
@@ -74,7 +74,7 @@ def staging(zone: RawZone) -> list[Path]:
 def own_pipeline(
     own_server: EmbeddedServer, zone: RawZone, spark: SparkSession
 ) -> Iterator[Pipeline]:
-    """A pipeline of a server that the test may stop."""
+    """A pipeline from a server that the test may stop."""
     own_server.start()
     yield Pipeline(create_database(own_server), zone, spark)
 
@@ -110,7 +110,7 @@ def history(pipeline: Pipeline) -> list[tuple[str, ...]]:
 def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_the_same_times(
     pipeline: Pipeline,
 ) -> None:
-    """H4: when the copy is merged, what was committed before it is not captured yet."""
+    """H4: the snapshot is merged before the capture of earlier commits."""
     pipeline.start("create table u (id int primary key)")
     pipeline.database.execute("insert into u values (1)")
     pipeline.capture()
@@ -188,7 +188,7 @@ def test_a_table_rebuilt_through_an_earlier_lsn_catches_up_with_the_next_merge(
     assert getattr(merged, "watermark_before", merged) == first
     assert watermark(pipeline) == live
     pipeline.assert_equal()
-    # And as an everyday table after that.
+    # Merges continue after the rebuild.
     pipeline.database.execute("update t set v = 'later' where id < 50")
     pipeline.sync()
     pipeline.assert_equal()
@@ -300,7 +300,7 @@ def test_killed_before_the_commit_the_next_run_cleans_up_and_succeeds(pipeline: 
 
 
 def test_a_table_with_column_mapping_is_rebuilt_and_merges_continue(pipeline: Pipeline) -> None:
-    """Delta puts the files of such a table into folders with random names."""
+    """With column mapping, Delta writes files to folders with random names."""
     target = CdcTable("public", "t", (1, 2))
     pipeline.start('create table t ("the id" int primary key, "v,=" text)')
     pipeline.database.execute("insert into t values (1, 'one'), (2, 'two')")

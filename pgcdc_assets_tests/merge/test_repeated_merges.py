@@ -1,4 +1,4 @@
-"""SCD1 and merges that are repeated, late, out of order, or broken for one table."""
+"""SCD1 and merges that are repeated, late, out of order, or failing for one table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_older_window_merged_after_a_newer_one_does_not_regress(pipeline: Pip
 
 
 def test_a_table_that_cannot_be_merged_does_not_hold_up_the_others(pipeline: Pipeline) -> None:
-    """H8: the broken one fails alone, and is replayed from raw once it is mended."""
+    """H8: the broken table fails alone, and is merged from raw after a correction."""
     pipeline.tables = ("t", "broken")
     pipeline.start(
         "create table t (id int primary key, v text)",
@@ -94,7 +94,7 @@ def test_the_watermark_of_an_idle_table_does_not_fall_behind_without_limit(
 
 
 def test_a_newer_copy_replaces_the_contents(pipeline: Pipeline) -> None:
-    """Rows that the copy lacks vanish; what commits after it comes from the stream."""
+    """Rows that the snapshot lacks are deleted; later commits are from the stream."""
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'b')"
     )

@@ -1,4 +1,4 @@
-"""After retention has removed windows, whoever needs them is refused with the kept floor."""
+"""Asking for windows that retention has removed is an error that names the floor."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_removed_window_is_not_captured_again(pipeline: Pipeline) -> None:
         capture_window(
             pipeline.database.settings(), pipeline.zone, pipeline.slot, PUBLICATION, windows[0]
         )
-    # What is merged is not touched, and everyday work goes on.
+    # Merged tables are not affected, and captures and merges continue.
     assert verify(pipeline).is_equal
     pipeline.database.execute("delete from t where id > 40")
     pipeline.sync()
@@ -68,7 +68,7 @@ def test_a_removed_window_is_not_captured_again(pipeline: Pipeline) -> None:
 
 
 def test_a_table_whose_watermark_lies_below_the_floor_is_not_merged(pipeline: Pipeline) -> None:
-    """H5: a table that was left out is asked for too late."""
+    """H5: a table that was not merged for long is requested too late."""
     windows = three_windows(pipeline)
     rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1, windows[0].end)
     floor = expire(pipeline, windows[1].end)
@@ -111,7 +111,7 @@ def merge_history(pipeline: Pipeline) -> MergeReport:
 
 
 def test_a_history_is_not_rebuilt_from_a_later_epoch_alone(pipeline: Pipeline) -> None:
-    """H5: all windows of the epoch that it began in are gone, and its versions stay."""
+    """H5: all windows of the history's first epoch are removed, and its versions stay."""
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'a')"
     )
@@ -138,7 +138,7 @@ def test_a_history_is_not_rebuilt_from_a_later_epoch_alone(pipeline: Pipeline) -
 def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
     pipeline: Pipeline,
 ) -> None:
-    """H5: the remedy that the refusal names; from there on it can be rebuilt again."""
+    """H5: the remedy of the error; later the table can be rebuilt again."""
     windows = three_windows(pipeline)
     merge_history(pipeline)
     expire(pipeline, windows[1].end)
@@ -165,7 +165,7 @@ def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
 def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H5: windows go while they are read, and with them the copy that the rebuild began with."""
+    """H5: windows and the rebuild's first snapshot are removed while they are read."""
     windows = three_windows(pipeline)
     pipeline.copy("t")
     pipeline.sync()
@@ -192,7 +192,7 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
 def test_a_table_rebuilt_as_another_kind_begins_where_that_kind_does(
     pipeline: Pipeline,
 ) -> None:
-    """H5: an image that soft deletes are asked of has nothing of the past to lose."""
+    """H5: a current image that becomes a table with soft deletes has no history to lose."""
     windows = three_windows(pipeline)
     soft = CdcTable("public", "t", soft_deletes=True)
     rebuild_table(pipeline.spark, pipeline.zone, soft, 1)
@@ -221,7 +221,7 @@ def test_concurrent_maintenance_and_merges_lose_and_duplicate_no_row(pipeline: P
     tidied: list[bool] = []
     errors: list[Exception] = []
 
-    def upkeep() -> None:
+    def maintain() -> None:
         while not stop.is_set():
             try:
                 report = maintain_table(pipeline.spark, pipeline.zone.lake, pipeline.path(), 1.0)
@@ -233,7 +233,7 @@ def test_concurrent_maintenance_and_merges_lose_and_duplicate_no_row(pipeline: P
                 errors.append(error)
                 return
 
-    thread = threading.Thread(target=upkeep)
+    thread = threading.Thread(target=maintain)
     thread.start()
     try:
         for turn in range(6):
@@ -244,7 +244,7 @@ def test_concurrent_maintenance_and_merges_lose_and_duplicate_no_row(pipeline: P
             pipeline.database.execute("insert into t values (%s, 'new')", (1000 + turn,))
             pipeline.capture()
             for _ in range(20):
-                # A merge that loses against OPTIMIZE is asked for again, as the sensor does.
+                # A merge that conflicts with OPTIMIZE is requested again, as by the sensor.
                 if isinstance(pipeline.merge()["t"], MergeReport):
                     break
             else:

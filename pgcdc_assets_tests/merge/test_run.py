@@ -1,4 +1,4 @@
-"""Merging from a raw zone written by hand: names, keys, new columns, values that are missing."""
+"""Merges of a raw zone written by hand: names, keys, new columns, missing values."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_added_column_is_null_in_older_rows_and_filled_in_newer_ones(
 def test_a_wide_table_has_statistics_of_our_columns_too(
     spark: SparkSession, zone: RawZone, scd: int
 ) -> None:
-    """They stand last, and Delta keeps statistics of 32 columns where nobody says otherwise."""
+    """These columns are last, and Delta keeps statistics of the first 32 columns by default."""
     columns = [column("id"), *(column(f"v{i}", "text") for i in range(40))]
     landing = Landing(zone, [relation(*columns)])
     landing.begin([("1", *["a"] * 40)])
@@ -177,7 +177,7 @@ def test_keys_that_their_type_cannot_hold_are_distinguished_by_their_texts(
 def test_an_unchanged_value_that_is_nowhere_stops_the_table(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    """Never NULL for unknown: neither on the way of a MERGE nor into an empty table."""
+    """An unknown value never becomes NULL, neither by a MERGE nor in an empty table."""
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin()
     error = _refused(spark, zone, landing.land([update("1", None, unchanged=(1,))]))
@@ -289,7 +289,7 @@ def test_a_folder_is_named_by_its_table(lake: Lake) -> None:
 def test_a_null_in_a_configured_key_is_refused(
     spark: SparkSession, zone: RawZone, target: CdcTable, comes: str
 ) -> None:
-    """H8: two rows with NULL keys would be one row, or a new one with each update."""
+    """H8: two rows with NULL keys would be one row, or a new row with each update."""
     made = relation(column("id"), column("v", "text"), key=("id",), identity="f")
     landing = Landing(zone, [made])
     landing.begin([["1", "a"], ["2", None if comes == "copied" else "b"]])

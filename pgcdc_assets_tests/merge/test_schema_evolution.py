@@ -1,4 +1,4 @@
-"""Columns that change at the source: what the stream tells, and what a new copy mends (F2, F5)."""
+"""Column changes at the source, with and without the need of a new snapshot (F2, F5)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _frame(pipeline: Pipeline, scd: int) -> DataFrame:
 def test_a_row_from_before_a_default_is_gone_when_it_is_deleted(
     pipeline: Pipeline, scd: int
 ) -> None:
-    """F2: with REPLICA IDENTITY FULL, its old tuple has the default that its insert had not."""
+    """F2: with REPLICA IDENTITY FULL the old tuple has the default that the insert did not have."""
     pipeline.start(
         "create table t (id int primary key, v text)", "alter table t replica identity full"
     )
@@ -83,7 +83,7 @@ _COLUMNS = ("i", "n", "f", "t", "b", "ts", "a", "_rescued")
 def test_what_is_kept_from_before_a_new_type_gets_it_too(
     pipeline: Pipeline, target: CdcTable
 ) -> None:
-    """F5: exactly, or as text in `_rescued`; what comes later is neither rounded nor refused."""
+    """F5: exactly, or as text in `_rescued`; later values are neither rounded nor refused."""
     is_log = target.without_key == "log"
     pipeline.start(
         f"create table t (id int {'' if is_log else 'primary key'}, {_TYPES})",
@@ -130,7 +130,7 @@ def test_what_is_kept_from_before_a_new_type_gets_it_too(
 def test_fewer_digits_or_characters_need_a_new_copy(
     pipeline: Pipeline, before: str, after: str
 ) -> None:
-    """F5: Postgres writes the rows anew, and the stream says nothing of it."""
+    """F5: Postgres rewrites the rows, which the stream does not contain."""
     value = "'2024-01-02 03:04:05.678'" if "timestamp" in before else "'1.23456'"
     if before == "char(3)":
         value = "'1.2'"

@@ -1,4 +1,4 @@
-"""Merges of tables that are far behind: several commits in one run, each within the limit."""
+"""Merges of tables far behind: several commits in one run, each within the limit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(report.steps, report.row_count)
 
 @pytest.fixture
 def far_behind(zone: RawZone) -> Landing:
-    """A table with a copy and fifty windows after it, of two changes each."""
+    """A table with a snapshot and fifty later windows of two changes each."""
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin([["0", "copied"]])
     for number in range(WINDOWS):
@@ -75,7 +75,7 @@ def _rows(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
 
 
 def _steps(path: str, app_id: str) -> list[int]:
-    """The watermarks that the table's commits carry, oldest first."""
+    """Return the watermarks of the table's commits, oldest first."""
     marks = []
     for entry in sorted(Path(path, "_delta_log").glob("*.json")):
         for line in entry.read_text().splitlines():
@@ -142,7 +142,7 @@ def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
 def test_a_process_that_is_killed_between_two_steps_has_committed_the_first_one(
     far_behind: Landing,
 ) -> None:
-    """A process of its own, and the next one continues after that step."""
+    """In a process of its own; the next process continues after the first step."""
     target = CdcTable("shop", "items", (2,))
     path = table_path(far_behind.zone.lake, far_behind.zone.name, "shop", "items", 2)
     ends = [int(far_behind.windows[n].end) for n in range(PER_STEP - 1, WINDOWS, PER_STEP)]
@@ -176,7 +176,7 @@ def _merge_in_process(
 @pytest.mark.slow
 @pytest.mark.soak
 def test_rows_of_a_megabyte_are_merged_in_several_partitions(pipeline: Pipeline) -> None:
-    """WAL has them compressed, to a hundredth: the raw zone tells their size."""
+    """WAL compresses the rows to a hundredth, so the size is from the raw zone."""
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (0, 'copied')"
     )

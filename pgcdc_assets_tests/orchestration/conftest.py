@@ -58,11 +58,11 @@ class Orchestrated:
         return list(self.instance.get_dynamic_partitions(self.capture.windows_name))
 
     def commit(self, statement: str) -> None:
-        """Run a statement, and have it on the disk: the test servers commit asynchronously."""
+        """Run a statement, and flush its commit: the test servers commit asynchronously."""
         self.database.transaction("set local synchronous_commit = on", statement)
 
     def tick(self, sensor: str, one_shot: bool = False) -> Any:
-        """Evaluate, and apply what needs no run: partitions and asset events."""
+        """Evaluate the sensor, and apply its partitions and asset events."""
         repository = self.location.repository
         known = repository.get_top_level_resources()
         definition = repository.get_sensor_def(f"{NAME}_{sensor}")
@@ -115,24 +115,24 @@ class Orchestrated:
     def start_run(
         self, job: str, tags: Mapping[str, str], repeats: str | None = None
     ) -> dg.DagsterRun:
-        """Bring a run into the state in which a killed process leaves it."""
+        """Create a run in the state that a killed process leaves."""
         run = self.create_run(job, tags, repeats)
         event = DagsterEvent(DagsterEventType.RUN_START.value, job_name=run.job_name)
         self.instance.report_dagster_event(event, run.run_id)
         return run
 
     def equals_source(self, table: str) -> bool:
-        """Whether an SCD1 table holds what its source holds."""
+        """Return whether an SCD1 table equals its source."""
         settings = self.database.settings()
         return compare_table(settings, self.zone, "pub", "public", table).is_equal
 
     def copy(self) -> None:
-        """Let the lag sensor ask for the first copies, and make them."""
+        """Execute the lag sensor's request for the first snapshots."""
         (request,) = self.tick("lag").run_requests
         assert self.execute(request, "snapshot").success
 
     def land(self) -> dg.ExecuteInProcessResult:
-        """Open a window over everything committed by now, and land it."""
+        """Open a window over all commits so far, and land the window."""
         (request,) = self.tick("lag", one_shot=True).run_requests
         result = self.execute(request, "capture")
         assert result.success
@@ -141,7 +141,7 @@ class Orchestrated:
 
 @pytest.fixture(scope="session")
 def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an instance that nothing ran on, to copy: Dagster takes a second to make it."""
+    """The folder of an empty instance, to copy: Dagster needs a second to create an instance."""
     from pgcdc_assets.orchestration.project.home import CONFIG
 
     home = tmp_path_factory.mktemp("dagster")
@@ -155,7 +155,7 @@ def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def instance(tmp_path: Path, fresh_home: Path) -> Iterator[dg.DagsterInstance]:
-    """A persistent instance of the test's own, with the package's dagster.yaml."""
+    """A persistent instance for each test, with the package's dagster.yaml."""
     home = shutil.copytree(fresh_home, tmp_path / "dagster")
     with dg.DagsterInstance.from_config(str(home)) as instance:
         yield instance
@@ -184,7 +184,7 @@ def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -
 
 @pytest.fixture
 def going_on(orchestrated: Orchestrated) -> Orchestrated:
-    """A capture with its copies made, whose runs go on for up to a minute."""
+    """A capture with snapshots, whose runs continue for up to a minute."""
     policy = WindowPolicy(max_age_seconds=0.2, retry_seconds=0, run_seconds=60)
     capture = replace(orchestrated.capture, windows=policy)
     made = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, capture)

@@ -1,4 +1,4 @@
-"""Assets of one's own that are made of SCD tables, evaluated as Dagster's daemon does."""
+"""Downstream assets of SCD tables, evaluated as by Dagster's daemon."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def with_mart(
 
 @dataclass
 class Automated:
-    """Definitions under an instance, evaluated tick by tick."""
+    """Definitions with an instance, evaluated tick by tick."""
 
     definitions: dg.Definitions
     instance: dg.DagsterInstance
     cursor: Any = None
 
     def asks(self) -> bool:
-        """Evaluate; say whether the asset was asked for."""
+        """Evaluate one tick, and return whether the asset was requested."""
         result = dg.evaluate_automation_conditions(
             self.definitions, self.instance, cursor=self.cursor
         )
@@ -55,13 +55,13 @@ class Automated:
     def materialize(
         self, key: dg.AssetKey, window: str | None = None, version: str | None = None
     ) -> None:
-        """Report what a merge does; its changes are those of the window unless said otherwise."""
+        """Report the events of a merge, by default with the changes of the window."""
         tags = {} if window is None else version_tags(window if version is None else version)
         event = dg.AssetMaterialization(key, partition=window, tags=tags)
         self.instance.report_runless_asset_event(event)
 
     def start(self, job: dg.JobDefinition, window: str | None = None) -> dg.DagsterRun:
-        """Bring a run into the state of one that is under way."""
+        """Set a run to the state of a running run."""
         tags = {} if window is None else {"dagster/partition": window}
         run = self.instance.create_run_for_job(job, tags=tags)
         self._report(run, DagsterEventType.RUN_START)
@@ -129,7 +129,7 @@ def test_merges_without_changes_ask_for_nothing(automated: Automated) -> None:
 
 
 def test_other_dependencies_ask_at_each_materialisation() -> None:
-    """An event that is reported from outside has no data version."""
+    """An externally reported event has no data version."""
     other = dg.AssetKey("other")
 
     @dg.asset(key=MART, deps=[A, other], automation_condition=on_new_merges())

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak, pytest.
 
 A, B = (dg.AssetKey([NAME, "scd1", "public", table]) for table in "ab")
 
-# Writes how many rows the table has, each time that it is made.
+# The asset writes the number of rows at each materialization.
 MART = """
 import pyarrow as pa
 from deltalake import DeltaTable

@@ -1,4 +1,4 @@
-"""The data version that a merge gives a table, by what it did and what Dagster was shown before."""
+"""The data version of a merge, by its changes and the previous events in Dagster."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_changes_that_a_killed_run_committed_and_never_showed_are_shown_by_the_n
 
 
 def test_a_window_that_is_merged_again_keeps_its_version(instance: dg.DagsterInstance) -> None:
-    """A retry of a step would hide the changes of its first attempt otherwise."""
+    """Otherwise a retry of a step would hide the changes of its first attempt."""
     version = data_version(instance, KEY, replace(IDLE, changes_read=1), SECOND)
     show(instance, SECOND, version)
     again = replace(IDLE, watermark_before=Lsn(200))

@@ -1,4 +1,4 @@
-"""The sample shop's definitions: what is in them, and that nothing runs when they load."""
+"""The sample shop's definitions: their content, and loading without side effects."""
 
 from __future__ import annotations
 

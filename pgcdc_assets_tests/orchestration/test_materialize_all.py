@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak, pytest.
 
 ASSETS = [[NAME, "raw"], [NAME, "snapshot"], *([NAME, "scd1", "public", t] for t in "ab")]
 
-# Runs take turns at the slot, and each starts a process; on a busy machine that takes a minute.
+# Runs use the slot one after the other, each in a process; on a busy machine this takes a minute.
 STALLED_SECONDS = 150
 
-# What the UI sends for assets that are partitioned in several ways.
+# The UI's request for assets with different partitions.
 LAUNCH = """
 mutation Launch($parameters: LaunchBackfillParams!) {
   launchPartitionBackfill(backfillParams: $parameters) {
@@ -47,7 +47,7 @@ def launch(daemon: Daemon) -> str:
 
 @contextmanager
 def writing(orchestrated: Orchestrated) -> Iterator[None]:
-    """Insert a row into table `b` each second, until the block ends."""
+    """Insert a row into table `b` each second until the end of the block."""
     is_over = threading.Event()
 
     def write() -> None:
@@ -91,7 +91,7 @@ def test_all_is_materialised_beside_the_sensors(orchestrated: Orchestrated, tmp_
             time.sleep(0.5)
         assert status() == BulkActionStatus.COMPLETED_SUCCESS
         assert longest < STALLED_SECONDS
-        # The sensors go on, and nothing that the backfill held is held any more.
+        # The sensors continue, and all locks of the backfill are released.
         wait_until(lambda: landed() > last_landed, "a window", limit_seconds=SECONDS)
         before = shown_through(instance, b)
         wait_until(lambda: shown_through(instance, b) != before, "a merge", limit_seconds=SECONDS)

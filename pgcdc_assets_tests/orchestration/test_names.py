@@ -1,4 +1,4 @@
-"""Definitions of tables with any names that Postgres allows."""
+"""Definitions of tables with every kind of name that Postgres allows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
 
-# Alike once Dagster has made names of outputs and inputs of them, or not to be taken at all.
+# Names that would be equal, or invalid, as names of Dagster outputs and inputs.
 NAMES = [
     ("public", "a-b"),
     ("public", "a_b"),

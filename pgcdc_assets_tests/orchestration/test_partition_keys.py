@@ -1,4 +1,4 @@
-"""Partition keys: what may be pruned, and which copies make one run."""
+"""Partition keys: the keys to prune, and the snapshots of one run."""
 
 from __future__ import annotations
 

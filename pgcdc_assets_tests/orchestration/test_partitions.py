@@ -1,4 +1,4 @@
-"""The dependency of windows on snapshots, as Dagster itself works it out."""
+"""The dependency of windows on snapshots, as resolved by Dagster."""
 
 from __future__ import annotations
 

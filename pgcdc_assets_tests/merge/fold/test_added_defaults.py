@@ -1,4 +1,4 @@
-"""ADD COLUMN ... DEFAULT: the rows from before have the default, as at the source (F2)."""
+"""ADD COLUMN ... DEFAULT: earlier rows get the default, as at the source (F2)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _rows(pipeline: Pipeline, target: CdcTable, scd: int, *more: str) -> list[tu
 
 
 def test_every_kind_of_table_fills_the_rows_from_before(pipeline: Pipeline) -> None:
-    """Rows of merges before, and tuples of the same merge that were written before the column."""
+    """Rows of earlier merges, and tuples of the same merge that precede the column."""
     tables = [target.table for target in _TARGETS]
     pipeline.start(
         *(

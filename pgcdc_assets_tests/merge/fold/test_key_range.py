@@ -1,4 +1,4 @@
-"""The range of keys beside a MERGE's join: it holds the changes, and seldom moves."""
+"""The key range of a MERGE's join contains the changes, and seldom changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_rows_in_a_range_are_estimated_from_the_files_statistics(
             "max.id": pa.array([999, None], pa.int64()),
         }
     )
-    # A file without statistics may have all its rows there.
+    # All rows of a file without statistics may be in the range.
     known, unknown = files.slice(0, 1), files.slice(1)
     key_range = KeyRange((ColumnRange("id", "BIGINT", least, most),))
     assert key_range.estimate_rows(unknown) == 1000

@@ -1,4 +1,4 @@
-"""Columns, keys and names: what makes a table, and what is refused."""
+"""The schema of a table: columns, keys and names, and refused schemas."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _versions(*relations: Relation) -> list[RelationVersion]:
     ],
 )
 def test_each_postgres_type_has_its_delta_type(declared: Column, ddl: str) -> None:
-    """G1, G9: by base type and the typmod that governs it."""
+    """G1, G9: by base type and its typmod."""
     assert delta_type(declared).ddl == ddl
 
 
@@ -158,7 +158,7 @@ def test_a_change_of_columns_that_cannot_be_replayed_names_the_table(
 def test_a_limit_may_be_widened_and_not_narrowed(
     before: tuple[str, int], after: tuple[str, int], is_replayed: bool
 ) -> None:
-    """F5: where Postgres keeps every value as it is, there is nothing to copy anew."""
+    """F5: if Postgres keeps every value unchanged, no new snapshot is necessary."""
     versions = [relation(column("id"), column("v", *declared)) for declared in (before, after)]
     if is_replayed:
         build_schema(_versions(*versions), None)

@@ -1,4 +1,4 @@
-"""Values that were left out as unchanged TOAST, in rows that change their keys often."""
+"""Unchanged TOAST values in rows that change their keys often."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = 7
 
 
 def _moves() -> list[Change]:
-    """Two rows that follow each other through the same keys; the second says its value midway."""
+    """Return changes of two rows with the same keys in turn; the second sends its value midway."""
     changes = []
     for number in range(MOVES):
         for row, at in ((1, number + 3), (2, number)):
@@ -47,7 +47,7 @@ def _moves() -> list[Change]:
 def test_a_row_that_moves_forty_times_keeps_its_value_at_the_cost_of_a_few_jobs(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key changes are followed by doubling, not one after the other."""
+    """The fold follows the key changes by pointer doubling, not one by one."""
     landing = Landing(
         zone, [relation(column("id"), column("doc", "text"), column("n"), key=("id",))]
     )

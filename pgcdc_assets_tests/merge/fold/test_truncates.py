@@ -1,4 +1,4 @@
-"""Where rows stand among many TRUNCATEs."""
+"""The positions of rows among many TRUNCATEs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = 3000
 
 
 def _truncates(count: int) -> list[Truncation]:
-    """Some of them in one transaction with the one before."""
+    """Return TRUNCATEs, some in the same transaction as the previous TRUNCATE."""
     return [
         Truncation(number // 3 * 16, number % 3 * 4, CLOCK + dt.timedelta(microseconds=number))
         for number in range(count)

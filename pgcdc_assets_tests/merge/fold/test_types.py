@@ -1,4 +1,4 @@
-"""SCD1 and types: each value once by the copy and once by the stream, typed alike, nothing lost.
+"""SCD1 and types: each value arrives by snapshot and by stream, with equal types and no loss.
 
 A database with unhelpful settings holds a table per group of types. Every value is inserted before
 the copy and again after it; the tests look at what one merge made of both.
@@ -48,13 +48,13 @@ _UNHELPFUL = {
 def merged(
     server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pipeline]:
-    """All groups, copied, streamed and merged."""
+    """All groups of types, by snapshot and by stream, merged."""
     yield from _merge(server, spark, tmp_path_factory.mktemp("types"), GROUPS, _SETTINGS)
 
 
 @pytest.fixture(scope="module", params=["small", "large"])
 def compared(merged: Pipeline, request: pytest.FixtureRequest) -> dict[str, Comparison]:
-    """All groups, compared at one moment, as small tables and as large ones."""
+    """All groups of types, compared at one LSN, as small tables and as large tables."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "large":
             patch.setattr(small_table, "SMALL_ROWS", -1)
@@ -159,7 +159,7 @@ def test_a_column_comment_has_its_postgres_type(merged: Pipeline) -> None:
 def _found(
     pipeline: Pipeline, group: str, cases: Sequence[Case]
 ) -> dict[int, list[tuple[str | None, str | None]]]:
-    """Each typed value as text, and what was rescued of it."""
+    """Return each typed value as text, and its rescued text."""
     frame = pipeline.frame(group)
     kinds = dict(frame.dtypes)
     shown = []
@@ -181,7 +181,7 @@ def _found(
 def _texts_at_the_source(
     pipeline: Pipeline, group: str, cases: Sequence[Case]
 ) -> dict[int, list[str | None]]:
-    """Each value as its output function prints it under the settings that captures pin."""
+    """Return each value's text by its output function, with the pinned settings of captures."""
     pinned = (
         "set timezone = 'UTC'; set datestyle = 'ISO'; set intervalstyle = 'postgres'; "
         "set extra_float_digits = 3; set bytea_output = 'hex'; set lc_monetary = 'C'; "

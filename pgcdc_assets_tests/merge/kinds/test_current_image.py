@@ -1,4 +1,4 @@
-"""SCD1 and every kind of change: what the table holds is what the source holds."""
+"""SCD1 and every kind of change: the table equals the source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
 def test_a_row_that_came_and_went_in_one_batch_leaves_nothing(pipeline: Pipeline) -> None:
-    """D1: insert, update and delete in one transaction, and over several in one batch."""
+    """D1: insert, update and delete, in one transaction and in several of one batch."""
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (9, 'old')")
     pipeline.database.transaction(
         "insert into t values (1, 'a')",
@@ -29,7 +29,7 @@ def test_a_row_that_came_and_went_in_one_batch_leaves_nothing(pipeline: Pipeline
 
 
 def test_delete_then_insert_of_a_key_leaves_the_new_row(pipeline: Pipeline) -> None:
-    """D2: in one transaction and over two, in one batch."""
+    """D2: in one transaction, and in two transactions of one batch."""
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t values (1, 'old'), (2, 'old')",
@@ -42,7 +42,7 @@ def test_delete_then_insert_of_a_key_leaves_the_new_row(pipeline: Pipeline) -> N
 
 
 def test_a_key_updated_a_thousand_times_in_one_batch_is_one_row(pipeline: Pipeline) -> None:
-    """D3: MERGE never sees two source rows for one key."""
+    """D3: MERGE has one source row per key."""
     pipeline.start("create table t (id int primary key, v int)", "insert into t values (1, 0)")
     pipeline.database.execute(
         "do $$ begin for i in 1..1000 loop update t set v = i where id = 1; end loop; end $$"
@@ -75,7 +75,7 @@ def test_changed_keys_move_their_rows(pipeline: Pipeline) -> None:
 
 
 def test_two_rows_swap_their_keys_under_a_deferred_constraint(pipeline: Pipeline) -> None:
-    """D4: for a moment both rows have one key; Postgres demands REPLICA IDENTITY FULL here."""
+    """D4: both rows have one key temporarily; Postgres requires REPLICA IDENTITY FULL."""
     pipeline.start(
         "create table t (id int primary key deferrable initially deferred, v text)",
         "alter table t replica identity full",
@@ -83,7 +83,7 @@ def test_two_rows_swap_their_keys_under_a_deferred_constraint(pipeline: Pipeline
     )
     pipeline.database.transaction(
         "update t set id = 3 - id where id in (1, 2)",
-        # A row passes over another that stays where it was.
+        # The key of a row passes the key of another, unchanged row.
         "update t set id = 6 where id = 5",
         "update t set id = 7 where v = 'five'",
     )
@@ -92,7 +92,7 @@ def test_two_rows_swap_their_keys_under_a_deferred_constraint(pipeline: Pipeline
 
 
 def test_replica_identity_may_be_an_index_or_full_or_change(pipeline: Pipeline) -> None:
-    """D9: old keys are read from the columns that hold them, in the table's own order."""
+    """D9: old keys are read from the columns of the identity, in the table's order."""
     pipeline.tables = ("t", "u")
     pipeline.start(
         "create table t (id int primary key, v text)",

@@ -1,4 +1,4 @@
-"""SCD1 and unchanged TOAST: a value that the stream leaves out is the one the row had."""
+"""SCD1 and unchanged TOAST: a value that the stream omits keeps its last value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 _TABLE = "create table t (id int primary key, v text, n int not null default 0)"
-# Stored out of line, and as it is: what is not compressed is always TOASTed at this size.
+# Stored out of line without compression: values of this size are always TOASTed.
 _EXTERNAL = "alter table t alter v set storage external"
 
 
@@ -22,7 +22,7 @@ _BY_ID = _big("id::text")
 
 
 def test_an_unchanged_value_of_a_copied_row_stays(pipeline: Pipeline) -> None:
-    """D5: DEFAULT identity, the row came by the copy; raw says unchanged, not NULL."""
+    """D5: DEFAULT identity, the row is from the snapshot; raw has `unchanged`, not NULL."""
     pipeline.start(_TABLE, _EXTERNAL, f"insert into t values (1, {_A}), (2, {_B})")
     pipeline.database.execute("update t set n = 1 where id = 1")
     pipeline.database.execute("update t set n = 1, v = null where id = 2")
@@ -48,7 +48,7 @@ def test_an_unchanged_value_is_the_last_known_one_of_the_batch(pipeline: Pipelin
 
 
 def test_an_unchanged_value_follows_its_row_to_another_key(pipeline: Pipeline) -> None:
-    """D4, D5, D6: chains and swaps, from the table and within the batch; a key reused meanwhile."""
+    """D4, D5, D6: chains and swaps, from the table and within the batch; a key is reused."""
     pipeline.start(
         _TABLE,
         _EXTERNAL,
@@ -74,7 +74,7 @@ def test_an_unchanged_value_follows_its_row_to_another_key(pipeline: Pipeline) -
 
 @pytest.mark.parametrize("identity", ["default", "full"])
 def test_toasted_values_of_every_kind_stay(pipeline: Pipeline, identity: str) -> None:
-    """D7: arrays of several types, bytea, json, jsonb, numeric; also what had to be rescued."""
+    """D7: arrays of several types, bytea, json, jsonb, numeric; also rescued values."""
     columns = {
         "texts": ("text[]", "array_agg(md5(i::text))"),
         "chars": ("bpchar[]", "array_agg(md5(i::text)::bpchar)"),

@@ -1,4 +1,4 @@
-"""A history over two epochs, the second of which begins at a lower LSN."""
+"""A history of two epochs, of which the second begins at a lower LSN."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pgcdc_assets_tests.support.verify.merged_tables import HISTORY
 
 _GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "read-tables.md"
 
-# The rows of the source as each commit left them, by epoch and LSN.
+# The rows of the source after each commit, by epoch and LSN.
 _STATES = {
     (1, 0x5000): {1: "b", 2: "a"},
     (1, 0x5010): {1: "b", 2: "a", 3: "a"},
@@ -41,7 +41,7 @@ _STATES = {
 
 
 def _as_of(spark: SparkSession, path: str, epoch: int, lsn: int) -> dict[int, str]:
-    """Ask the query that the guide gives."""
+    """Run the query of the guide."""
     (query,) = re.findall(r"```sql\n(select \* from history\n.*?)```", _GUIDE.read_text(), re.S)
     spark.read.format("delta").load(path).createOrReplaceTempView("history")
     query = query.replace(":epoch", str(epoch)).replace(":lsn", str(lsn))

@@ -1,4 +1,4 @@
-"""History from a real server: which versions there are after its own transactions."""
+"""Histories of a real server: the versions after its transactions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sync(pipeline: Pipeline) -> None:
 
 
 def versions(pipeline: Pipeline, columns: str = "id, v") -> list[tuple[Any, ...]]:
-    """Key, values, operation, whether it is current; in the order of keys and positions."""
+    """Return key, values, operation and is_current, in the order of keys and positions."""
     names = [name.strip() for name in columns.split(",")]
     path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
     rows = pipeline.spark.read.format("delta").load(path).collect()
@@ -34,7 +34,7 @@ def versions(pipeline: Pipeline, columns: str = "id, v") -> list[tuple[Any, ...]
 
 
 def check_intervals(rows: list[tuple[Any, Any]]) -> None:
-    """No two versions of a key overlap, and what ended has an end."""
+    """Check that versions of a key do not overlap, and that ended versions have an end."""
     for key, row in rows:
         assert row._is_current == (row._valid_to_lsn is None), key
         assert row._valid_to_lsn is None or row._valid_from_lsn <= row._valid_to_lsn, key
@@ -131,7 +131,7 @@ def test_a_toasted_value_is_carried_from_version_to_version(pipeline: Pipeline) 
 def test_a_row_that_leaves_the_publications_filter_ends_and_one_that_enters_begins(
     pipeline: Pipeline,
 ) -> None:
-    """D13: for Postgres they are a delete and an insert, and the copy has the same filter."""
+    """D13: Postgres sends a delete or an insert, and the snapshot has the same filter."""
     database = pipeline.database
     database.execute(
         """

@@ -1,4 +1,4 @@
-"""Tables without a key from a real server, as bag and as log; and rows that stay when deleted."""
+"""Tables without a key from a real server, as `bag` and as `log`; and soft deletes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _float(value: float | None) -> str | None:
 
 
 def test_equal_rows_are_counted_as_the_source_counts_them(pipeline: Pipeline) -> None:
-    """D11: one of several equal rows is deleted, updated, or joined by another; TOAST as well."""
+    """D11: one of several equal rows is deleted, updated or inserted; TOAST as well."""
     pipeline.tables = ("t",)
     pipeline.start(
         f"create table t ({_COLUMNS})",
@@ -83,7 +83,7 @@ def test_a_log_keeps_what_happened(pipeline: Pipeline) -> None:
 
 
 def test_deleted_rows_stay_as_they_were(pipeline: Pipeline) -> None:
-    """D1, D2, D5, D14 with soft deletes: what is in place equals the source."""
+    """D1, D2, D5, D14 with soft deletes: the rows that are not deleted equal the source."""
     soft = CdcTable("public", "t", soft_deletes=True)
     pipeline.start(
         "create table t (id int primary key, v text)",

@@ -1,4 +1,4 @@
-"""A tiny table that is written anew: the same rows as by a MERGE, and when it is not done."""
+"""The rewrite of a tiny table: the same rows as by a MERGE, and the conditions of a rewrite."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ROWS = 100
 
 @pytest.fixture
 def landing(zone: RawZone) -> Landing:
-    """A copy of a hundred rows, and a window that changes none."""
+    """A snapshot of a hundred rows, and a window without changes of the table."""
     landing = Landing(zone, [random_relation("d")])
     landing.begin([[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)])
     landing.land([update("0", "1", "a", "1.00", "x")])
@@ -70,7 +70,7 @@ _CHANGED = sorted(
 def test_it_is_one_write_of_all_rows_and_counts_as_a_merge_does(
     spark: SparkSession, landing: Landing
 ) -> None:
-    """A row that never was is deleted without a trace; one that goes and comes is an update."""
+    """A delete of a missing row is not counted; a delete and insert of one key is an update."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
     report = merge(spark, landing, _TARGET)
@@ -120,7 +120,7 @@ def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landin
     record_change_data(spark, path)
     _land_changes(landing)
     merge(spark, landing, _TARGET)
-    # Two updates, before and after, a delete and an insert.
+    # Two updates with old and new rows, a delete and an insert.
     assert count_change_data(spark, path) == 6
 
 
@@ -160,7 +160,7 @@ def test_a_key_that_is_there_twice_stays_so_until_it_changes(
 
 
 def test_rows_without_a_key_stay(spark: SparkSession, zone: RawZone) -> None:
-    """A key that the settings name may be NULL; such rows are not told apart."""
+    """A key of the settings may be NULL; rows with a NULL key are not distinguished."""
     landing = Landing(zone, [random_relation("f")])
     rows = [[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)]
     landing.begin([*rows, *[["50", None, "a", "1.00", "x"]] * 2])
@@ -204,7 +204,7 @@ def test_a_merge_that_another_overtakes_writes_nothing(
 def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Delta leaves out what was done already, and what counts the rows would wait for them."""
+    """Delta skips a duplicate transaction, and the count of rows never arrives."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
     overtake(monkeypatch, run, "check_not_overtaken", lambda: merge(spark, landing, _TARGET))

@@ -1,4 +1,4 @@
-"""What a merge shows of itself in Dagster."""
+"""The metadata of a merge in Dagster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 
 def shown(result: dg.ExecuteInProcessResult, name: str) -> dict[str, Any]:
-    """One figure of table b, per window that shows it."""
+    """Return one metadata value of table b, per window that has the value."""
     return {
         str(event.partition): event.materialization.metadata[name].value
         for event in result.get_asset_materialization_events()
@@ -58,7 +58,7 @@ def test_a_merge_of_several_windows_counts_its_figures_once(
 
 
 def merge_some(orchestrated: Orchestrated, merges: int) -> list[dg.ExecuteInProcessResult]:
-    """Change table b and merge it, so often."""
+    """Change and merge table b `count` times."""
     results = []
     for number in range(merges):
         orchestrated.commit(f"insert into b values ({number}, 1)")
@@ -81,7 +81,7 @@ def test_merges_delete_what_they_have_replaced(
     monkeypatch.setattr(RetentionPolicy, "keep_hours", property(lambda _: 0.0))
     orchestrated.copy()
     assert all(result.success for result in merge_some(orchestrated, 7))
-    # A merge writes one file anew, and one of five looks: seven without a look.
+    # A merge rewrites one file, and one of five merges deletes: seven files without a deletion.
     assert files_of_b(orchestrated) < 7
     assert orchestrated.equals_source("b")
 
@@ -99,7 +99,7 @@ def test_replaced_files_that_cannot_be_deleted_fail_no_merge(
     orchestrated.copy()
     [result] = merge_some(orchestrated, 1)
     assert result.success
-    # One line of each handler of the log: other tests of this process may have added some.
+    # One line per log handler: other tests of this process may have added handlers.
     lines = [x for x in capfd.readouterr().err.splitlines() if "cannot be deleted" in x]
     assert lines and all("WARNING" in line for line in lines)
     assert orchestrated.equals_source("b")

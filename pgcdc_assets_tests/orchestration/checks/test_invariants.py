@@ -1,4 +1,4 @@
-"""Invariants as asset checks: with each merge, in full on demand, and never in the merge's way."""
+"""Invariants as asset checks: with each merge, and in full on demand, without failing merges."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Dagster:
 
 
 def found(result: dg.ExecuteInProcessResult) -> dict[tuple[dg.AssetKey, str], set[str]]:
-    """The checks of a run that was successful, and the rules that they found broken."""
+    """Return the checks of a successful run, and the violated rules."""
     assert result.success
     rules = {rule.value for rule in Rule}
     return {
@@ -132,7 +132,7 @@ def test_the_merge_job_has_the_cheap_checks_and_the_check_job_the_others() -> No
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
-    """What would be checked since when; Spark is not asked."""
+    """The calls of the checks, recorded without Spark."""
     made: list[tuple[int, Any]] = []
 
     def check(session: Any, zone: Any, table: CdcTable, scd: int, since: Any) -> Findings:

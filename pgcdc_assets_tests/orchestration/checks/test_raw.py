@@ -1,4 +1,4 @@
-"""The checks of a captured window evaluate: each one fails when what it speaks of is damaged."""
+"""The checks of a captured window: each check fails if its subject is damaged."""
 
 from __future__ import annotations
 

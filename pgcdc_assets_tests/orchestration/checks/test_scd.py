@@ -1,4 +1,4 @@
-"""The checks of whole tables when one of them cannot be made; Spark and Postgres are not asked."""
+"""The checks of whole tables if one check fails, without Spark and Postgres."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of each SCD table that its source table is where its changes came from."""
+"""The check of each SCD table that its source table was not renamed, moved or dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_of(table: str, scd: int) -> dg.AssetCheckKey:
 
 
 def evaluations(orchestrated: Orchestrated, table: str, scd: int) -> list[dg.AssetCheckEvaluation]:
-    """All that was recorded of a table's check, newest first."""
+    """Return all evaluations of a table's check, newest first."""
     found = orchestrated.instance.event_log_storage.get_asset_check_execution_history(
         check_of(table, scd), limit=20
     )
@@ -34,7 +34,7 @@ def evaluations(orchestrated: Orchestrated, table: str, scd: int) -> list[dg.Ass
 
 @pytest.fixture
 def both_kinds(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> Orchestrated:
-    """The capture with a history of `a`, copied, and looked at in each tick."""
+    """The capture with a history of `a`, after its snapshots, checked in each tick."""
     monkeypatch.setattr(lag_observation, "EVERY_SECONDS", 0.0)
     tables = (CdcTable("public", "a", scd=(1, 2)), CdcTable("public", "b"))
     capture = replace(orchestrated.capture, tables=tables, windows=FOREVER)

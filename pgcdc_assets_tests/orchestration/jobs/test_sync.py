@@ -38,7 +38,7 @@ def materialized(orchestrated: Orchestrated, key: dg.AssetKey) -> set[str]:
 
 
 def checked(run: dg.DagsterRun, orchestrated: Orchestrated) -> set[str]:
-    """The checks that a run has evaluated."""
+    """Return the checks that a run has evaluated."""
     kinds = {dg.DagsterEventType.ASSET_CHECK_EVALUATION}
     records = orchestrated.instance.get_records_for_run(run.run_id, of_type=kinds).records
     found = [record.event_log_entry.asset_check_evaluation for record in records]
@@ -98,7 +98,7 @@ def test_a_repeat_with_nothing_written_merges_nothing(
 def test_a_window_materialised_again_is_verified_and_changes_nothing(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """H1, through Dagster: the same partition of raw and of a table once more."""
+    """H1, through Dagster: a repeated partition of raw and of a table."""
     orchestrated.database.execute("insert into b values (1, 1)")
     sync(orchestrated)
     rows = orchestrated.zone.changes.table.load()
@@ -143,7 +143,7 @@ def test_a_window_whose_rows_are_gone_fails_and_its_check_is_red(
 def test_one_broken_table_fails_alone_and_is_merged_later(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """H8: the good table goes on, and the broken one catches up from raw once it is mended."""
+    """H8: the good table continues, and the broken table catches up from raw after a correction."""
     sync(orchestrated)
     log = Path(orchestrated.lake.path(NAME, "scd1", "public", "b", "_delta_log"))
     commit = min(log.glob("*.json"))
@@ -182,7 +182,7 @@ def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
         sync(orchestrated)
 
     assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
-    # WAL between the barrier, which the first window ends at, and the snapshots.
+    # WAL between the barrier, which is the end of the first window, and the snapshots.
     database.execute("select pg_logical_emit_message(true, 'test', 'after the new slot')")
     first_merge = sync(orchestrated)
     assert first_merge.merge_count >= 1
@@ -209,7 +209,7 @@ def test_a_source_that_is_not_ready_ends_with_its_error(orchestrated: Orchestrat
 
 
 def test_it_ends_while_writers_never_stop(orchestrated: Orchestrated, spark: SparkSession) -> None:
-    """A16: the barrier taken at the start is the end, and all that was committed before is in."""
+    """A16: the sync ends at the barrier of its start, with all earlier commits."""
     sync(orchestrated)
     stop = threading.Event()
 

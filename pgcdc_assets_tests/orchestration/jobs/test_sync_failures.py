@@ -1,4 +1,4 @@
-"""`sync_capture` when a table fails or writers go on: the capture comes through all the same."""
+"""`sync_capture` with a failing table or continuous writers: the capture completes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def stopped_in(orchestrated: Orchestrated) -> dict[str, str]:
 
 @contextmanager
 def broken(orchestrated: Orchestrated, table: str) -> Iterator[None]:
-    """Have nobody read an SCD table inside the block."""
+    """Make an SCD table unreadable inside the block."""
     log = Path(orchestrated.lake.path(NAME, "scd1", "public", table, "_delta_log"))
     commit = min(log.glob("*.json"))
     whole = commit.read_bytes()
@@ -113,7 +113,7 @@ def write_much(orchestrated: Orchestrated) -> None:
 def test_a_broken_table_holds_up_neither_the_capture_nor_the_others(
     small_windows: Orchestrated, spark: SparkSession
 ) -> None:
-    """H8: through the barrier in one call, however many windows that takes."""
+    """H8: through the barrier in one call, with any number of windows."""
     sync(small_windows)
     before = len(small_windows.windows())
     write_much(small_windows)
@@ -170,7 +170,7 @@ def test_each_stopped_table_is_explained(
 def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_others(
     with_unpublished: Orchestrated, spark: SparkSession
 ) -> None:
-    """B14: at the first call and at each one after it."""
+    """B14: at the first call and at each later call."""
     for turn in range(2):
         with_unpublished.commit(f"insert into b values ({turn}, 1)")
         barrier = barrier_of(with_unpublished)
@@ -231,7 +231,7 @@ def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
 def test_a_sync_ends_when_other_processes_capture_beyond_its_barrier(
     orchestrated: Orchestrated, spark: SparkSession, is_broken: bool
 ) -> None:
-    """A16: each merge finds another window that landed while it ran, as beside a daemon."""
+    """A16: during each merge another window lands, as with a running daemon."""
     sync(orchestrated)
     orchestrated.commit("insert into a values (1000, 'before'); insert into b values (1, 1)")
     merges = 0
@@ -259,7 +259,7 @@ def test_a_sync_ends_when_other_processes_capture_beyond_its_barrier(
 def test_a_slot_of_another_lake_is_taken_over_by_the_flag_alone(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same settings with an empty lake; without Spark, since copies are what it is about."""
+    """The same settings with an empty lake, without Spark."""
 
     def refuse(self: SparkResource) -> SparkSession:
         raise TransientError(reason="no Spark today")
@@ -286,7 +286,7 @@ def test_a_slot_of_another_lake_is_taken_over_by_the_flag_alone(
 def test_a_sync_that_waits_in_vain_for_a_merge_of_another_process_reports_it(
     orchestrated: Orchestrated,
 ) -> None:
-    """Another `pgcdc sync`, or the daemon: all is captured, and its merge is under way."""
+    """All is captured, and a merge of another `pgcdc sync` or of the daemon is running."""
     orchestrated.copy()
     orchestrated.commit("insert into b values (1, 1)")
     orchestrated.land()
@@ -312,7 +312,7 @@ def test_verify_compares_the_others_when_a_table_cannot_be_merged(
     real = merge.merge_tables
 
     def refuse_b(*arguments: Any, root: str | None = None, **options: Any) -> Iterator[Any]:
-        # A comparison folds a copy of the table, below a root of its own.
+        # A comparison folds a copy of the table in a temporary folder.
         for report in real(*arguments, root=root, **options):
             if root is None and report.table == "b":
                 error = MergeConflict(table="public.b", reason="planted.")

@@ -1,4 +1,4 @@
-"""Checks, rebuilds and upkeep of tables, run as Dagster runs them."""
+"""Checks, rebuilds and maintenance of tables, executed by Dagster."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_check_waits_for_the_capture_and_tells_counts_and_columns(
 def test_a_run_that_materialises_does_not_ask_the_source(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """A click on raw and a table: nobody else can capture while the check waits for that."""
+    """A click on raw and a table: no capture can run while the check waits for one."""
     orchestrated.copy()
     (request,) = orchestrated.tick("lag", one_shot=True).run_requests
     orchestrated.database.execute("insert into a values (77, 'after the window')")

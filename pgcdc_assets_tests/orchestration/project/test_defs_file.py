@@ -1,4 +1,4 @@
-"""Whatever is wrong in a defs.yaml: one sentence with file, line, column, setting and remedy."""
+"""An error in a defs.yaml is one sentence with file, line, column, setting and remedy."""
 
 from __future__ import annotations
 

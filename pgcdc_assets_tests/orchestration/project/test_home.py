@@ -1,4 +1,4 @@
-"""The dagster.yaml files that we ship, each really opened, and what pools need to be limits."""
+"""The dagster.yaml files of the package, each opened, and the limits of their pools."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_without_dagster_home_the_instance_lies_below_pgcdc(
 def test_records_in_postgres_work_as_those_in_sqlite_do(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The production example, opened on a real server, carries a copy and two windows."""
+    """The production example, on a real server, records a snapshot and two windows."""
     records = Database(orchestrated.database.server, f"{orchestrated.database.name}_dagster")
     orchestrated.database.execute(f"create database {records.name}")
     uri = f"postgresql+psycopg2://postgres@127.0.0.1:{records.server.port}/{records.name}"

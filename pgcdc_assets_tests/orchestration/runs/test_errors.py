@@ -1,4 +1,4 @@
-"""Several errors told as one."""
+"""Several errors joined to one."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _started(location: Orchestrated, job: str, tags: dict[str, str]) -> subproce
 
 
 def _land_and_request_merge(location: Orchestrated) -> dict[str, str]:
-    """Land two windows with a row each; return the tags of the run that merges them."""
+    """Land two windows with one row each, and return the tags of their merge run."""
     location.copy()
     for number in range(2):
         location.commit(f"insert into b values ({number}, 1)")

@@ -1,4 +1,4 @@
-"""Runs that go on: what they do after what they were asked for, and what ends them."""
+"""Runs that continue with the next windows, and the conditions that end them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def meanwhile(work: Callable[[], None]) -> Iterator[None]:
-    """Do something in a thread while the block runs, and fail if it failed."""
+    """Run `work` in a thread beside the block, and raise its error."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -70,7 +70,7 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
 
 
 def land_aside(going_on: Orchestrated) -> None:
-    """Land a window without Dagster: two runs at once in one process block each other's logging."""
+    """Land a window without Dagster: two runs in one process block each other's logging."""
     epoch = going_on.zone.epochs.latest()
     assert epoch is not None
     start = going_on.zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
@@ -96,7 +96,7 @@ def evaluated(result: dg.ExecuteInProcessResult, key: dg.AssetKey | None = None)
 
 
 def checked(going_on: Orchestrated, key: dg.AssetKey) -> Sequence[AssetCheckExecutionRecord]:
-    """What Dagster shows as the history of a table's invariants."""
+    """Return the recorded evaluations of a table's invariants."""
     return going_on.instance.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(key, INVARIANTS), limit=100
     )
@@ -134,7 +134,7 @@ def test_a_capture_lands_what_is_committed_while_it_runs(going_on: Orchestrated)
     assert landed() == 6
     assert sorted(set(evaluated(result))) == sorted({WITHOUT_GAPS, COUNTED_AS_DECODED})
     assert len(evaluated(result)) == 2 * len(windows)
-    # All of it was landed: the sensor finds nothing left open, and opens nothing over it.
+    # All changes are landed: the sensor finds no open window, and opens no window.
     assert [r.partition_key for r in going_on.tick("lag").run_requests] in (
         [],
         going_on.windows()[len(windows) :],
@@ -188,7 +188,7 @@ def test_a_merge_folds_what_is_landed_while_it_runs(
 def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
     going_on: Orchestrated, spark: SparkSession
 ) -> None:
-    """It was not selected, so this run cannot merge it: it ends, and the sensor asks again."""
+    """A run cannot merge a table that was not selected: the sensor requests another run."""
     going_on.land()
     request = asked(going_on, "merges")
     database = going_on.database
@@ -220,7 +220,7 @@ def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
 def test_runs_without_the_tag_do_not_continue(
     going_on: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not even look for what comes next."""
+    """Such runs do not look for a next window."""
     from pgcdc_assets.orchestration.assets import raw as capture_assets
 
     looks: list[object] = []
@@ -241,7 +241,7 @@ def test_runs_without_the_tag_do_not_continue(
 def test_a_window_that_fails_on_the_way_is_asked_for_again(
     going_on: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its key is there and the run is red: the sensor tries the very same window again."""
+    """The window's key exists and its run failed: the sensor retries the same window."""
     from pgcdc_assets.orchestration.assets import raw as capture_assets
 
     calls: list[object] = []
@@ -273,7 +273,7 @@ def test_a_window_that_fails_on_the_way_is_asked_for_again(
 def test_a_capture_ends_when_the_server_does_not_answer(
     going_on: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it opened is landed; whether the server is back is the sensor's to find out."""
+    """The opened window is landed; the sensor finds out when the server is available again."""
 
     def cut(conn: Any) -> Lsn:
         with query_connection(going_on.database.settings(), "killer") as killer:
@@ -300,7 +300,7 @@ def started(going_on: Orchestrated) -> dg.DagsterRun:
 
 
 def test_a_run_that_is_over_in_the_books_ends(going_on: Orchestrated) -> None:
-    """Dagster starts another one for it: two must not open windows."""
+    """Dagster starts another run in its place: two runs must not open windows."""
     run = started(going_on)
     assert following(going_on, run).find(lambda: "more") == "more"
     going_on.instance.report_run_canceled(run)
@@ -319,7 +319,7 @@ def test_a_run_ends_for_another_that_waits_for_its_pool(
 def test_a_run_ends_for_any_other_that_waits_for_long(
     going_on: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An instance that admits one run at a time would never merge while it captures."""
+    """An instance with one run at a time would never merge during a capture."""
     run = started(going_on)
     queue(going_on, "t_merge")
     assert following(going_on, run).find(lambda: "more") == "more"

@@ -1,4 +1,4 @@
-"""Runs in the instance's books: that a run key never comes again, and that the dead are closed."""
+"""Runs in the instance's storage: unique run keys, and the closing of dead runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ B = dg.AssetKey([NAME, "scd1", "public", "b"])
 def test_a_run_key_never_comes_again_however_often_runs_failed(
     orchestrated: Orchestrated, job: str
 ) -> None:
-    """H7: Dagster would skip the request for ever, and nothing would recover by itself."""
+    """H7: Dagster would always skip the request, without a recovery."""
     if job != "snapshot":
         orchestrated.copy()
     if job == "merge":
@@ -72,7 +72,7 @@ def test_a_run_whose_process_is_gone_gives_its_pool_back(
     names = Names.of(orchestrated.capture)
     pool = names.slot_pool if job == "capture" else names.merge_pool
     hold(orchestrated, pool, run)
-    # A younger run that waits for the pool must not hide the dead one.
+    # A younger run that waits for the pool must not hide the dead run.
     orchestrated.create_run("merge", {})
     orchestrated.tick(sensor)
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.FAILURE
@@ -96,12 +96,12 @@ def test_a_run_that_was_started_by_a_click_on_an_asset_is_closed_too(
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.FAILURE
 
 
-@pytest.mark.parametrize("process", ["alive", "of another machine", "not told"])
+@pytest.mark.parametrize("process", ["alive", "of another machine", "unknown"])
 def test_a_run_that_may_live_is_left_alone(orchestrated: Orchestrated, process: str) -> None:
     tags = {
         "alive": {PROCESS_TAG: process_tag()},
         "of another machine": {PROCESS_TAG: "elsewhere:1:1"},
-        "not told": {},
+        "unknown": {},
     }
     run = orchestrated.start_run("rebuild", tags[process])
     orchestrated.tick("merges")
@@ -111,7 +111,7 @@ def test_a_run_that_may_live_is_left_alone(orchestrated: Orchestrated, process: 
 def test_a_live_run_of_a_container_of_the_same_name_is_left_alone(
     orchestrated: Orchestrated,
 ) -> None:
-    """Its numbers mean other processes here, or none."""
+    """The pids of a container are other processes here, or none."""
     with in_another_namespace() as tag:
         assert tag.split(":")[0] == process_tag().split(":")[0], "one host name"
         run = orchestrated.start_run("rebuild", {PROCESS_TAG: tag})
@@ -123,7 +123,7 @@ def test_a_live_run_of_a_container_of_the_same_name_is_left_alone(
 def test_a_run_of_a_container_that_is_gone_is_closed_once_its_heart_is_silent(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
-    """Whatever its clock says: a beat that is seen counts."""
+    """The time of observation counts, not the clock of the container."""
     monkeypatch.setattr(dead_runs, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr(dead_runs, "WATCHED_SECONDS", 0.5)
     pool = Names.of(orchestrated.capture).merge_pool
@@ -248,7 +248,7 @@ def test_a_run_that_was_to_be_canceled_when_its_process_died_is_canceled(
 
 @contextmanager
 def in_another_namespace() -> Iterator[str]:
-    """Give the tag of a process that lives in a PID namespace of its own."""
+    """Return the tag of a process in another PID namespace."""
     code = "import sys; from pgcdc_assets.orchestration.runs.claims import process_tag; "
     code += "print(process_tag(), flush=True); sys.stdin.read()"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
@@ -268,7 +268,7 @@ def remote_origin(job: str) -> RemoteJobOrigin:
 
 
 def test_a_run_that_repeats_a_dead_one_is_not_taken_for_it(orchestrated: Orchestrated) -> None:
-    """Dagster gives it the tags of the run that it repeats; its step writes its own later."""
+    """Dagster copies the tags of the repeated run; the step writes its own tags later."""
     tag = {PROCESS_TAG: dead_process()}
     dead = orchestrated.start_run("upkeep", tag)
     orchestrated.tick("merges")
@@ -285,7 +285,7 @@ def test_a_run_that_repeats_a_dead_one_is_not_taken_for_it(orchestrated: Orchest
 def test_a_run_with_other_steps_holds_a_sensor_up_only_until_its_own_step_has_ended(
     orchestrated: Orchestrated, event: str
 ) -> None:
-    """A click may ask for raw, tables and checks in one run."""
+    """A click may request raw, tables and checks in one run."""
     names = Names.of(orchestrated.capture)
     orchestrated.copy()
     orchestrated.land()
@@ -300,7 +300,7 @@ def test_a_run_with_other_steps_holds_a_sensor_up_only_until_its_own_step_has_en
 
 
 def start_click(orchestrated: Orchestrated, keys: set[dg.AssetKey]) -> dg.DagsterRun:
-    """Leave a started run of Dagster's implicit job in the books."""
+    """Record a started run of Dagster's implicit job."""
     run = dg.DagsterRun(
         job_name="__ASSET_JOB",
         run_id=make_new_run_id(),
@@ -326,7 +326,7 @@ def report_step(orchestrated: Orchestrated, run: dg.DagsterRun, step: str, event
 
 
 def add_failures(orchestrated: Orchestrated, request: dg.RunRequest, count: int) -> None:
-    """Leave runs in the books that a sensor asked for and that failed."""
+    """Record failed runs of a sensor."""
     for _ in range(count):
         orchestrated.instance.add_run(
             dg.DagsterRun(

@@ -22,7 +22,7 @@ B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 
 def merge_both(orchestrated: Orchestrated) -> dg.ExecuteInProcessResult:
-    """Land changes of both tables and merge what the sensor asks for."""
+    """Land changes of both tables, and execute the merge sensor's request."""
     orchestrated.database.execute("insert into a select max(id) + 1, 'new' from a")
     orchestrated.database.execute("insert into b select coalesce(max(id), 0) + 1, 1 from b")
     orchestrated.land()
@@ -52,7 +52,7 @@ def merged(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
 def test_it_is_not_merged_until_the_copy_has_ended(
     orchestrated: Orchestrated, spark: SparkSession, tags: dict[str, str]
 ) -> None:
-    """C12: past the copy's LSN there would be nothing left for the copy to do."""
+    """C12: a merge beyond the snapshot's LSN would make the snapshot useless."""
     orchestrated.copy()
     assert merged(merge_both(orchestrated)) == {A, B}
     run = orchestrated.start_run("snapshot", tags)
@@ -130,7 +130,7 @@ def test_a_copy_that_is_tried_again_copies_only_what_failed(
 def test_a_snapshot_that_another_process_merged_past_is_reported(
     orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another instance does not see this one's runs."""
+    """Another instance does not know the runs of this instance."""
     orchestrated.copy()
     merge_both(orchestrated)
     request = orchestrated.tick("merges", one_shot=True)

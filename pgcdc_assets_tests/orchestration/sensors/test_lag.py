@@ -1,4 +1,4 @@
-"""The lag sensor on a real server: what it asks for, when it waits, and what it is loud about."""
+"""The lag sensor on a real server: its requests, its waits and its errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_windows_follow_each_other_without_a_gap(orchestrated: Orchestrated) -> 
 
 
 def test_a_tick_while_a_capture_is_queued_opens_nothing(orchestrated: Orchestrated) -> None:
-    """H10: whoever launched it, a click in the UI included."""
+    """H10: also a run that was launched in the UI."""
     orchestrated.copy()
     (request,) = orchestrated.tick("lag").run_requests
     orchestrated.instance.create_run_for_job(
@@ -74,7 +74,7 @@ def test_a_tick_while_a_capture_is_queued_opens_nothing(orchestrated: Orchestrat
 def test_a_failed_window_is_tried_again_under_another_run_key(
     orchestrated: Orchestrated,
 ) -> None:
-    """H10: a run key de-duplicates for ever, failed runs included."""
+    """H10: a run key de-duplicates without a time limit, failed runs included."""
     orchestrated.copy()
     (first,) = orchestrated.tick("lag").run_requests
     run = orchestrated.instance.create_run_for_job(
@@ -146,7 +146,7 @@ def test_a_slot_that_another_program_advanced_fails_the_tick(orchestrated: Orche
 def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
     orchestrated: Orchestrated,
 ) -> None:
-    """B5: the daemon and `pgcdc sync` opened one each at the same moment."""
+    """B5: the daemon and `pgcdc sync` opened a window each at the same time."""
     orchestrated.copy()
     orchestrated.land()
     landed = LsnWindow.parse(orchestrated.windows()[-1])
@@ -161,7 +161,7 @@ def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
 
 
 def test_a_server_that_went_back_fails_the_tick(orchestrated: Orchestrated) -> None:
-    """B16: restored from a backup, or replaced by a standby that had not received all."""
+    """B16: the server was restored from a backup, or replaced by a standby without all WAL."""
     orchestrated.copy()
     (epoch,) = orchestrated.zone.epochs.all()
     lost = LsnWindow.of(1, epoch.start_lsn, epoch.start_lsn + (1 << 30))
@@ -211,7 +211,7 @@ def merged_through(orchestrated: Orchestrated, table: str, lsn: Lsn) -> None:
 
 @contextmanager
 def unreserved_slot(orchestrated: Orchestrated) -> Iterator[None]:
-    """The slot keeps more WAL than the server allows, until the block ends."""
+    """Make the slot retain more WAL than the server allows, for the block."""
     database = orchestrated.database
     database.execute("alter system set max_slot_wal_keep_size = '1MB'")
     try:
@@ -279,7 +279,7 @@ def test_the_slot_s_health_is_judged_by_the_tick_and_on_demand(orchestrated: Orc
 
 
 def slot_health(orchestrated: Orchestrated) -> dg.AssetCheckEvaluation:
-    """The newest evaluation of the check."""
+    """Return the newest evaluation of the check."""
     key = dg.AssetCheckKey(orchestrated.raw, SLOT_HEALTH)
     record = orchestrated.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
     event = record[key].event

@@ -1,4 +1,4 @@
-"""The merge sensor: what it asks for, and that a failing table holds up nobody else."""
+"""The merge sensor: its requests, and the isolation of a failing table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 
 def failed_merge(orchestrated: Orchestrated, selection: list[dg.AssetKey], through: str) -> None:
-    """Leave a merge in the books that failed just now."""
+    """Record a merge that failed just now."""
     job = orchestrated.location.repository.get_job(f"{NAME}_merge")
     run = orchestrated.instance.create_run_for_job(
         job,
@@ -29,7 +29,7 @@ def failed_merge(orchestrated: Orchestrated, selection: list[dg.AssetKey], throu
 
 
 def land_windows(orchestrated: Orchestrated, count: int) -> None:
-    """Copy the tables, and land windows with an insert each."""
+    """Take snapshots of the tables, and land windows with one insert each."""
     orchestrated.copy()
     for number in range(count):
         orchestrated.database.execute(f"insert into b values ({number}, 1)")
@@ -56,7 +56,7 @@ def test_one_run_merges_all_tables_from_the_oldest_through_the_newest_window(
 def test_of_very_many_windows_the_newest_are_shown_as_merged(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Merging them folds the earlier ones too, and Dagster's books take their time for each."""
+    """A merge folds the earlier windows too, and each Dagster event takes time."""
     monkeypatch.setattr("pgcdc_assets.orchestration.partitions.MAX_MATERIALIZATIONS", 5)
     land_windows(orchestrated, 4)
     (request,) = orchestrated.tick("merges").run_requests

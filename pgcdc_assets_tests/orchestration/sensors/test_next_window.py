@@ -1,4 +1,4 @@
-"""The planner as a table of cases: no clock, no connection, no Dagster."""
+"""The window planner as a table of cases, without clock, connection and Dagster."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_opened_window_is_retried_before_another_is_opened() -> None:
 
 
 def test_a_window_that_another_window_has_overtaken_is_abandoned() -> None:
-    """Two openers at one moment: [400, 500) was landed, and [400, 600) never can be."""
+    """Two concurrent openers: [400, 500) was landed, so [400, 600) can never be landed."""
     given = progress(500, 9000, open_windows=(window(400, 600),))
     assert plan_window(given, POLICY) == Discard(window(400, 600))
 
@@ -91,7 +91,7 @@ def test_the_pause_after_failures_doubles_up_to_its_limit() -> None:
 
 
 def test_a_one_shot_run_opens_windows_up_to_its_barrier_without_waiting() -> None:
-    """A16: writers that never stop do not keep it going."""
+    """A16: continuous writers do not extend the run."""
     recent = progress(500, 510, seconds_since_landing=0.0)
     assert plan_window(recent, POLICY, Lsn(505)) == Capture(window(500, 505), is_new=True)
     assert plan_window(recent, POLICY, Lsn(600)) == Capture(window(500, 510), is_new=True)
