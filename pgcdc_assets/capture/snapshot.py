@@ -6,11 +6,9 @@ contains all earlier transactions. If the process dies between two steps, the ne
 no slot, or an unread slot at its consistent point, or an epoch with some complete snapshots.
 
 An existing slot exports no snapshot. A temporary slot then exports the snapshot: its consistent
-point is above the position of the permanent slot, so the stream contains every later change. A
-merge applies the changes that commit at or after the LSN of the snapshot.
-
-If another program has read the existing slot, the capture adopts the slot with the user's consent
-(`--adopt-slot`) only: a confirmation would remove WAL that the other program needs.
+point is above the position of the permanent slot, so the stream contains every later change. A slot
+that another program has read is adopted with consent (`--adopt-slot`) only: a confirmation would
+remove WAL that the other program needs.
 """
 
 from __future__ import annotations
@@ -72,11 +70,9 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """The result of a complete snapshot of a table.
+    """The result of a complete snapshot, with all commits below `snapshot_lsn`.
 
     Attributes:
-        snapshot_lsn: LSN of the snapshot; earlier commits are in the snapshot.
-        seconds: duration of the copy.
         bytes: size of the rows' texts in memory.
         rescued_count: number of values that are not UTF-8, written as hex.
     """
@@ -124,13 +120,10 @@ def snapshot_tables(
     *,
     adopt_slot: bool = False,
 ) -> list[SnapshotReport]:
-    """Take snapshots of tables one after the other. Create slot and epoch if necessary.
-
-    After an error the snapshots of the other tables are complete.
+    """Take snapshots of tables. A failed table does not stop the others.
 
     Args:
-        tables: (schema, table) of the tables for a new snapshot; None: all tables of the
-            publication without a complete snapshot in this epoch.
+        tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
 
     Raises:
@@ -156,11 +149,7 @@ def snapshot_each_table(
     *,
     adopt_slot: bool = False,
 ) -> Iterator[SnapshotReport | SnapshotFailure]:
-    """Take snapshots as `snapshot_tables` does, and yield the result of each table.
-
-    Raises:
-        PgcdcError: no table can be copied. See `snapshot_tables`.
-    """
+    """Yield the result of each table. For arguments and errors see `snapshot_tables`."""
     zone.lake.check_writable()
     with contextlib.ExitStack() as open_snapshot:
         epoch, snapshot = _establish(
@@ -170,9 +159,8 @@ def snapshot_each_table(
             wanted = _wanted(conn, zone, epoch, publication, tables)
         if snapshot is None and any(isinstance(outcome, PublishedTable) for outcome in wanted):
             snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
-            # Read the tables again: the creation of a slot may take long, and a column that was
-            # added during the creation is in the snapshot. The copy checks that a table was not
-            # altered after the snapshot, and uses a new snapshot otherwise.
+            # Read the tables again: a column that was added during the creation of the slot is in
+            # the snapshot. The copy checks that the table was not altered after the snapshot.
             with query_connection(settings, "snapshot") as conn:
                 wanted = _wanted(conn, zone, epoch, publication, tables)
         for outcome in wanted:
@@ -198,8 +186,7 @@ def _establish(
         if identity.in_recovery:
             with server_timeline(settings) as server:
                 identity = replace(identity, timeline=server.number)
-        # The publication must exist before the slot: decoding looks up the publication as of the
-        # WAL position.
+        # The publication must exist before the slot: decoding reads it as of the WAL position.
         read_publication(conn, publication, tables)
 
         def find() -> tuple[Epoch | None, SlotStatus | None]:
