@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     verify = _command(
         commands,
         "verify",
-        "compare source and tables at one LSN while writers go on, and name the keys that differ",
+        "compare source and tables at one LSN, and name keys that differ; writers need not stop",
     )
     _capture_options(verify)
     verify.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
