@@ -82,7 +82,7 @@ class Result:
         """Report a series that has no baseline.
 
         Args:
-            value: what stands for the series, if not its median.
+            value: the value to report instead of the median.
         """
         median = statistics.median(ours)
         return cls(

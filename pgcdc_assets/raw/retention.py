@@ -87,21 +87,21 @@ def remove_snapshots(zone: RawZone, merged: Mapping[TableName, Position]) -> int
     Raises:
         TransientError: the lake could not be written, or another process was faster.
     """
-    snapshots = zone.snapshots
-    copies = snapshots.complete_snapshots()
-    floors = zone.changes.floors({copy.epoch for copy in copies})
+    store = zone.snapshots
+    snapshots = store.complete_snapshots()
+    floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
     useless = {
-        copy.identity
-        for copy in copies
-        if copy.snapshot_lsn < floors[copy.epoch]
-        and _is_superseded(copy, copies, merged.get(copy.name))
+        snapshot.identity
+        for snapshot in snapshots
+        if snapshot.snapshot_lsn < floors[snapshot.epoch]
+        and _is_superseded(snapshot, snapshots, merged.get(snapshot.name))
     }
-    loaded = snapshots.table.load()
+    loaded = store.table.load()
     if not useless or loaded is None:
         return 0
     files = [file for file in data_files(loaded) if snapshot_of_file(file).identity in useless]
     try:
-        snapshots.table.commit(
+        store.table.commit(
             loaded,
             [],
             removed=removals(files),
@@ -112,15 +112,18 @@ def remove_snapshots(zone: RawZone, merged: Mapping[TableName, Position]) -> int
         )
     except CommitRefused as refusal:
         raise TransientError(
-            reason=f"Another process wrote to {snapshots.table.uri} at the same time. No snapshot "
+            reason=f"Another process wrote to {store.table.uri} at the same time. No snapshot "
             "was removed; the next maintenance continues."
         ) from refusal
     return len(useless)
 
 
-def _is_superseded(copy: Snapshot, copies: Sequence[Snapshot], merged: Position | None) -> bool:
+def _is_superseded(
+    snapshot: Snapshot, snapshots: Sequence[Snapshot], merged: Position | None
+) -> bool:
     return merged is not None and any(
-        other.name == copy.name and copy.position < other.position <= merged for other in copies
+        other.name == snapshot.name and snapshot.position < other.position <= merged
+        for other in snapshots
     )
 
 

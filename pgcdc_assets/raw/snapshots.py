@@ -158,19 +158,19 @@ class SnapshotStore:
         loaded = self.table.load()
         if loaded is None:
             return []
-        copies: dict[SnapshotIdentity, Snapshot] = {}
+        snapshots: dict[SnapshotIdentity, Snapshot] = {}
         for file in data_files(loaded):
             part = snapshot_of_file(file)
-            known = copies.get(part.identity)
+            known = snapshots.get(part.identity)
             row_count = part.row_count + (known.row_count if known is not None else 0)
-            copies[part.identity] = replace(part, row_count=row_count)
-        return [copies[key] for key in sorted(copies) if epoch in (None, key[0])]
+            snapshots[part.identity] = replace(part, row_count=row_count)
+        return [snapshots[key] for key in sorted(snapshots) if epoch in (None, key[0])]
 
-    def size_bytes(self, copy: Snapshot) -> int:
+    def size_bytes(self, snapshot: Snapshot) -> int:
         """Return the uncompressed size of a snapshot, from the Parquet footers."""
         loaded = self.table.load()
         files = [] if loaded is None else data_files(loaded)
-        own = [file.path for file in files if snapshot_of_file(file).identity == copy.identity]
+        own = [file.path for file in files if snapshot_of_file(file).identity == snapshot.identity]
         return uncompressed_bytes(self.table, own)
 
     def times(self) -> dict[SnapshotIdentity, dt.datetime]:
@@ -186,9 +186,9 @@ class SnapshotStore:
                 times[key] = dt.datetime.fromisoformat(record["taken_at"])
         return times
 
-    def _find(self, copy: Snapshot) -> Snapshot | None:
-        copies = self.complete_snapshots(copy.epoch)
-        return next((found for found in copies if found.identity == copy.identity), None)
+    def _find(self, snapshot: Snapshot) -> Snapshot | None:
+        snapshots = self.complete_snapshots(snapshot.epoch)
+        return next((found for found in snapshots if found.identity == snapshot.identity), None)
 
     def _complete(
         self, relation: Relation, batches: Iterable[pa.RecordBatch]

@@ -200,10 +200,10 @@ def test_rows_of_a_megabyte_are_merged_in_several_partitions(pipeline: Pipeline)
 def test_a_copy_that_is_compared_with_a_history_counts_as_large_by_its_bytes(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = []
+    sizes = []
 
     def recorded(session: SparkSession, changes: int, target_bytes: int, change_bytes: int) -> None:
-        told.append(change_bytes)
+        sizes.append(change_bytes)
         tune(session, changes, target_bytes, change_bytes)
 
     monkeypatch.setattr(run, "tune", recorded)
@@ -219,8 +219,8 @@ def test_a_copy_that_is_compared_with_a_history_counts_as_large_by_its_bytes(
     landing.land([insert("22", "new")])
     report = merge(spark, landing, target)
     assert report.snapshot_lsn is not None
-    assert max(told[:-1]) < text / 10
-    assert 0.9 * 2 * text < told[-1] < 1.5 * 2 * text
+    assert max(sizes[:-1]) < text / 10
+    assert 0.9 * 2 * text < sizes[-1] < 1.5 * 2 * text
 
 
 def test_the_footers_of_the_raw_zone_give_the_bytes_of_a_table(zone: RawZone) -> None:

@@ -50,7 +50,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def meanwhile(work: Callable[[], None]) -> Iterator[None]:
+def running_beside(work: Callable[[], None]) -> Iterator[None]:
     """Run `work` in a thread beside the block, and raise its error."""
     errors: list[BaseException] = []
 
@@ -122,7 +122,7 @@ def test_a_capture_lands_what_is_committed_while_it_runs(going_on: Orchestrated)
             wait_until(partial(has_landed, number), f"{number} rows to land")
             going_on.commit(f"insert into b values ({number}, 1)")
 
-    with meanwhile(commit_now_and_then):
+    with running_beside(commit_now_and_then):
         result = going_on.execute(asked(going_on, "lag"), "capture")
     assert result.success
 
@@ -163,7 +163,7 @@ def test_a_merge_folds_what_is_landed_while_it_runs(
             land_aside(going_on)
             time.sleep(1.0)
 
-    with meanwhile(land_now_and_then):
+    with running_beside(land_now_and_then):
         result = going_on.execute(asked(going_on, "merges"), "merge")
     assert result.success
 
@@ -209,7 +209,7 @@ def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
         wider.commit("insert into b values (1, 1)")
         land_aside(wider)
 
-    with meanwhile(copy_and_land):
+    with running_beside(copy_and_land):
         result = going_on.execute(request, "merge")
     assert result.success
     assert materialized(result, B) == going_on.windows()[:1]
@@ -232,7 +232,7 @@ def test_runs_without_the_tag_do_not_continue(
     monkeypatch.setattr(capture_assets, "read_current_lsn", recorded)
     (request,) = going_on.tick("lag", one_shot=True).run_requests
     assert SECONDS_TAG not in request.tags
-    with meanwhile(lambda: going_on.commit("insert into b values (1, 1)")):
+    with running_beside(lambda: going_on.commit("insert into b values (1, 1)")):
         assert going_on.execute(request, "capture").success
     assert len(going_on.windows()) == 1
     assert looks == []
@@ -259,7 +259,7 @@ def test_a_window_that_fails_on_the_way_is_asked_for_again(
         time.sleep(1)
         going_on.commit("insert into b values (1, 1)")
 
-    with meanwhile(commit_a_second_later):
+    with running_beside(commit_a_second_later):
         assert not going_on.execute(request, "capture").success
     open_window = going_on.windows()[-1]
     assert len(going_on.windows()) == 2

@@ -1,4 +1,4 @@
-"""A table that is copied anew while changes flow: its copy counts, and the others go on."""
+"""A new snapshot of a table during changes: the snapshot is applied, and other tables continue."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_run_requested_before_the_snapshot_skips_the_table_with_a_reason(
 def test_a_table_that_cannot_be_read_is_copied_and_stops_no_sensor(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """H8: to copy it anew is what its own error advises."""
+    """H8: a new snapshot is the remedy of the table's error."""
     orchestrated.copy()
     merge_both(orchestrated)
     log = Path(orchestrated.lake.path(NAME, "scd1", "public", "a", "_delta_log"))

@@ -203,7 +203,7 @@ def test_a_slot_in_use_is_named_with_its_process(
         pass
     conninfo = settings.conninfo_for(purpose, replication=True)
     if severity == "error":
-        conninfo = conninfo.replace("pgcdc receiver shop", "somebody")
+        conninfo = conninfo.replace("pgcdc receiver shop", "other_program")
     stream = psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
     with closing(stream), stream.cursor() as cursor:
         cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})

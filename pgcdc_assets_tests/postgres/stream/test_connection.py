@@ -182,7 +182,7 @@ def test_a_walsender_left_by_a_killed_run_is_ended(capturing: Capturing) -> None
 def test_a_slot_that_another_program_reads_is_not_touched(capturing: Capturing) -> None:
     capturing.begin("create table t (id int)")
     window = capturing.window()
-    with walsender(capturing, "somebody") as pid:
+    with walsender(capturing, "other_program") as pid:
         with pytest.raises(SlotBusy) as caught:
             capturing.capture(window, CaptureLimits(slot_wait_seconds=0.2))
         assert caught.value.active_pid == pid
