@@ -90,15 +90,24 @@ def test_every_public_module_has_a_docstring() -> None:
     assert silent == []
 
 
+def make_targets() -> set[str]:
+    """Return the targets of the Makefile that `make help` lists."""
+    return set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
 def test_no_message_sends_users_of_a_wheel_to_make() -> None:
+    targets = make_targets()
+    assert {"demo", "dev", "install", "test"} <= targets
+    to_make = re.compile(rf"\bmake ({'|'.join(targets)})\b")
     found = []
     for path in (ROOT / "pgcdc_assets").rglob("*.py"):
         found += [
             f"{path.relative_to(ROOT)}:{node.lineno}"
             for node in ast.walk(syntax_tree(path))
-            if isinstance(node, ast.Constant)
-            and re.search(r"\bmake (demo|dev|install|test|bench)\b", str(node.value))
+            if isinstance(node, ast.Constant) and to_make.search(str(node.value))
         ]
+    for path in (ROOT / "pgcdc_assets").rglob("*.yaml"):
+        found += [str(path.relative_to(ROOT))] * bool(to_make.search(path.read_text()))
     assert found == []
 
 
@@ -124,7 +133,7 @@ def shell_lines(document: Path) -> list[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_of_the_documents_exist(document: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = make_targets()
     lines = shell_lines(document)
     asked_targets = {match[1] for line in lines if (match := re.match(r"make ([a-z-]+)", line))}
     assert asked_targets <= targets
