@@ -1,4 +1,4 @@
-"""When an asset of one's own, made of SCD tables, is to be materialised."""
+"""When an asset that depends on SCD tables is materialised."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pgcdc_assets.orchestration.translator import LAYER_TAG, Layer
 
 
 def on_new_merges() -> dg.AutomationCondition[Any]:
-    """Ask for an asset when a merge has changed one of the tables that it depends on.
+    """Return a condition that requests an asset after a merge changed one of its tables.
 
-    For assets without partitions. `AutomationCondition.eager()` never asks for them: it waits until
-    every window of each table is materialised, and until no run merges, and here there is always a
-    window that is not merged yet, or a run that goes on with the next one.
+    Use it for assets without partitions. `AutomationCondition.eager()` never requests them: it
+    waits until every window of each table is materialised and no run merges, but the newest window
+    is never merged yet, or a run continues with the next one.
 
-    A merge materialises every table of its run, and gives only those that it changed a new data
-    version. An asset of another kind that is depended on asks at each materialisation.
+    A merge materialises every table of its run, and gives a new data version only to the tables
+    that it changed. A dependency of another kind requests the asset at each materialisation.
 
-    The asset is asked for once at first, when each table that it depends on has been merged. None
-    is asked for while a run of it is under way; a merge in that time asks afterwards.
+    The first request comes when each table of the asset has been merged. While a run of the asset
+    is in progress there is no request; a merge in that time causes one afterwards.
     """
     condition = dg.AutomationCondition
     has_contents = condition.all_deps_match(~condition.missing())

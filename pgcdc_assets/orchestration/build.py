@@ -48,14 +48,18 @@ def build_cdc_definitions(
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensors and resources of a capture.
 
-    Nothing connects and nothing starts. Definitions of several captures merge with
-    `Definitions.merge`.
+    Nothing connects and nothing starts. Combine several captures with `Definitions.merge`.
 
     Args:
-        declared_in: the file to show as the assets' code, `Path(__file__)` as a rule.
+        capture: the settings.
+        postgres: the source database. None: the database of `PGCDC_DSN`.
+        lake: the lake. None: the lake of `PGCDC_LAKE`.
+        spark: the Spark session. None: the default session of `SparkResource`.
+        translator: keys and descriptions of the assets.
+        declared_in: the file that the UI shows as the code of the assets, such as `Path(__file__)`.
 
     Raises:
-        ConfigurationError: a schedule is no cron expression.
+        ConfigurationError: a schedule is not a cron expression.
     """
     _check_schedules(capture)
     return _Builder(capture, translator or PgcdcTranslator(), declared_in).build(

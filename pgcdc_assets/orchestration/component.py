@@ -177,12 +177,11 @@ class CheckModel(dg.Model, Resolvable):
 
 
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
-    """Captures a Postgres publication, and keeps tables of it in the lake.
+    """A component that captures a Postgres publication, and keeps tables of it in the lake.
 
-    For a capture named `shop`: one external asset for each source table, `shop/raw` with one
-    partition for each window of WAL, `shop/snapshot` with one partition for each table, and for
-    each table an SCD asset or two that are merged window by window; with jobs, checks and two
-    sensors that run the whole.
+    For a capture named `shop` it defines one external asset for each source table, `shop/raw` with
+    one partition for each window of WAL, `shop/snapshot` with one partition for each table, one or
+    two SCD assets for each table, jobs, checks and two sensors.
     """
 
     name: str = Field(
@@ -250,7 +249,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
 
     @property
     def translator(self) -> PgcdcTranslator:
-        """Describes the assets; a subclass returns its own."""
+        """The keys and descriptions of the assets. A subclass returns its own translator."""
         return PgcdcTranslator()
 
     def capture(self) -> CdcCapture:

@@ -1,7 +1,7 @@
-"""The capture's surroundings as Dagster resources: source database, lake, Spark.
+"""Dagster resources of a capture: source database, lake, Spark.
 
 All are lazy: nothing connects when definitions load or a run starts, only when an asset or a sensor
-asks.
+uses the resource.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PostgresResource(dg.ConfigurableResource[None]):
 
 
 class LakeResource(dg.ConfigurableResource[None]):
-    """Where raw zone and SCD tables lie."""
+    """The place of raw zone and SCD tables."""
 
     uri: str | None = Field(
         default=None,
@@ -85,7 +85,7 @@ class LakeResource(dg.ConfigurableResource[None]):
 
 
 class SparkResource(dg.ConfigurableResource[None]):
-    """The Spark session of merges: on a Spark Connect server, or embedded."""
+    """The Spark session of merges: on a Spark Connect server, or inside the process."""
 
     remote: str | None = Field(
         default=None,
@@ -100,13 +100,11 @@ class SparkResource(dg.ConfigurableResource[None]):
     def session(self) -> SparkSession:
         """Return the session, started at the first call.
 
-        The resource below is dagster-pyspark's lazy one; it and Spark are imported here, because
-        importing definitions must not pay for them.
-
         Raises:
-            ConfigurationError: this process has an embedded session, and is to use a server now.
+            ConfigurationError: this process has an embedded session and cannot use a server.
             TransientError: the server does not answer.
         """
+        # Here, because definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
         from pgcdc_assets.spark.session import connecting, release_at_exit, runs_embedded

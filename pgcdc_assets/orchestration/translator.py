@@ -1,7 +1,6 @@
-"""What each asset is called and how it is described: one method to override.
+"""Names and descriptions of the assets: one method to override.
 
-The asset's key and its place in the lake are the same words, so that a person who sees one finds
-the other.
+The key of an asset is its path in the lake, so that each leads to the other.
 """
 
 from __future__ import annotations
@@ -34,7 +33,9 @@ class AssetData:
     """One asset to describe.
 
     Attributes:
-        table: the table; None for the raw and snapshot assets, which hold all tables.
+        layer: the kind of the asset.
+        capture: the capture that the asset belongs to.
+        table: the table. None for the raw and snapshot assets, which are about all tables.
     """
 
     layer: Layer
@@ -43,7 +44,7 @@ class AssetData:
 
     @property
     def key(self) -> dg.AssetKey:
-        """The default asset key; a name's odd characters are encoded as in the lake's folders."""
+        """The default asset key; names are encoded as in the folders of the lake."""
         if self.table is None:
             return dg.AssetKey([self.capture.name, self.layer.value])
         names = encode_name(self.table.schema), encode_name(self.table.table)
@@ -51,7 +52,7 @@ class AssetData:
 
 
 class PgcdcTranslator:
-    """Describes the assets of a capture.
+    """The keys and descriptions of the assets of a capture.
 
     Override `get_asset_spec` to change keys, groups, owners, tags, descriptions or automation:
 
@@ -59,11 +60,11 @@ class PgcdcTranslator:
             def get_asset_spec(self, data):
                 return super().get_asset_spec(data).replace_attributes(owners=["team:data"])
 
-    Dependencies and partitions are set afterwards, between the keys that the method returned.
+    Dependencies and partitions are set afterwards, with the keys that the method returned.
     """
 
     def get_asset_spec(self, data: AssetData) -> dg.AssetSpec:
-        """Return the description of one asset."""
+        """Return the specification of one asset, without dependencies and partitions."""
         describe = {
             Layer.SOURCE: _source,
             Layer.RAW: _raw,
@@ -109,8 +110,8 @@ def _raw(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
 
 def _snapshot(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
     return (
-        "Copies of the tables' contents, each at one LSN. One partition is one table; "
-        "materialise a partition to copy that table anew, and the next merge takes the copy over.",
+        "Snapshots of the tables, each at one LSN. One partition is one table; materialise a "
+        "partition to take a new snapshot of the table, which the next merge applies.",
         {"postgres", "delta"},
         {"dagster/table_name": f"{data.capture.name}.raw.snapshots"},
     )
