@@ -150,6 +150,33 @@ def test_the_page_of_metrics_lists_the_metadata_of_the_code() -> None:
     assert listed - names - others == set()
 
 
+def messages() -> str:
+    """Return the texts of the package, with ... for what a message fills in."""
+    texts = []
+    for path in (ROOT / "pgcdc_assets").rglob("*.py"):
+        for node in ast.walk(syntax_tree(path)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(re.sub(r"\{[^}]*\}", "...", node.value))
+            elif isinstance(node, ast.JoinedStr):
+                parts = (n.value if isinstance(n, ast.Constant) else "..." for n in node.values)
+                texts.append("".join(map(str, parts)))
+    return "\n".join(texts)
+
+
+def test_messages_that_the_guides_quote_are_those_of_the_code() -> None:
+    rows = [
+        line.split(" | ")[0]
+        for guide in sorted((DOCS / "guides").glob("*.md"))
+        for line in guide.read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    quoted = [text for row in rows for text in re.findall(r'"([^"]+)"', row)]
+    assert len(quoted) >= 10
+    known = messages().lower()
+    parts = {part.strip().lower() for text in quoted for part in text.split("...")}
+    assert {part for part in parts if part not in known} == set()
+
+
 def test_the_settings_page_lists_every_environment_variable() -> None:
     page = (DOCS / "reference" / "settings.md").read_text()
     used = set()

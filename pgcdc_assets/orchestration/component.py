@@ -123,7 +123,8 @@ class StreamModel(dg.Model, Resolvable):
     )
     slot_wait_seconds: float = Field(
         default=StreamPolicy.slot_wait_seconds,
-        description="How long a capture waits for the walsender of a dead run to release the slot.",
+        description="How long a capture waits for the walsender of a dead run, before it ends the "
+        "walsender.",
     )
 
 
