@@ -198,6 +198,25 @@ class StreamPolicy:
 
 
 @dataclass(frozen=True)
+class SnapshotPolicy:
+    """How tables are copied.
+
+    Attributes:
+        parallelism: connections that copy side by side.
+        range_bytes: a table of more bytes is cut into ranges of this size, which the connections
+            share.
+    """
+
+    parallelism: int = 4
+    range_bytes: int = 256 * MEGABYTE
+
+    def __post_init__(self) -> None:
+        for name in ("parallelism", "range_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(reason=f"snapshot.{name} must be 1 or more")
+
+
+@dataclass(frozen=True)
 class StepLimit:
     """The size limits of one commit of a merge, which folds whole windows.
 
@@ -296,6 +315,7 @@ class CdcCapture:
     slot: str = ""
     windows: WindowPolicy = field(default_factory=WindowPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
+    snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     checks: CheckPolicy = field(default_factory=CheckPolicy)
     merge_parallelism: int = 2

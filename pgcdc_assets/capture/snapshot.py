@@ -16,13 +16,12 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.activity import activity
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
@@ -33,10 +32,10 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.failpoints import reach
-from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import copy_published, hold_snapshot
+from pgcdc_assets.postgres.copy import hold_snapshot
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
 from pgcdc_assets.postgres.slots import (
@@ -52,12 +51,11 @@ from pgcdc_assets.postgres.slots import (
     slot_taken_error,
 )
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
-from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.settings import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from psycopg2.extensions import connection as Connection
 
     from pgcdc_assets.raw.zone import RawZone
@@ -67,48 +65,7 @@ _logger = logging.getLogger(__name__)
 # Number of attempts for a table that is altered during its copy.
 _ATTEMPTS = 3
 
-
-@dataclass(frozen=True, slots=True)
-class SnapshotReport:
-    """The result of a complete snapshot, with all commits below `snapshot_lsn`.
-
-    Attributes:
-        bytes: size of the rows' texts in memory.
-        rescued_count: number of values that are not UTF-8, written as hex.
-    """
-
-    schema: str
-    table: str
-    epoch: int
-    snapshot_lsn: Lsn
-    row_count: int
-    seconds: float
-    bytes: int
-    rescued_count: int = 0
-
-    @property
-    def name(self) -> TableName:
-        """Schema and table."""
-        return TableName(self.schema, self.table)
-
-    @property
-    def position(self) -> Position:
-        """Epoch and LSN."""
-        return Position(self.epoch, self.snapshot_lsn)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotFailure:
-    """The failed snapshot of one table. The other tables are not affected."""
-
-    schema: str
-    table: str
-    error: PgcdcError
-
-    @property
-    def name(self) -> TableName:
-        """Schema and table."""
-        return TableName(self.schema, self.table)
+_POLICY = SnapshotPolicy()
 
 
 def snapshot_tables(
@@ -119,12 +76,14 @@ def snapshot_tables(
     tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
+    policy: SnapshotPolicy = _POLICY,
 ) -> list[SnapshotReport]:
     """Take snapshots of tables. A failed table does not stop the others.
 
     Args:
         tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
+        policy: how many connections copy, and how tables are cut into ranges.
 
     Raises:
         ConfigurationError: a setting, a privilege or a table's name is wrong.
@@ -132,7 +91,9 @@ def snapshot_tables(
         DefiniteError: the slot is lost or missing, or the raw zone was filled from another slot.
     """
     outcomes = list(
-        snapshot_each_table(settings, zone, slot, publication, tables, adopt_slot=adopt_slot)
+        snapshot_each_table(
+            settings, zone, slot, publication, tables, adopt_slot=adopt_slot, policy=policy
+        )
     )
     failures = [outcome for outcome in outcomes if isinstance(outcome, SnapshotFailure)]
     if failures:
@@ -148,6 +109,7 @@ def snapshot_each_table(
     tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
+    policy: SnapshotPolicy = _POLICY,
 ) -> Iterator[SnapshotReport | SnapshotFailure]:
     """Yield the result of each table. For arguments and errors see `snapshot_tables`."""
     zone.lake.check_writable()
@@ -163,12 +125,19 @@ def snapshot_each_table(
             # the snapshot. The copy checks that the table was not altered after the snapshot.
             with query_connection(settings, "snapshot") as conn:
                 wanted = _wanted(conn, zone, epoch, publication, tables)
-        for outcome in wanted:
-            if isinstance(outcome, SnapshotFailure):
+        yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
+        found = [outcome for outcome in wanted if isinstance(outcome, PublishedTable)]
+        if not found:
+            return
+        assert snapshot is not None
+        altered: list[SnapshotFailure] = []
+        for outcome in SnapshotPool(settings, zone, epoch, snapshot, policy).copy(found):
+            if isinstance(outcome, SnapshotFailure) and _was_altered(outcome):
+                altered.append(outcome)
+            else:
                 yield outcome
-                continue
-            assert snapshot is not None
-            yield _copy(settings, zone, epoch, publication, outcome, snapshot)
+        for failure in altered:
+            yield _snapshot_again(settings, zone, epoch, publication, slot, policy, failure)
 
 
 def _establish(
@@ -313,80 +282,36 @@ def _wanted(
     return wanted
 
 
-def _copy(
+def _snapshot_again(
     settings: ConnectionSettings,
     zone: RawZone,
     epoch: int,
     publication: str,
-    table: PublishedTable,
-    snapshot: ExportedSnapshot,
+    slot: str,
+    policy: SnapshotPolicy,
+    failure: SnapshotFailure,
 ) -> SnapshotReport | SnapshotFailure:
-    relation = table.relation
-    with contextlib.ExitStack() as stack:
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return _copy_once(settings, zone, epoch, table, snapshot)
-            except TableChanged as error:
-                if attempt == _ATTEMPTS:
-                    return SnapshotFailure(relation.schema, relation.table, error)
-                _logger.warning("%s Retrying with a new snapshot", error)
-            except PgcdcError as error:
-                return SnapshotFailure(relation.schema, relation.table, error)
-            try:
-                snapshot = stack.enter_context(_temporary_snapshot(settings, snapshot.slot))
+    """Copy a table that was altered after the snapshot, in a new one."""
+    for _ in range(_ATTEMPTS - 1):
+        _logger.warning("%s Retrying with a new snapshot", failure.error)
+        try:
+            with _temporary_snapshot(settings, slot) as snapshot:
                 with query_connection(settings, "snapshot") as conn:
-                    again = _wanted(conn, zone, epoch, publication, [relation.name])[0]
-            except PgcdcError as error:
-                return SnapshotFailure(relation.schema, relation.table, error)
-            if isinstance(again, SnapshotFailure):
-                return again
-            table = again
-    raise AssertionError("the last attempt returns")
+                    (table,) = _wanted(conn, zone, epoch, publication, [failure.name])
+                if isinstance(table, SnapshotFailure):
+                    return table
+                (outcome,) = SnapshotPool(settings, zone, epoch, snapshot, policy).copy([table])
+        except PgcdcError as error:
+            return SnapshotFailure(failure.schema, failure.table, error)
+        if not _was_altered(outcome):
+            return outcome
+        assert isinstance(outcome, SnapshotFailure)
+        failure = outcome
+    return failure
 
 
-def _copy_once(
-    settings: ConnectionSettings,
-    zone: RawZone,
-    epoch: int,
-    table: PublishedTable,
-    snapshot: ExportedSnapshot,
-) -> SnapshotReport:
-    began = time.monotonic()
-    byte_count = rescued_count = 0
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal byte_count, rescued_count
-        for batch in copy_published(settings, table, snapshot.snapshot_name):
-            work.count += batch.num_rows
-            byte_count += batch.nbytes
-            rescued_count += count_hex(batch.column("new"))
-            yield batch
-            reach("mid_copy")
-        reach("before_copy_commit")
-
-    relation = table.relation
-    version = zone.relations.register(epoch, relation, snapshot.consistent_point)
-    zone.relations.flush()
-    with activity(f"snapshot of {relation.qualified_name}", "rows") as work:
-        row_count = zone.snapshots.land_snapshot(
-            epoch,
-            snapshot.consistent_point,
-            relation,
-            version,
-            batches(),
-            taken_at=snapshot.taken_at,
-        )
-    reach("after_copy_commit")
-    return SnapshotReport(
-        schema=relation.schema,
-        table=relation.table,
-        epoch=epoch,
-        snapshot_lsn=snapshot.consistent_point,
-        row_count=row_count,
-        seconds=time.monotonic() - began,
-        bytes=byte_count,
-        rescued_count=rescued_count,
-    )
+def _was_altered(outcome: SnapshotReport | SnapshotFailure) -> bool:
+    return isinstance(outcome, SnapshotFailure) and isinstance(outcome.error, TableChanged)
 
 
 def _joined(failures: Sequence[SnapshotFailure]) -> PgcdcError:

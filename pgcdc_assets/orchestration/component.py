@@ -27,6 +27,7 @@ from pgcdc_assets.settings import (
     CdcTable,
     CheckPolicy,
     RetentionPolicy,
+    SnapshotPolicy,
     StepLimit,
     StreamPolicy,
     WindowPolicy,
@@ -125,6 +126,20 @@ class StreamModel(dg.Model, Resolvable):
         default=StreamPolicy.slot_wait_seconds,
         description="How long a capture waits for the walsender of a dead run, before it ends the "
         "walsender.",
+    )
+
+
+class SnapshotModel(dg.Model, Resolvable):
+    """How tables are copied."""
+
+    parallelism: int = Field(
+        default=SnapshotPolicy.parallelism,
+        description="Number of connections that copy tables side by side.",
+    )
+    range_bytes: int = Field(
+        default=SnapshotPolicy.range_bytes,
+        description="A table of more bytes is copied in ranges of this size, which the "
+        "connections share.",
     )
 
 
@@ -228,6 +243,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     stream: StreamModel = Field(
         default=StreamModel(), description="Times and sizes of the replication stream."
     )
+    snapshot: SnapshotModel = Field(default=SnapshotModel(), description="How tables are copied.")
     retention: RetentionModel = Field(
         default=RetentionModel(), description="What is kept for how long."
     )
@@ -262,6 +278,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             tables=tuple(table.table() for table in self.tables),
             windows=WindowPolicy(**self.windows.model_dump()),
             stream=StreamPolicy(**self.stream.model_dump()),
+            snapshot=SnapshotPolicy(**self.snapshot.model_dump()),
             retention=RetentionPolicy(**self.retention.model_dump()),
             checks=CheckPolicy(**self.checks.model_dump()),
             merge_parallelism=self.merge_parallelism,

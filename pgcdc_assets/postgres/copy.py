@@ -1,36 +1,41 @@
 """Copy of a table as of an exported snapshot, with the same texts as the replication stream.
 
 COPY writes each value by the output function of its type, as pgoutput does. A cast to text differs
-for some types: `true` instead of `t`, char(n) without trailing blanks, an inet without `/32`. A
-thread receives rows while the caller decodes and writes earlier chunks. A bounded queue connects
-the two, so memory does not grow with the table.
+for some types: `true` instead of `t`, char(n) without trailing blanks, an inet without `/32`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg2
 import pyarrow as pa
 from psycopg2 import sql
-from psycopg2.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
+from psycopg2.errors import UndefinedColumn, UndefinedTable
 
 from pgcdc_assets.errors import (
     ConfigurationError,
+    ConnectionLost,
     DefiniteError,
     PgcdcError,
     TableChanged,
     TransientError,
 )
 from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
-from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, query_connection
+from pgcdc_assets.postgres.connection import (
+    SQL_ASCII,
+    ConnectionSettings,
+    connect,
+    query_connection,
+)
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
-from pgcdc_assets.postgres.errors import statement_failure
+from pgcdc_assets.postgres.copy_transport import CHUNK_BYTES, copy_chunks
+from pgcdc_assets.postgres.errors import reported_failure, statement_failure
 from pgcdc_assets.postgres.publication import read_membership
+from pgcdc_assets.postgres.stream.transport import ServerError
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
@@ -38,8 +43,7 @@ if TYPE_CHECKING:
 
     from pgcdc_assets.protocol.relation import Column, Relation
 
-_CHUNK_BYTES = 8 * 1024 * 1024
-_WAITING_CHUNKS = 3
+_INSUFFICIENT_PRIVILEGE = "42501"
 _SCHEMA = pa.schema([pa.field("new", TEXTS, nullable=False)])
 
 # pg_class is read as of the snapshot, pg_relation_filenode() as of now. Different values mean a
@@ -51,6 +55,14 @@ select count(*)
  where c.relkind = 'r' and c.relfilenode <> 0
    and c.relfilenode is distinct from pg_relation_filenode(c.oid)
    and (c.oid = %s::bigint::oid or c.oid in (select relid from pg_partition_tree(%s::bigint::oid)))
+"""
+
+_PAGE_COUNTS = """
+select t.oid,
+       coalesce((select max(pg_relation_size(p.relid)) from pg_partition_tree(t.oid) p
+                  where p.isleaf), pg_relation_size(t.oid), 0)
+         / current_setting('block_size')::bigint
+  from unnest(%s::bigint[]) as t(oid)
 """
 
 
@@ -74,69 +86,127 @@ def hold_snapshot(settings: ConnectionSettings, snapshot_name: str) -> Iterator[
         yield row[0]
 
 
-def copy_relation(
-    settings: ConnectionSettings,
-    relation: Relation,
-    snapshot_name: str,
-    *,
-    is_partitioned: bool = False,
-    row_filter: str | None = None,
-    publication: str = "",
-    chunk_bytes: int = _CHUNK_BYTES,
-) -> Generator[pa.RecordBatch, None, None]:
-    """Yield a table's rows as of a snapshot, in batches with one column `new`.
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A range of a table's pages; of a partitioned table, that range of each partition.
 
-    `new` has one list of texts per row, in the order of `relation.columns`.
+    Attributes:
+        end: the first page that does not belong to it; None: it has no end.
+    """
+
+    start: int = 0
+    end: int | None = None
+
+    def condition(self) -> str:
+        """Write the range as SQL; empty where it is every page."""
+        bounds = [f"ctid >= '({self.start},0)'"] if self.start else []
+        bounds += [f"ctid < '({self.end},0)'"] if self.end is not None else []
+        return " and ".join(bounds)
+
+
+class SnapshotReader:
+    """Reads tables as of one exported snapshot over one connection, one after the other.
 
     Args:
-        settings: the source database.
-        relation: the table with its published columns.
-        snapshot_name: name of the exported snapshot.
-        is_partitioned: copy the rows of all partitions; if false, the rows of the table only,
-            without tables that inherit from the table.
-        row_filter: SQL text of the publication's row filter.
-        publication: name of the publication; the copy fails if the publication of the table has
-            changed since the snapshot.
-        chunk_bytes: bytes of COPY text per batch.
-
-    Raises:
-        TableChanged: the table or its publication was altered after the snapshot.
-        ConfigurationError: the role cannot read the table, or row-level security would hide rows.
-        ConnectionLost: the connection was lost.
+        snapshot_name: the name under which the snapshot is exported.
+        chunk_bytes: how many bytes of COPY text become one batch.
     """
-    with query_connection(settings, "copy", statement_timeout_ms=0) as conn:
-        if conn.get_parameter_status("server_encoding") == SQL_ASCII:
-            # With client_encoding UTF8 the server refuses to send bytes that are not UTF-8.
-            conn.set_client_encoding(SQL_ASCII)
-        query = rows_of(relation, is_partitioned, row_filter)
+
+    def __init__(
+        self, settings: ConnectionSettings, snapshot_name: str, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        self._settings = settings
+        self._snapshot_name = snapshot_name
+        self._chunk_bytes = chunk_bytes
+        self._open = contextlib.ExitStack()
+        self._conn: Connection | None = None
+
+    def __enter__(self) -> SnapshotReader:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._close()
+
+    def read(self, table: PublishedTable, pages: Pages | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that a publication sends of a table, in batches with one column `new`.
+
+        `new` has one list of texts per row, in the order of `relation.columns`. The lock that keeps
+        the table from being altered ends with the iterator.
+
+        Args:
+            table: the table with its published columns. The copy fails if the publication of the
+                table has changed since the snapshot; an empty `publication` skips that check.
+            pages: the range to read; None: every page.
+
+        Raises:
+            TableChanged: the table or its publication was altered after the snapshot.
+            ConfigurationError: the role cannot read the table, or row-level security would hide
+                rows.
+            TransientError: the snapshot is gone.
+            ConnectionLost: the connection was lost.
+        """
+        relation = table.relation
+        query = rows_of(relation, table.is_partitioned, table.row_filter, pages)
         try:
-            begin_at(conn, snapshot_name)
-            lock_unchanged(settings, conn, relation, query, publication)
+            conn = self._connection()
+            _execute(conn, "savepoint before_table")
+            try:
+                lock_unchanged(self._settings, conn, relation, query, table.publication)
+                statement = sql.SQL("copy ({}) to stdout").format(query).as_string(conn)
+                for chunk in copy_chunks(conn, statement, self._chunk_bytes):
+                    rows = decode_copy_text(chunk, len(relation.columns))
+                    yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
+            finally:
+                # That also frees the lock. On a broken connection the first error is what counts.
+                with contextlib.suppress(psycopg2.Error):
+                    _execute(conn, "rollback to savepoint before_table")
         except (UndefinedTable, UndefinedColumn) as error:
             raise TableChanged(relation=relation.qualified_name) from error
-        except psycopg2.Error as error:
-            raise reading_failure(settings, relation, error) from error
-        statement = sql.SQL("copy ({}) to stdout").format(query).as_string(conn)
-        try:
-            for chunk in _chunks(conn, statement, chunk_bytes):
-                rows = decode_copy_text(chunk, len(relation.columns))
-                yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
-        except psycopg2.Error as error:
-            raise reading_failure(settings, relation, error) from error
+        except (psycopg2.Error, ServerError, OSError) as error:
+            self._close()
+            raise reading_failure(self._settings, relation, error) from error
+
+    def cancel(self) -> None:
+        """Cancel the statement that another thread runs here, if one does."""
+        conn = self._conn
+        if conn is not None:
+            with contextlib.suppress(psycopg2.Error):
+                conn.cancel()
+
+    def _connection(self) -> Connection:
+        """Return the connection, inside a transaction that reads as of the snapshot."""
+        if self._conn is None:
+            conn = self._open.enter_context(
+                contextlib.closing(connect(self._settings, "copy", statement_timeout_ms=0))
+            )
+            if conn.get_parameter_status("server_encoding") == SQL_ASCII:
+                # Under UTF8 the server refuses to send bytes that are not.
+                conn.set_client_encoding(SQL_ASCII)
+            begin_at(conn, self._snapshot_name)
+            self._conn = conn
+        return self._conn
+
+    def _close(self) -> None:
+        self._conn = None
+        self._open.close()
 
 
 def copy_published(
-    settings: ConnectionSettings, table: PublishedTable, snapshot_name: str
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that a publication sends of a table. See `copy_relation`."""
-    return copy_relation(
-        settings,
-        table.relation,
-        snapshot_name,
-        is_partitioned=table.is_partitioned,
-        row_filter=table.row_filter,
-        publication=table.publication,
-    )
+    settings: ConnectionSettings,
+    table: PublishedTable,
+    snapshot_name: str,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Generator[pa.RecordBatch, None, None]:
+    """Yield a table's rows as of a snapshot; see `SnapshotReader.read`."""
+    with SnapshotReader(settings, snapshot_name, chunk_bytes) as reader:
+        yield from reader.read(table)
+
+
+def read_page_counts(conn: Connection, tables: Iterable[PublishedTable]) -> dict[int, int]:
+    """Read how many pages tables have, by OID; of a partitioned table, its largest partition."""
+    with conn.cursor() as cursor:
+        cursor.execute(_PAGE_COUNTS, ([table.relation.relation_id for table in tables],))
+        return dict(cursor.fetchall())
 
 
 def begin_at(conn: Connection, snapshot_name: str) -> None:
@@ -207,93 +277,59 @@ def _shape(column: Column) -> tuple[str, int | None, int, int]:
     return column.name, column.attnum, column.type_oid, column.typmod
 
 
-def rows_of(relation: Relation, is_partitioned: bool, row_filter: str | None) -> sql.Composed:
+def _execute(conn: Connection, statement: str) -> None:
+    with conn.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def rows_of(
+    relation: Relation, is_partitioned: bool, row_filter: str | None, pages: Pages | None = None
+) -> sql.Composed:
     """Return the query of the rows and columns that a publication sends of a table."""
+    # The text of pg_get_expr() with an empty search_path: every name has its schema.
+    conditions = [f"({row_filter})"] if row_filter else []
+    conditions += [within] if pages is not None and (within := pages.condition()) else []
     return sql.SQL("select {columns} from {only} {table}{where}").format(
         columns=sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns),
         only=sql.SQL("" if is_partitioned else "only"),
         table=sql.Identifier(relation.schema, relation.table),
-        # The text of pg_get_expr() with an empty search_path: every name has its schema.
-        where=sql.SQL(f" where {row_filter}" if row_filter else ""),
+        where=sql.SQL(f" where {' and '.join(conditions)}" if conditions else ""),
     )
 
 
-class _Sink:
-    """File-like target of psycopg2's COPY: joins rows to chunks, and blocks at a full queue."""
-
-    def __init__(self, chunk_bytes: int) -> None:
-        self.chunks: queue.Queue[bytes | None] = queue.Queue(_WAITING_CHUNKS)
-        self.failure: BaseException | None = None
-        self._chunk_bytes = chunk_bytes
-        self._rows: list[bytes] = []
-        self._size = 0
-
-    def write(self, row: bytes) -> None:
-        self._rows.append(row)
-        self._size += len(row)
-        if self._size >= self._chunk_bytes:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._rows:
-            chunk = b"".join(self._rows)
-            self._rows, self._size = [], 0
-            self.chunks.put(chunk)
-
-
-def _chunks(conn: Connection, statement: str, chunk_bytes: int) -> Iterator[bytes]:
-    sink = _Sink(chunk_bytes)
-
-    def run() -> None:
-        try:
-            with conn.cursor() as cursor:
-                cursor.copy_expert(statement, sink)
-            sink.flush()
-        except BaseException as error:
-            sink.failure = error
-        finally:
-            sink.chunks.put(None)
-
-    reader = threading.Thread(target=run, name="pgcdc copy", daemon=True)
-    reader.start()
-    finished = False
-    try:
-        while (chunk := sink.chunks.get()) is not None:
-            yield chunk
-        finished = True
-    finally:
-        if not finished:
-            with contextlib.suppress(psycopg2.Error):
-                conn.cancel()
-            while sink.chunks.get() is not None:
-                pass
-        reader.join()
-    if sink.failure is not None:
-        raise sink.failure
-
-
 def reading_failure(
-    settings: ConnectionSettings, relation: Relation, error: psycopg2.Error
+    settings: ConnectionSettings, relation: Relation, error: psycopg2.Error | ServerError | OSError
 ) -> PgcdcError:
     """Return the error for rows that cannot be read, without the server's sentence.
 
     The server's sentence may contain a value of a row.
     """
     name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
-    role = quoted(settings.describe().rpartition(" as ")[2])
+    server = settings.describe()
+    role = quoted(server.rpartition(" as ")[2])
     if "row-level security" in str(error):
         return ConfigurationError(
             reason=f"Table {name} has row-level security, which would hide rows. Allow "
             f"this role to read all rows with: alter role {role} bypassrls"
         )
-    if isinstance(error, InsufficientPrivilege):
+    code: str | None
+    match error:
+        case OSError():
+            return ConnectionLost(server=server, doing=doing, reason=str(error))
+        case ServerError():
+            code, kind = error.sqlstate, "an error"
+            failure = reported_failure(server, doing, error.sqlstate, error.message)
+        case _:
+            code, kind = error.pgcode, type(error).__name__
+            failure = statement_failure(server, doing, error)
+    if code == _INSUFFICIENT_PRIVILEGE:
         return ConfigurationError(
             reason=f"Table {name} cannot be read by this role. Grant it with: "
             f"grant usage on schema {quoted(relation.schema)} to {role}; grant select on "
             f"{quoted(relation.schema, relation.table)} to {role}"
         )
     # The server's sentence may contain a value: name the class of the error only.
-    return statement_failure(settings.describe(), doing, error) or DefiniteError(
-        reason=f"Table {name} cannot be read: Postgres reports {type(error).__name__} (SQLSTATE "
-        f"{error.pgcode}). Read the full message in the server's log."
+    return failure or DefiniteError(
+        reason=f"Table {name} cannot be read: Postgres reports {kind} (SQLSTATE {code}). "
+        "Read the full message in the server's log."
     )

@@ -8,14 +8,19 @@ list array. One masked copy removes the separators and the escape characters.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import utf8
+from pgcdc_assets.protocol.frames import HEAD_BYTES
 
 _TAB, _NEWLINE, _BACKSLASH, _NULL_MARK = 0x09, 0x0A, 0x5C, 0x4E
+# A byte that neither separates nor escapes; those that replace heads are left out with them.
+_FILLER = 0x2E
 
 _UNESCAPED = np.arange(256, dtype=np.uint8)
 for _letter, _byte in zip(b"bfnrtv", b"\b\f\n\r\t\v", strict=True):
@@ -27,7 +32,24 @@ Positions = npt.NDArray[np.intp]
 TEXTS = pa.list_(pa.field("element", pa.large_string(), nullable=True))
 
 
-def decode_copy_text(data: bytes, column_count: int) -> pa.ListArray:
+class CopyChunk(NamedTuple):
+    """Whole rows of COPY text.
+
+    Attributes:
+        source: the bytes; decoding writes into them.
+        heads: where the heads of protocol frames begin, one before each row; None without heads.
+    """
+
+    source: Bytes
+    heads: Positions | None = None
+
+    @classmethod
+    def of(cls, data: bytes) -> CopyChunk:
+        """Take rows that have no heads."""
+        return cls(np.frombuffer(bytearray(data), dtype=np.uint8))
+
+
+def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
     """Return one list of texts per row of COPY text. SQL NULL becomes NULL.
 
     A value that is not UTF-8 becomes hex (see `protocol/utf8.py`).
@@ -39,7 +61,10 @@ def decode_copy_text(data: bytes, column_count: int) -> pa.ListArray:
     Raises:
         ProtocolError: the bytes are not whole rows of `column_count` columns.
     """
-    source = np.frombuffer(data, dtype=np.uint8)
+    source, heads = chunk
+    if heads is not None:
+        for position in range(HEAD_BYTES):
+            source[heads + position] = _FILLER
     if column_count == 0:
         row_count = int(np.count_nonzero(source == _NEWLINE))
         nothing = pa.array([], TEXTS.value_type)
@@ -53,17 +78,23 @@ def decode_copy_text(data: bytes, column_count: int) -> pa.ListArray:
         raise _malformed(f"{len(ends)} values in {newline_count} rows of {column_count} columns")
     if row_count and row_ends[-1] != len(source) - 1:
         raise _malformed("the last row has no newline at its end")
+    if heads is not None and not np.array_equal(heads[1:], row_ends[:-1] + 1):
+        raise _malformed("a message is not one row")
 
     keep = ~is_separator
     offsets = np.zeros(len(ends) + 1, np.int64)
     offsets[1:] = ends - np.arange(len(ends))
+    if heads is not None:
+        for position in range(HEAD_BYTES):
+            keep[heads + position] = False
+        by_row = offsets[1:].reshape(row_count, column_count)
+        by_row -= HEAD_BYTES * np.arange(1, row_count + 1)[:, None]
     validity = None
     escapes = _escapes(source)
     if len(escapes):
         escaped = source[escapes + 1]
         is_null = escaped == _NULL_MARK
         nulls = escapes[is_null]
-        source = source.copy()
         source[escapes + 1] = _UNESCAPED[escaped]
         keep[escapes] = False
         keep[nulls + 1] = False

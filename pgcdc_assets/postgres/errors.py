@@ -125,14 +125,25 @@ def statement_failure(server: str, doing: str, error: psycopg2.Error) -> PgcdcEr
     """
     code = error.pgcode or ""
     primary = error.diag.message_primary if error.diag is not None else None
-    reason = (primary or str(error).strip().partition("\n")[0] or "connection closed").rstrip(".")
-    if code.startswith("08") or code in _GONE:
-        return ConnectionLost(server=server, doing=doing, reason=reason)
+    reason = primary or str(error).strip().partition("\n")[0] or "connection closed"
     # psycopg2 raises a bare DatabaseError for a connection that is lost in the middle of COPY.
     if not code and (
         type(error) is psycopg2.DatabaseError
         or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
     ):
+        return ConnectionLost(server=server, doing=doing, reason=reason.rstrip("."))
+    return reported_failure(server, doing, code, reason)
+
+
+def reported_failure(server: str, doing: str, code: str, message: str) -> PgcdcError | None:
+    """Sort an error that the server reported; None when it is neither a setting nor passing.
+
+    Args:
+        code: its SQLSTATE.
+        message: its primary message.
+    """
+    reason = message.rstrip(".")
+    if code.startswith("08") or code in _GONE:
         return ConnectionLost(server=server, doing=doing, reason=reason)
     if code in {"57014", "55P03", "40001", "40P01", "53300"}:
         return TransientError(

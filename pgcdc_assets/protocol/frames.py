@@ -14,7 +14,7 @@ position. If one length does not, Python follows the lengths of this buffer fram
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ SLACK_BYTES = 16
 _BLOCK_BYTES = 128 * 1024
 
 _COPY_DATA = ord("d")
+_NEWLINE = ord("\n")
 XLOG_DATA = ord("w")
 KEEPALIVE = ord("k")
 
@@ -38,6 +39,8 @@ _head = struct.Struct("!cI").unpack_from
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+_Choice = Callable[[Bytes, Positions], _Mask]
 
 
 class MessageBatch(NamedTuple):
@@ -84,7 +87,37 @@ def cut(buffer: Bytes, start: int, end: int) -> Frames:
     Raises:
         ProtocolError: a frame's length is below 4 or above 2^31-1.
     """
-    found = _guess(buffer, start, end)
+    return _cut(buffer, start, end, _begins_message)
+
+
+def cut_rows(buffer: Bytes, start: int, end: int) -> Frames:
+    """Find the frames of COPY text in `buffer[start:end]`, where `start` begins a frame.
+
+    Each payload is one row with its newline: a server sends a message for each row, and writes a
+    newline inside a value as an escape (https://www.postgresql.org/docs/current/protocol-flow.html,
+    "COPY Operations").
+
+    Raises:
+        ProtocolError: a length that no frame can have.
+    """
+    return _cut(buffer, start, end, _begins_row)
+
+
+def _begins_message(view: Bytes, places: Positions) -> _Mask:
+    """Choose the heads of messages of a replication stream."""
+    inner = view[places + HEAD_BYTES]
+    chosen: _Mask = (inner == XLOG_DATA) | (inner == KEEPALIVE)
+    return chosen
+
+
+def _begins_row(view: Bytes, places: Positions) -> _Mask:
+    """Choose the heads that follow the end of a row."""
+    chosen: _Mask = (view[places - 1] == _NEWLINE) | (places == 0)
+    return chosen
+
+
+def _cut(buffer: Bytes, start: int, end: int, begins: _Choice) -> Frames:
+    found = _guess(buffer, start, end, begins)
     if found is None:
         found = _walk(buffer, start, end)
     starts, ends = found
@@ -98,8 +131,14 @@ def cut(buffer: Bytes, start: int, end: int) -> Frames:
     return Frames(MessageBatch(buffer, starts + HEAD_BYTES, ends), consumed, needed, other)
 
 
-def _guess(buffer: Bytes, start: int, end: int) -> tuple[Positions, Positions] | None:
-    """Return start and end offsets of all CopyData frames, or None if the result is unproved."""
+def _guess(
+    buffer: Bytes, start: int, end: int, begins: _Choice
+) -> tuple[Positions, Positions] | None:
+    """Return start and end offsets of all CopyData frames, or None if the result is unproved.
+
+    Args:
+        begins: chooses the heads among the places that look like one.
+    """
     if end - start <= HEAD_BYTES:
         return None
     view = buffer[start:end]
@@ -110,8 +149,7 @@ def _guess(buffer: Bytes, start: int, end: int) -> tuple[Positions, Positions] |
         heads = (view[block:last] == _COPY_DATA) & (view[block + 1 : last + 1] == 0)
         found.append(np.flatnonzero(heads) + block)
     places = np.concatenate(found)
-    inner = view[places + HEAD_BYTES]
-    places = places[(inner == XLOG_DATA) | (inner == KEEPALIVE)]
+    places = places[begins(view, places)]
     if len(places) == 0 or places[0] != 0:
         return None
     lengths = (
@@ -125,7 +163,7 @@ def _guess(buffer: Bytes, start: int, end: int) -> tuple[Positions, Positions] |
     if ends[-1] > len(view):
         places, ends = places[:-1], ends[:-1]
     elif len(view) - ends[-1] > HEAD_BYTES and view[ends[-1]] == _COPY_DATA:
-        # The search does not find messages of 16 MB or more, nor payloads other than w and k.
+        # The search does not find messages of 16 MB or more, nor payloads of another kind.
         return None
     return places + start, ends + start
 

@@ -8,14 +8,17 @@ of an empty table is a file without rows.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.files import FileWriter, WrittenFile
 from pgcdc_assets.raw.row_groups import gathered
 from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.sizes import uncompressed_bytes
@@ -120,38 +123,24 @@ class SnapshotStore:
             TransientError: the lake cannot be written, or another process copied the same table at
                 the same time.
         """
-        copy = Snapshot(epoch, snapshot_lsn, relation.schema, relation.table, relation_version, 0)
-        table = self.table.load_or_create()
-        landed = self._find(copy)
-        if landed is not None:
-            return landed.row_count
-        partition = {name: str(getattr(copy, name)) for name in PARTITION_BY}
-        partition["snapshot_lsn"] = str(int(snapshot_lsn))
-        with self.table.writer(partition) as writer:
-            for rows in gathered(self._complete(relation, batches)):
-                writer.write(rows)
-            files = writer.finish(at_least_one_file=True)
-        try:
-            self.table.commit(
-                table,
-                files,
-                app_id=f"pgcdc:{self.capture}:{epoch}:copy:{relation.name.record_name}",
-                app_version=int(snapshot_lsn),
-                record={
-                    "copy": [epoch, relation.schema, relation.table],
-                    "snapshot_lsn": str(snapshot_lsn),
-                    "taken_at": taken_at and taken_at.isoformat(),
-                },
-            )
-        except CommitRefused as refusal:
-            landed = self._find(copy)
-            if landed is not None:
-                return landed.row_count
-            raise TransientError(
-                reason=f"Another process copied {relation.qualified_name} to {self.table.uri} at "
-                "the same time. Nothing of this snapshot was committed; run it again."
-            ) from refusal
-        return sum(file.row_count for file in files)
+        landing = self.begin_snapshot(epoch, snapshot_lsn, relation, relation_version)
+        if not landing.is_complete:
+            landing.write(batches)
+        return landing.commit(taken_at)
+
+    def begin_snapshot(
+        self, epoch: int, snapshot_lsn: Lsn, relation: Relation, relation_version: int
+    ) -> SnapshotLanding:
+        """Begin a snapshot whose ranges are written side by side.
+
+        Raises:
+            TransientError: the lake cannot be written.
+        """
+        snapshot = Snapshot(
+            epoch, snapshot_lsn, relation.schema, relation.table, relation_version, 0
+        )
+        loaded = self.table.load_or_create()
+        return SnapshotLanding(self, snapshot, relation, loaded, self.find(snapshot))
 
     def complete_snapshots(self, epoch: int | None = None) -> list[Snapshot]:
         """Return the complete snapshots of one epoch, or of all epochs, oldest first."""
@@ -186,20 +175,109 @@ class SnapshotStore:
                 times[key] = dt.datetime.fromisoformat(record["taken_at"])
         return times
 
-    def _find(self, snapshot: Snapshot) -> Snapshot | None:
-        snapshots = self.complete_snapshots(snapshot.epoch)
-        return next((found for found in snapshots if found.identity == snapshot.identity), None)
+    def find(self, snapshot: Snapshot) -> Snapshot | None:
+        """Find the complete snapshot with the same identity."""
+        copies = self.complete_snapshots(snapshot.epoch)
+        return next((found for found in copies if found.identity == snapshot.identity), None)
 
-    def _complete(
-        self, relation: Relation, batches: Iterable[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        schema = pa.schema([f for f in self.table.schema if f.name not in PARTITION_BY])
-        for chunk, batch in enumerate(batches):
-            columns = {
-                "relation_id": pa.repeat(
-                    pa.scalar(relation.relation_id, pa.int64()), batch.num_rows
-                ),
-                "chunk": pa.repeat(pa.scalar(chunk, pa.int32()), batch.num_rows),
+
+@dataclass
+class SnapshotLanding:
+    """A copy that is not committed yet.
+
+    Attributes:
+        landed: the same copy, where a commit has made it complete before.
+    """
+
+    store: SnapshotStore
+    snapshot: Snapshot
+    relation: Relation
+    loaded: DeltaTable
+    landed: Snapshot | None
+    _writers: list[FileWriter] = field(default_factory=list, repr=False)
+    _files: list[WrittenFile] = field(default_factory=list, repr=False)
+    _chunks: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the copy was landed before; then nothing is to be written."""
+        return self.landed is not None
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write one range of the rows; several threads may write ranges side by side.
+
+        Args:
+            batches: one column `new`: the rows' texts. An error of the iterable removes what was
+                written of the range.
+
+        Raises:
+            TransientError: the lake cannot be written.
+        """
+        with self._writer() as writer:
+            for rows in gathered(self._complete(batches)):
+                writer.write(rows)
+            self._files += writer.finish()
+
+    def commit(self, taken_at: dt.datetime | None = None) -> int:
+        """Make the copy complete; return its row count.
+
+        Args:
+            taken_at: when the copy's moment was, by the source's clock.
+
+        Raises:
+            TransientError: the log cannot be written, or another process copies the table too.
+        """
+        if self.landed is not None:
+            return self.landed.row_count
+        if not self._files:
+            # A file without rows is what makes the copy of an empty table.
+            with self._writer() as writer:
+                self._files += writer.finish(at_least_one_file=True)
+        table, snapshot = self.store.table, self.snapshot
+        name = self.relation.name.record_name
+        try:
+            table.commit(
+                self.loaded,
+                self._files,
+                app_id=f"pgcdc:{self.store.capture}:{snapshot.epoch}:copy:{name}",
+                app_version=int(snapshot.snapshot_lsn),
+                record={
+                    "copy": [snapshot.epoch, snapshot.schema, snapshot.table],
+                    "snapshot_lsn": str(snapshot.snapshot_lsn),
+                    "taken_at": taken_at and taken_at.isoformat(),
+                },
+            )
+        except CommitRefused as refusal:
+            landed = self.store.find(snapshot)
+            if landed is not None:
+                return landed.row_count
+            raise TransientError(
+                reason=f"Another process copied {self.relation.qualified_name} to {table.uri} at "
+                "the same time. Nothing of this snapshot was committed; run it again."
+            ) from refusal
+        return sum(file.row_count for file in self._files)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        for writer in self._writers:
+            writer.discard()
+
+    def _writer(self) -> FileWriter:
+        partition = {name: str(getattr(self.snapshot, name)) for name in PARTITION_BY}
+        partition["snapshot_lsn"] = str(int(self.snapshot.snapshot_lsn))
+        writer = self.store.table.writer(partition)
+        self._writers.append(writer)
+        return writer
+
+    def _complete(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = self.store.table.schema
+        schema = pa.schema([f for f in columns if f.name not in PARTITION_BY])
+        relation_id = pa.scalar(self.relation.relation_id, pa.int64())
+        for batch in batches:
+            chunk = pa.scalar(next(self._chunks), pa.int32())
+            values = {
+                "relation_id": pa.repeat(relation_id, batch.num_rows),
+                "chunk": pa.repeat(chunk, batch.num_rows),
                 "new": batch.column("new"),
             }
-            yield pa.RecordBatch.from_arrays([columns[n] for n in schema.names], schema=schema)
+            yield pa.RecordBatch.from_arrays([values[n] for n in schema.names], schema=schema)

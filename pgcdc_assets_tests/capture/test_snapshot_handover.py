@@ -13,18 +13,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
+import pyarrow as pa
 import pytest
 
-from pgcdc_assets.capture.snapshot import (
-    SnapshotFailure,
-    SnapshotReport,
-    snapshot_each_table,
-    snapshot_tables,
-)
+from pgcdc_assets.capture.snapshot import snapshot_each_table, snapshot_tables
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import copy_published
+from pgcdc_assets.postgres.copy import Pages, SnapshotReader
 from pgcdc_assets.raw.scan import data_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
@@ -185,14 +183,17 @@ from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.capture.snapshot import snapshot_tables
-conninfo, lake, slot = sys.argv[1:]
-snapshot_tables(ConnectionSettings(conninfo, "test"), RawZone(Lake(lake), "test"), slot, "pub")
+from pgcdc_assets.settings import SnapshotPolicy
+conninfo, lake, slot, parallelism = sys.argv[1:]
+policy = SnapshotPolicy(int(parallelism), range_bytes=8192)
+zone = RawZone(Lake(lake), "test")
+snapshot_tables(ConnectionSettings(conninfo, "test"), zone, slot, "pub", policy=policy)
 """
 
 
-def _run(database: Database, zone: RawZone, failpoint: str) -> None:
+def _run(database: Database, zone: RawZone, failpoint: str, parallelism: int = 1) -> None:
     """Copy all tables in a process of its own, which the failpoint kills."""
-    arguments = [database.conninfo, zone.lake.uri, _slot(database)]
+    arguments = [database.conninfo, zone.lake.uri, _slot(database), str(parallelism)]
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, *arguments],
         env={**os.environ, "PGCDC_FAILPOINT": failpoint},
@@ -220,13 +221,31 @@ def test_a_killed_run_is_continued_by_the_next(
 ) -> None:
     """C4: complete copies are kept, nothing of the others is left, and no change is lost
     between."""
+    _make_three_tables(database)
+    _run(database, zone, failpoint)
+    assert len(zone.snapshots.complete_snapshots()) == complete
+    _complete_the_copies(database, zone, complete)
+
+
+@pytest.mark.parametrize("failpoint", ["mid_copy:7", "before_copy_commit:2", "after_copy_commit:1"])
+def test_a_run_of_four_connections_killed_anywhere_is_taken_up_by_the_next(
+    database: Database, zone: RawZone, failpoint: str
+) -> None:
+    """C4: the same, where ranges of all tables are under way."""
+    _make_three_tables(database)
+    _run(database, zone, failpoint, parallelism=4)
+    _complete_the_copies(database, zone, len(zone.snapshots.complete_snapshots()))
+
+
+def _make_three_tables(database: Database) -> None:
     for n in range(3):
         database.execute(f"create table t{n} (id int primary key)")
         database.execute(f"insert into t{n} select generate_series(1, 1000)")
     database.execute("create publication pub for all tables")
+
+
+def _complete_the_copies(database: Database, zone: RawZone, complete: int) -> None:
     slot, settings = _slot(database), database.settings()
-    _run(database, zone, failpoint)
-    assert len(zone.snapshots.complete_snapshots()) == complete
     database.execute("insert into t0 values (0); insert into t2 values (0)")
 
     reports = snapshot_tables(settings, zone, slot, "pub")
@@ -292,13 +311,13 @@ def test_a_table_that_cannot_be_read_leaves_the_others_alone(
         settings, slot = ConnectionSettings(conninfo, "test"), _slot(database)
         wanted = [TableName("public", name) for name in ("t0", "t1", "v", "nowhere", "t2", "t0")]
         outcomes = list(snapshot_each_table(settings, zone, slot, "pub", wanted))
-        assert [outcome.table for outcome in outcomes] == ["t0", "t1", "v", "nowhere", "t2"]
-        assert [o.table for o in outcomes if isinstance(o, SnapshotReport)] == ["t0", "t2"]
-        reasons = [str(o.error) for o in outcomes if isinstance(o, SnapshotFailure)]
-        assert f'grant select on "public"."t1" to "{role}"' in reasons[0]
-        assert "public.v is a view" in reasons[1]
-        assert "public.nowhere does not exist" in reasons[2]
-        with pytest.raises(ConfigurationError, match=r"public\.t1 .*public\.v is a view"):
+        assert sorted(o.table for o in outcomes) == ["nowhere", "t0", "t1", "t2", "v"]
+        reasons = {o.table: str(o.error) for o in outcomes if isinstance(o, SnapshotFailure)}
+        assert sorted(reasons) == ["nowhere", "t1", "v"]
+        assert f'grant select on "public"."t1" to "{role}"' in reasons["t1"]
+        assert "public.v is a view" in reasons["v"]
+        assert "public.nowhere does not exist" in reasons["nowhere"]
+        with pytest.raises(ConfigurationError, match=r"public\.t1 "):
             snapshot_tables(settings, zone, slot, "pub", wanted)
     finally:
         database.execute(f"drop owned by {role}; drop role {role}")
@@ -308,19 +327,19 @@ def test_a_table_altered_during_the_copy_is_copied_with_its_new_columns(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C13: the first attempt detects the change, the second uses a new snapshot."""
-    from pgcdc_assets.capture import snapshot
-
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1)")
-    attempts: list[object] = []
+    original, attempts = SnapshotReader.read, []
 
-    def altered(*arguments: Any) -> object:
-        attempts.append(arguments)
+    def altered(
+        reader: SnapshotReader, table: PublishedTable, pages: Pages | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        attempts.append(table)
         if len(attempts) == 1:
             database.execute("alter table t add column n int not null default 7")
-        return copy_published(*arguments)
+        return original(reader, table, pages)
 
-    monkeypatch.setattr(snapshot, "copy_published", altered)
+    monkeypatch.setattr(SnapshotReader, "read", altered)
     [report] = snapshot_tables(database.settings(), zone, _slot(database), "pub")
     assert len(attempts) == 2
     assert _copy_rows(zone, "t", report.snapshot_lsn) == [["1", "7"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from pgcdc_assets.errors import ConfigurationError, TableChanged, TransientError
 from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.copy import copy_published, copy_relation
+from pgcdc_assets.postgres.copy import copy_published
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.postgres.wire import peek
@@ -316,9 +317,7 @@ def test_memory_of_a_copy_does_not_grow_with_the_table(database: Database) -> No
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         with query_connection(settings, "test") as conn:
             [table] = published_tables(conn, "pub")
-        batches = copy_relation(
-            settings, table.relation, snapshot.snapshot_name, chunk_bytes=100_000
-        )
+        batches = copy_published(settings, table, snapshot.snapshot_name, chunk_bytes=100_000)
         row_count = 0
         for number, batch in enumerate(batches):
             row_count += batch.num_rows
@@ -355,13 +354,10 @@ def test_an_abandoned_copy_ends_at_once_and_leaves_no_session(
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         with query_connection(settings, "test") as conn:
             [table] = published_tables(conn, "pub")
-        batches = copy_relation(
-            settings,
-            table.relation,
-            snapshot.snapshot_name,
-            row_filter="id <= 20 or pg_catalog.pg_sleep(0.5) is not null",
-            chunk_bytes=2_000,
+        slow = replace(
+            table, row_filter="id <= 20 or pg_catalog.pg_sleep(0.5) is not null", publication=""
         )
+        batches = copy_published(settings, slow, snapshot.snapshot_name, chunk_bytes=2_000)
         next(batches)
         began = time.monotonic()
         batches.close()

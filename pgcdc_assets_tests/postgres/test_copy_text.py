@@ -3,12 +3,15 @@ CopyAttributeOutText()."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.postgres.copy_text import decode_copy_text
+from pgcdc_assets.postgres.copy_text import CopyChunk, decode_copy_text
+from pgcdc_assets.protocol.frames import HEAD_BYTES
+from pgcdc_assets_tests.support.protocol.encoding import frame
 
 _ESCAPES = {
     "\\": "\\\\",
@@ -37,11 +40,11 @@ def encode(rows: list[list[str | None]]) -> bytes:
 @given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(_TEXTS, min_size=n, max_size=n))))
 def test_any_rows_come_back_as_they_were(rows: list[list[str | None]]) -> None:
     width = len(rows[0]) if rows else 3
-    assert decode_copy_text(encode(rows), width).to_pylist() == rows
+    assert decode_copy_text(CopyChunk.of(encode(rows)), width).to_pylist() == rows
 
 
 def test_rows_without_columns_are_counted() -> None:
-    assert decode_copy_text(b"\n\n\n", 0).to_pylist() == [[], [], []]
+    assert decode_copy_text(CopyChunk.of(b"\n\n\n"), 0).to_pylist() == [[], [], []]
 
 
 @pytest.mark.parametrize(
@@ -57,18 +60,44 @@ def test_rows_without_columns_are_counted() -> None:
 )
 def test_bytes_that_are_no_rows_are_a_protocol_error(data: bytes, columns: int) -> None:
     with pytest.raises(ProtocolError):
-        decode_copy_text(data, columns)
+        decode_copy_text(CopyChunk.of(data), columns)
 
 
 @given(st.binary(max_size=60), st.integers(1, 4))
 def test_random_bytes_give_rows_or_a_protocol_error(data: bytes, columns: int) -> None:
     try:
-        rows = decode_copy_text(data, columns)
+        rows = decode_copy_text(CopyChunk.of(data), columns)
     except ProtocolError:
         return
     assert all(len(row) == columns for row in rows.to_pylist())
 
 
 def test_a_value_that_is_not_utf8_becomes_hex() -> None:
-    rows = decode_copy_text(b"\xff\\t\t\\\\xff\n\\N\t\xc3\xa9\n", 2).to_pylist()
+    rows = decode_copy_text(CopyChunk.of(b"\xff\\t\t\\\\xff\n\\N\t\xc3\xa9\n"), 2).to_pylist()
     assert rows == [["\0\\xff09", "\\xff"], [None, "\xe9"]]
+
+
+def framed(rows: list[list[str | None]]) -> CopyChunk:
+    """Write rows as a server sends them, a message for each."""
+    lines = [encode([row]) for row in rows]
+    data = b"".join(frame(line) for line in lines)
+    sizes = np.array([HEAD_BYTES + len(line) for line in lines], np.int64)
+    heads = np.cumsum(sizes) - sizes
+    return CopyChunk(CopyChunk.of(data).source, heads)
+
+
+@given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(_TEXTS, min_size=n, max_size=n))))
+def test_rows_in_messages_are_the_same_rows(rows: list[list[str | None]]) -> None:
+    width = len(rows[0]) if rows else 3
+    assert decode_copy_text(framed(rows), width).to_pylist() == rows
+
+
+def test_rows_in_messages_without_columns_are_counted() -> None:
+    assert decode_copy_text(framed([[], []]), 0).to_pylist() == [[], []]
+
+
+def test_a_message_of_two_rows_is_a_protocol_error() -> None:
+    data = frame(b"a\n") + frame(b"b\nc\n")
+    chunk = CopyChunk(CopyChunk.of(data).source, np.array([0, 7], np.int64))
+    with pytest.raises(ProtocolError, match="a message is not one row"):
+        decode_copy_text(chunk, 1)

@@ -85,3 +85,42 @@ def test_a_frame_that_is_no_copy_data_stops_the_cut() -> None:
 def test_an_impossible_length_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="impossible"):
         frames.cut(buffer_of(b"d\xff\xff\xff\xffw"), 0, 6)
+
+
+# A row's bytes: never a raw zero, and a newline only at its end.
+_rows = st.lists(
+    st.one_of(
+        st.sampled_from([b"d", b"dd\td", b"", b"\\n", b"d" * 2660]),
+        st.binary(max_size=20).map(lambda row: row.replace(b"\0", b"d").replace(b"\n", b"d")),
+    ).map(lambda row: row + b"\n"),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_rows, st.integers(0, 3000))
+def test_every_complete_row_is_found_wherever_the_bytes_break_off(
+    rows: list[bytes], length: int
+) -> None:
+    data = b"".join(encoding.frame(row) for row in rows)[:length]
+    complete, size = [], 0
+    for row in rows:
+        size += frames.HEAD_BYTES + len(row)
+        if size <= length:
+            complete.append(row)
+    found = frames.cut_rows(buffer_of(data), 0, len(data))
+    assert payloads_of(found.batch) == complete
+    assert found.consumed == sum(frames.HEAD_BYTES + len(row) for row in complete)
+
+
+def test_rows_whose_frames_look_like_the_end_of_a_row_are_cut_by_their_lengths() -> None:
+    """The lengths 0x0A64 and 0x0A6400 hold a newline and the letter d."""
+    rows = [b"x" * (length - 5) + b"\n" for length in (0x0A64, 0x0A6400, 0x64, 0x0A00)]
+    data = b"".join(encoding.frame(row) for row in rows)
+    assert payloads_of(frames.cut_rows(buffer_of(data), 0, len(data)).batch) == rows
+
+
+def test_a_row_of_more_than_sixteen_megabytes_is_one_frame() -> None:
+    rows = [b"a\n", b"x" * (17 * 1024 * 1024) + b"\n", b"b\n"]
+    data = b"".join(encoding.frame(row) for row in rows)
+    assert payloads_of(frames.cut_rows(buffer_of(data), 0, len(data)).batch) == rows

@@ -9,7 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.capture.snapshot import SnapshotFailure, SnapshotReport, snapshot_each_table
+from pgcdc_assets.capture.snapshot import snapshot_each_table
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
@@ -61,6 +62,7 @@ def build_snapshot_asset(
                 capture.publication,
                 [table.name for table in wanted],
                 adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
+                policy=capture.snapshot,
             )
             for outcome in outcomes:
                 name = outcome.name

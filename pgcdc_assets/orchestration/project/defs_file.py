@@ -28,6 +28,7 @@ from pgcdc_assets.settings import (
     CdcTable,
     CheckPolicy,
     RetentionPolicy,
+    SnapshotPolicy,
     StepLimit,
     StreamPolicy,
     WindowPolicy,
@@ -53,6 +54,7 @@ _ALLOWED: dict[Any, str] = {
 _POLICIES: dict[str, Callable[..., object]] = {
     "windows": WindowPolicy,
     "stream": StreamPolicy,
+    "snapshot": SnapshotPolicy,
     "retention": RetentionPolicy,
     "checks": CheckPolicy,
     "merge_step": StepLimit,

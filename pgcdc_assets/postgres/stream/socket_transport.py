@@ -44,8 +44,8 @@ class SocketWire:
         self._settings = settings
         self._socket = socket.socket(fileno=os.dup(conn.socket))
         self._socket.setblocking(True)
-        self._set(socket.SO_RCVTIMEO, _timeval(settings.pause_seconds))
-        self._set(socket.SO_SNDTIMEO, _timeval(settings.send_seconds))
+        self._set(socket.SO_RCVTIMEO, timeval(settings.pause_seconds))
+        self._set(socket.SO_SNDTIMEO, timeval(settings.send_seconds))
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         self._send_lock = threading.Lock()
@@ -145,7 +145,7 @@ class SocketWire:
 
     def _take_other(self, kind: bytes, payload: bytes) -> None:
         if kind == _ERROR:
-            raise _server_error(payload)
+            raise server_error(payload)
         if kind == _COPY_DONE:
             raise StreamEnded
         if kind == _NOTICE:
@@ -166,7 +166,8 @@ class SocketWire:
         self._socket.setsockopt(socket.SOL_SOCKET, option, value)
 
 
-def _server_error(payload: bytes) -> ServerError:
+def server_error(payload: bytes) -> ServerError:
+    """Read an ErrorResponse."""
     fields = _fields(payload)
     return ServerError(fields.get(b"C", ""), fields.get(b"M", "no reason given"))
 
@@ -181,5 +182,6 @@ def _fields(payload: bytes) -> dict[bytes, str]:
     }
 
 
-def _timeval(seconds: float) -> bytes:
+def timeval(seconds: float) -> bytes:
+    """Write a time as SO_RCVTIMEO and SO_SNDTIMEO take it."""
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))

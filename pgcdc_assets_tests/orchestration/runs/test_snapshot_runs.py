@@ -10,7 +10,8 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import SnapshotFailure, snapshot_each_table
+from pgcdc_assets.capture.snapshot import snapshot_each_table
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.assets.snapshot import build_snapshot_asset
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated

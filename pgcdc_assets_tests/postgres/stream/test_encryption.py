@@ -13,7 +13,11 @@ import pytest
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres import copy_transport
+from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.copy import copy_published
+from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.postgres.stream import connection as stream_module
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -85,6 +89,29 @@ def test_an_encrypted_stream_lands_the_rows_of_the_source(
     )
     assert inserted == [list(row[0]) for row in expected]
     assert capturing.confirmed() == report.window.end
+
+
+def test_a_copy_over_tls_holds_the_rows_of_the_source(
+    encrypted: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the bare socket of an encrypted connection was read")
+
+    monkeypatch.setattr(copy_transport, "_read_socket", refuse)
+    database = create_database(encrypted, "source")
+    database.execute(
+        "create table t (id int primary key, v text); create publication pub for table t;"
+        "insert into t select i, repeat(md5(i::text), i % 40) from generate_series(1, 5000) i"
+    )
+    settings = ConnectionSettings(f"{database.conninfo} sslmode=require", "test")
+    with query_connection(settings, "test") as conn:
+        [table] = published_tables(conn, "pub")
+    with create_slot(settings, "copied", temporary=True) as snapshot:
+        batches = list(copy_published(settings, table, snapshot.snapshot_name, chunk_bytes=50_000))
+    assert len(batches) > 1
+    rows = [row for batch in batches for row in batch.column("new").to_pylist()]
+    expected = database.query("select array[id::text, v] from t order by id")
+    assert sorted(rows, key=lambda row: int(row[0])) == [list(row[0]) for row in expected]
 
 
 def test_a_server_that_demands_tls_is_named_in_each_refusal(

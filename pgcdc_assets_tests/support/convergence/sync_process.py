@@ -11,7 +11,8 @@ import json
 import random
 import time
 
-from pgcdc_assets.capture.snapshot import SnapshotFailure, snapshot_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure
 from pgcdc_assets.capture.window import CaptureLimits, capture_window
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow

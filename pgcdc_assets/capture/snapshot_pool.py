@@ -1,0 +1,296 @@
+"""Copies of several tables side by side, over several connections to one exported snapshot.
+
+A large table is cut into ranges of pages, so that several connections share its copying as well.
+Each range is written to files of its own; one commit for all of a table's files makes its copy
+complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.activity import Activity, activity
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.failpoints import reach
+from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.postgres.catalog import PublishedTable
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.copy import Pages, SnapshotReader, read_page_counts
+from pgcdc_assets.postgres.slots import ExportedSnapshot
+from pgcdc_assets.protocol.utf8 import count_hex
+from pgcdc_assets.table_name import TableName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pgcdc_assets.raw.snapshots import SnapshotLanding
+    from pgcdc_assets.raw.zone import RawZone
+    from pgcdc_assets.settings import SnapshotPolicy
+
+_PAGE_BYTES = 8192
+
+# How long the connections of a copy that is given up have to end.
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReport:
+    """A table's complete copy.
+
+    Attributes:
+        snapshot_lsn: what committed before it is in the copy.
+        seconds: from the first row read to the commit.
+        bytes: size of the rows' texts in memory.
+        rescued_count: values that are not UTF-8 and are kept as hex.
+    """
+
+    schema: str
+    table: str
+    epoch: int
+    snapshot_lsn: Lsn
+    row_count: int
+    seconds: float
+    bytes: int
+    rescued_count: int = 0
+
+    @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
+    def position(self) -> Position:
+        """Epoch and LSN."""
+        return Position(self.epoch, self.snapshot_lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailure:
+    """A table whose copy failed; the others are not touched by the failure."""
+
+    schema: str
+    table: str
+    error: PgcdcError
+
+    @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPool:
+    """Copies tables as of one snapshot."""
+
+    settings: ConnectionSettings
+    zone: RawZone
+    epoch: int
+    snapshot: ExportedSnapshot
+    policy: SnapshotPolicy
+
+    def copy(
+        self, tables: Sequence[PublishedTable]
+    ) -> Generator[SnapshotReport | SnapshotFailure, None, None]:
+        """Copy tables; yield the outcome of each as soon as it is known.
+
+        An iterator that is closed early cancels what is not complete.
+
+        Raises:
+            PgcdcError: the server or the lake is not available at all.
+        """
+        copies = [_TableSnapshot(table, landing) for table, landing in self._landings(tables)]
+        crew = _Crew(self, deque(self._parts(copies)))
+        with crew.at_work():
+            for _ in copies:
+                yield crew.next_outcome()
+
+    def _landings(
+        self, tables: Sequence[PublishedTable]
+    ) -> Iterator[tuple[PublishedTable, SnapshotLanding]]:
+        # One commit for the relation versions of all tables.
+        lsn = self.snapshot.consistent_point
+        versions = [self.zone.relations.register(self.epoch, t.relation, lsn) for t in tables]
+        self.zone.relations.flush()
+        for table, version in zip(tables, versions, strict=True):
+            yield (
+                table,
+                self.zone.snapshots.begin_snapshot(self.epoch, lsn, table.relation, version),
+            )
+
+    def _parts(self, copies: Iterable[_TableSnapshot]) -> Iterator[_Part]:
+        copies = list(copies)
+        with query_connection(self.settings, "snapshot") as conn:
+            page_counts = read_page_counts(conn, [copy.table for copy in copies])
+        step = max(1, self.policy.range_bytes // _PAGE_BYTES)
+        for copy in copies:
+            starts = range(0, max(1, page_counts.get(copy.table.relation.relation_id, 0)), step)
+            copy.open_parts = len(starts)
+            for start in starts:
+                # Pages that were added since are of no row that the snapshot sees.
+                end = None if start == starts[-1] else start + step
+                yield copy, Pages(start, end)
+
+    def report(self, copy: _TableSnapshot) -> SnapshotReport:
+        """Commit a table's files, and report the copy."""
+        reach("before_copy_commit")
+        row_count = copy.landing.commit(self.snapshot.taken_at)
+        reach("after_copy_commit")
+        relation = copy.table.relation
+        return SnapshotReport(
+            schema=relation.schema,
+            table=relation.table,
+            epoch=self.epoch,
+            snapshot_lsn=self.snapshot.consistent_point,
+            row_count=row_count,
+            seconds=time.monotonic() - (copy.began or time.monotonic()),
+            bytes=copy.byte_count,
+            rescued_count=copy.rescued_count,
+        )
+
+
+@dataclass(eq=False)
+class _TableSnapshot:
+    """One table's copy under way; `lock` guards what several connections write.
+
+    Attributes:
+        open_parts: how many ranges are not read yet.
+        failure: the first one; the other ranges are then left out.
+    """
+
+    table: PublishedTable
+    landing: SnapshotLanding
+    open_parts: int = 0
+    began: float | None = None
+    byte_count: int = 0
+    rescued_count: int = 0
+    failure: PgcdcError | None = None
+    work: Activity | None = None
+    shown: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self) -> None:
+        """Start the clock with the first range."""
+        with self.lock:
+            if self.work is None:
+                self.began = time.monotonic()
+                name = f"snapshot of {self.table.relation.qualified_name}"
+                self.work = self.shown.enter_context(activity(name, "rows"))
+
+    def count(self, batch: pa.RecordBatch) -> None:
+        """Add a batch to the figures."""
+        rescued = count_hex(batch.column("new"))
+        with self.lock:
+            self.byte_count += batch.nbytes
+            self.rescued_count += rescued
+            if self.work is not None:
+                self.work.count += batch.num_rows
+
+
+_Part = tuple[_TableSnapshot, Pages]
+
+
+class _Crew:
+    """The threads that read ranges, each over a connection of its own."""
+
+    def __init__(self, pool: SnapshotPool, parts: deque[_Part]) -> None:
+        self._pool = pool
+        self._parts = parts
+        self._outcomes: queue.SimpleQueue[SnapshotReport | SnapshotFailure | BaseException] = (
+            queue.SimpleQueue()
+        )
+        self._is_stopping = threading.Event()
+        self._readers = [
+            SnapshotReader(pool.settings, pool.snapshot.snapshot_name)
+            for _ in range(min(pool.policy.parallelism, len(parts)))
+        ]
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Run the threads while the block runs; at its end cancel what they still do."""
+        threads = [
+            threading.Thread(target=self._run, args=(reader,), name="pgcdc snapshot", daemon=True)
+            for reader in self._readers
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._is_stopping.set()
+            deadline = time.monotonic() + _END_SECONDS
+            while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+                for reader in self._readers:
+                    reader.cancel()
+                for thread in threads:
+                    thread.join(0.1)
+
+    def next_outcome(self) -> SnapshotReport | SnapshotFailure:
+        """Wait for the next table's outcome."""
+        outcome = self._outcomes.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _run(self, reader: SnapshotReader) -> None:
+        with reader:
+            while not self._is_stopping.is_set():
+                try:
+                    copy, pages = self._parts.popleft()
+                except IndexError:
+                    return
+                try:
+                    self._read(reader, copy, pages)
+                    self._end_part(copy)
+                except BaseException as error:
+                    self._outcomes.put(error)
+                    return
+
+    def _read(self, reader: SnapshotReader, copy: _TableSnapshot, pages: Pages) -> None:
+        if copy.failure is not None or copy.landing.is_complete:
+            return
+        copy.begin()
+        try:
+            copy.landing.write(self._batches(reader, copy, pages))
+        except PgcdcError as error:
+            with copy.lock:
+                copy.failure = copy.failure or error
+
+    def _batches(
+        self, reader: SnapshotReader, copy: _TableSnapshot, pages: Pages
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in reader.read(copy.table, pages):
+            if self._is_stopping.is_set():
+                raise _Stopped
+            copy.count(batch)
+            yield batch
+            reach("mid_copy")
+
+    def _end_part(self, copy: _TableSnapshot) -> None:
+        """Complete a table with its last range."""
+        with copy.lock:
+            copy.open_parts -= 1
+            if copy.open_parts:
+                return
+        with copy.shown:
+            self._outcomes.put(self._outcome(copy))
+
+    def _outcome(self, copy: _TableSnapshot) -> SnapshotReport | SnapshotFailure:
+        relation = copy.table.relation
+        if copy.failure is None:
+            try:
+                return self._pool.report(copy)
+            except PgcdcError as error:
+                copy.failure = error
+        copy.landing.discard()
+        return SnapshotFailure(relation.schema, relation.table, copy.failure)
+
+
+class _Stopped(Exception):
+    """The copies are given up."""

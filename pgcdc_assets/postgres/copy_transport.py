@@ -1,0 +1,231 @@
+"""The bytes of COPY TO STDOUT, a chunk of whole rows at a time.
+
+libpq hands COPY over row by row, which costs a call into Python for each. Over a connection without
+encryption the socket is read past libpq instead: into buffers of the chunk's size, which numpy cuts
+into rows. libpq has no part in the statement: its connection is idle before, and idle after.
+A connection that libpq encrypts is read through the driver.
+
+A thread receives while the caller decodes and writes the chunks before. Few chunks wait in between,
+so memory does not grow with the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psycopg2
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.postgres.copy_text import CopyChunk
+from pgcdc_assets.postgres.stream.socket_transport import server_error, timeval
+from pgcdc_assets.postgres.stream.transport import ServerError
+from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, cut_rows
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+CHUNK_BYTES = 8 * 1024 * 1024
+_WAITING_CHUNKS = 3
+
+# How long one call receives at most before what came is handed over.
+_RECEIVE_SECONDS = 0.05
+
+_ERROR, _READY = b"E", b"Z"
+# CopyOutResponse, CopyDone, CommandComplete, NoticeResponse, ParameterStatus.
+_IGNORED = frozenset((b"H", b"c", b"C", b"N", b"S"))
+
+_IS_GSS_ENCRYPTED = """
+select exists (select from pg_catalog.pg_stat_gssapi
+                where pid = pg_catalog.pg_backend_pid() and encrypted)
+"""
+
+_Put = Callable[[CopyChunk], None]
+
+
+def copy_chunks(
+    conn: Connection, statement: str, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[CopyChunk]:
+    """Run a COPY TO STDOUT in text format and yield its rows.
+
+    An iterator that is closed early cancels the statement; the connection is then of no more use.
+
+    Args:
+        conn: in autocommit mode, or inside a transaction that was begun by a statement; no other
+            thread uses it meanwhile.
+
+    Raises:
+        ServerError: the server ended the statement with an error.
+        psycopg2.Error: the same, of a connection that is encrypted.
+        OSError: the connection broke.
+        ProtocolError: the server sent what does not belong to a COPY.
+    """
+    read = _read_by_driver if _is_encrypted(conn) else _read_socket
+    chunks: queue.Queue[CopyChunk | None] = queue.Queue(_WAITING_CHUNKS)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            read(conn, statement, chunk_bytes, chunks.put)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            chunks.put(None)
+
+    reader = threading.Thread(target=run, name="pgcdc copy", daemon=True)
+    reader.start()
+    is_finished = False
+    try:
+        while (chunk := chunks.get()) is not None:
+            yield chunk
+        is_finished = True
+    finally:
+        if not is_finished:
+            with contextlib.suppress(psycopg2.Error):
+                conn.cancel()
+            while chunks.get() is not None:
+                pass
+        reader.join()
+    if failures:
+        raise failures[0]
+
+
+def _is_encrypted(conn: Connection) -> bool:
+    if conn.info.ssl_in_use:
+        return True
+    with conn.cursor() as cursor:
+        cursor.execute(_IS_GSS_ENCRYPTED)
+        row = cursor.fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+def _read_by_driver(conn: Connection, statement: str, chunk_bytes: int, put: _Put) -> None:
+    sink = _Sink(chunk_bytes, put)
+    with conn.cursor() as cursor:
+        cursor.copy_expert(statement, sink)
+    sink.flush()
+
+
+class _Sink:
+    """What the driver writes rows into: joins them to chunks."""
+
+    def __init__(self, chunk_bytes: int, put: _Put) -> None:
+        self._put = put
+        self._chunk_bytes = chunk_bytes
+        self._rows: list[bytes] = []
+        self._size = 0
+
+    def write(self, row: bytes) -> None:
+        self._rows.append(row)
+        self._size += len(row)
+        if self._size >= self._chunk_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._rows:
+            chunk = CopyChunk.of(b"".join(self._rows))
+            self._rows, self._size = [], 0
+            self._put(chunk)
+
+
+def _read_socket(conn: Connection, statement: str, chunk_bytes: int, put: _Put) -> None:
+    # A descriptor of its own, so that closing it leaves the driver's open.
+    with socket.socket(fileno=os.dup(conn.fileno())) as source:
+        source.setblocking(True)
+        source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(_RECEIVE_SECONDS))
+        try:
+            _Receiver(source, chunk_bytes).run(statement.encode(), put)
+        finally:
+            # As the driver left it: the file description is the same.
+            source.setblocking(False)
+
+
+class _Receiver:
+    """Receives the answer to one COPY statement."""
+
+    def __init__(self, source: socket.socket, chunk_bytes: int) -> None:
+        self._socket = source
+        self._chunk_bytes = chunk_bytes
+        self._readable = select.poll()
+        self._readable.register(source, select.POLLIN)
+        self._buffer = np.empty(chunk_bytes + SLACK_BYTES, np.uint8)
+        self._filled = 0
+
+    def run(self, statement: bytes, put: _Put) -> None:
+        """Send the statement, and hand over the rows until the server is ready again."""
+        query = statement + b"\0"
+        self._socket.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
+        failure: ServerError | None = None
+        is_ready = False
+        while not is_ready:
+            is_open = self._fill()
+            taken = 0
+            while True:
+                frames = cut_rows(self._buffer, taken, self._filled)
+                starts, ends = frames.batch.starts, frames.batch.ends
+                if len(starts):
+                    source = self._buffer[taken : int(ends[-1])]
+                    put(CopyChunk(source, starts - HEAD_BYTES - taken))
+                taken = frames.consumed
+                if frames.other is None:
+                    break
+                payload = self._buffer[taken + HEAD_BYTES : taken + frames.needed].tobytes()
+                taken += frames.needed
+                if frames.other == _ERROR:
+                    failure = server_error(payload)
+                elif frames.other == _READY:
+                    is_ready = True
+                elif frames.other not in _IGNORED:
+                    raise ProtocolError(
+                        message_type=f"{frames.other!r}"[2:-1],
+                        offset=0,
+                        reason="it does not belong to a COPY",
+                    )
+            if not (is_ready or is_open):
+                raise failure or ConnectionResetError("the server closed the connection")
+            self._keep_rest(taken, frames.needed)
+        if failure is not None:
+            raise failure
+
+    def _fill(self) -> bool:
+        """Receive until the buffer is full, nothing more comes for a moment, or all is there.
+
+        Returns:
+            Whether the connection is open.
+        """
+        self._readable.poll()
+        flags = 0
+        while room := len(self._buffer) - SLACK_BYTES - self._filled:
+            place = memoryview(self._buffer.data)[self._filled : self._filled + room]
+            try:
+                count = self._socket.recv_into(place, 0, flags)
+            except BlockingIOError:
+                break
+            if count == 0:
+                return False
+            self._filled += count
+            # ReadyForQuery is the last frame, and six bytes long.
+            last = self._buffer[max(0, self._filled - 6) : self._filled].tobytes()
+            if last[:5] == b"Z\0\0\0\5" or (flags and count < room):
+                break
+            # The rest in one call, which waits for a full buffer without the interpreter's lock.
+            flags = socket.MSG_WAITALL
+        return True
+
+    def _keep_rest(self, taken: int, needed: int) -> None:
+        """Begin a new buffer with the bytes behind `taken`; the old one belongs to its chunks."""
+        if taken == 0 and needed + SLACK_BYTES <= len(self._buffer):
+            return
+        rest = self._buffer[taken : self._filled]
+        buffer = np.empty(max(self._chunk_bytes, needed) + SLACK_BYTES, np.uint8)
+        buffer[: len(rest)] = rest
+        self._buffer, self._filled = buffer, len(rest)

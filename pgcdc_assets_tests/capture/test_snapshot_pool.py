@@ -1,0 +1,279 @@
+"""Tables copied side by side, in ranges of pages, as of one snapshot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
+from pgcdc_assets.errors import ConnectionLost, DefiniteError
+from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.copy import SnapshotReader
+from pgcdc_assets.postgres.slots import create_slot
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.scan import DataFile, data_files
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import SnapshotPolicy
+from pgcdc_assets_tests.support.database import Database
+
+pytestmark = pytest.mark.postgres
+
+_PAGE = 8192
+
+
+@pytest.fixture
+def zone(tmp_path: Path) -> RawZone:
+    return RawZone(Lake(str(tmp_path / "lake")), "test")
+
+
+def _copy(
+    database: Database, zone: RawZone, parallelism: int = 3, range_bytes: int = 4 * _PAGE
+) -> Iterator[SnapshotReport | SnapshotFailure]:
+    """Copy all tables of publication `pub`."""
+    settings = database.settings()
+    policy = SnapshotPolicy(parallelism, range_bytes)
+    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
+        with query_connection(settings, "test") as conn:
+            tables = published_tables(conn, "pub")
+        yield from SnapshotPool(settings, zone, 1, snapshot, policy).copy(tables)
+
+
+def _files(zone: RawZone) -> list[DataFile]:
+    loaded = zone.snapshots.table.load()
+    assert loaded is not None
+    return data_files(loaded)
+
+
+def _rows(zone: RawZone, table: str) -> list[list[str | None]]:
+    loaded = zone.snapshots.table.load()
+    assert loaded is not None
+    found: list[list[str | None]] = loaded.to_pyarrow_table(filters=[("table", "=", table)])[
+        "new"
+    ].to_pylist()
+    return found
+
+
+def _sessions(database: Database) -> int:
+    return int(
+        database.value(
+            "select count(*) from pg_stat_activity where application_name = 'pgcdc copy test'"
+        )
+    )
+
+
+def _is_everything_copied(database: Database, zone: RawZone, table: str) -> bool:
+    expected = database.query(f"select array[id::text, note] from {table} order by id")
+    found = sorted(_rows(zone, table), key=lambda row: int(row[0] or 0))
+    return found == [list(row[0]) for row in expected]
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_each_row_of_a_table_in_ranges_is_copied_once(
+    database: Database, zone: RawZone, parallelism: int
+) -> None:
+    """C7: a bloated table whose pages are partly empty, an empty one, one of a single page."""
+    database.execute(
+        """
+        create table bloated (id int primary key, note text);
+        create table empty (id int primary key, note text);
+        create table single (id int primary key, note text);
+        create publication pub for all tables;
+        insert into bloated select i, repeat(md5(i::text), 20) from generate_series(1, 3000) i;
+        delete from bloated where id % 3 = 0 or id between 500 and 900;
+        update bloated set note = note || '!' where id % 7 = 0;
+        insert into single values (1, null)
+        """
+    )
+    outcomes = list(_copy(database, zone, parallelism))
+    assert {o.table: o.row_count for o in outcomes if isinstance(o, SnapshotReport)} == {
+        "bloated": database.value("select count(*) from bloated"),
+        "empty": 0,
+        "single": 1,
+    }
+    for table in ("bloated", "empty", "single"):
+        assert _is_everything_copied(database, zone, table)
+    files = _files(zone)
+    assert sum(file.partition["table"] == "bloated" for file in files) > 10
+    assert len(zone.snapshots.complete_snapshots()) == 3
+    assert _sessions(database) == 0
+
+
+@pytest.mark.every_pg
+def test_ranges_of_a_partitioned_table_cover_every_partition(
+    database: Database, zone: RawZone
+) -> None:
+    """C7, E1: partitions of different sizes, one of them empty."""
+    database.execute(
+        """
+        create table p (id int primary key, note text) partition by range (id);
+        create table p1 partition of p for values from (0) to (100);
+        create table p2 partition of p for values from (100) to (5000);
+        create table p3 partition of p for values from (5000) to (6000);
+        create publication pub for table p with (publish_via_partition_root = true);
+        insert into p select i, repeat(md5(i::text), 20) from generate_series(1, 2000) i
+        """
+    )
+    [report] = _copy(database, zone)
+    assert isinstance(report, SnapshotReport)
+    assert report.row_count == 2000
+    assert _is_everything_copied(database, zone, "p")
+
+
+def test_ranges_and_row_filter_hold_together(database: Database, zone: RawZone) -> None:
+    """D13: a filter with OR binds less than the range."""
+    database.execute(
+        """
+        create table t (id int primary key, note text);
+        insert into t select i, repeat('x', 700) from generate_series(1, 1000) i;
+        create publication pub for table t where (id < 10 or id > 990)
+        """
+    )
+    [report] = _copy(database, zone)
+    assert isinstance(report, SnapshotReport)
+    assert report.row_count == 19
+
+
+def test_rows_written_while_ranges_are_copied_are_not_in_the_copy(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C2: rows are deleted, moved to other pages and added between two ranges."""
+    database.execute(
+        """
+        create table t (id int primary key, note text);
+        insert into t select i, repeat('x', 700) from generate_series(1, 1000) i;
+        create publication pub for table t
+        """
+    )
+    before = database.query("select array[id::text, note] from t order by id")
+    original = SnapshotReader.read
+    reads: list[object] = []
+
+    def read(reader: SnapshotReader, *arguments: object) -> Iterator[pa.RecordBatch]:
+        reads.append(arguments)
+        if len(reads) == 3:
+            database.execute(
+                "delete from t where id % 5 = 0; update t set note = repeat('y', 900);"
+                "insert into t select i, 'new' from generate_series(1001, 2000) i"
+            )
+        return original(reader, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SnapshotReader, "read", read)
+    [report] = _copy(database, zone)
+    assert isinstance(report, SnapshotReport)
+    assert len(reads) > 10
+    found = sorted(_rows(zone, "t"), key=lambda row: int(row[0] or 0))
+    assert found == [list(row[0]) for row in before]
+
+
+def test_a_table_of_which_one_range_fails_leaves_no_file_and_no_harm(
+    database: Database, zone: RawZone
+) -> None:
+    """C5: the server's own error, in the middle of the rows; the other table is complete."""
+    database.execute(
+        """
+        create table bad (id int primary key, note text);
+        create table good (id int primary key, note text);
+        insert into bad select i, repeat('x', 700) from generate_series(1, 1000) i;
+        insert into good select i, repeat('x', 700) from generate_series(1, 1000) i;
+        create publication pub for table bad where (1000 / (id - 700) < 5000), good
+        """
+    )
+    outcomes = {outcome.table: outcome for outcome in _copy(database, zone)}
+    assert isinstance(outcomes["good"], SnapshotReport)
+    failure = outcomes["bad"]
+    assert isinstance(failure, SnapshotFailure)
+    assert isinstance(failure.error, DefiniteError)
+    assert "public.bad cannot be read: Postgres reports an error (SQLSTATE 22012)" in str(
+        failure.error
+    )
+    assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["good"]
+    named = {file.path for file in _files(zone)}
+    assert {path.name for path in Path(zone.snapshots.table.uri).glob("*.parquet")} == named
+    assert _sessions(database) == 0
+
+
+_SLEEPY = """
+create table fast (id int primary key, note text);
+create table slow (id int primary key, note text);
+insert into fast values (1, 'x');
+insert into slow select i, repeat('x', 700) from generate_series(1, 400) i;
+create function sleepy(int) returns boolean language sql
+  as 'select pg_catalog.pg_sleep(0.5) is not null';
+create publication pub for table fast, slow
+"""
+
+
+def _fast_and_sleepy(database: Database) -> tuple[PublishedTable, PublishedTable]:
+    """Make two tables; reading the second one takes half a second a row."""
+    database.execute(_SLEEPY)
+    with query_connection(database.settings(), "test") as conn:
+        fast, slow = published_tables(conn, "pub")
+    return fast, PublishedTable(slow.relation, row_filter="public.sleepy(id)")
+
+
+def test_a_session_that_the_server_ends_is_opened_again_for_the_next_table(
+    database: Database,
+) -> None:
+    """B2."""
+    fast, sleepy = _fast_and_sleepy(database)
+    settings = database.settings()
+    ended = threading.Timer(
+        1.0,
+        database.execute,
+        [
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where application_name = 'pgcdc copy test'"
+        ],
+    )
+    with (
+        create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot,
+        SnapshotReader(settings, snapshot.snapshot_name) as reader,
+    ):
+        ended.start()
+        with pytest.raises(ConnectionLost, match=r"reading public\.slow"):
+            list(reader.read(sleepy))
+        ended.join()
+        rows = [row for batch in reader.read(fast) for row in batch.column("new").to_pylist()]
+        assert rows == [["1", "x"]]
+
+
+def test_copies_that_are_given_up_end_at_once_and_leave_nothing(
+    database: Database, zone: RawZone
+) -> None:
+    fast, sleepy = _fast_and_sleepy(database)
+    settings = database.settings()
+    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
+        pool = SnapshotPool(settings, zone, 1, snapshot, SnapshotPolicy(2, _PAGE))
+        outcomes = pool.copy([sleepy, fast])
+        first = next(outcomes)
+        assert isinstance(first, SnapshotReport)
+        assert first.table == "fast"
+        began = time.monotonic()
+        outcomes.close()
+    assert time.monotonic() - began < 8
+    assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["fast"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("pgcdc")]
+    assert _sessions(database) == 0
+
+
+def test_a_row_larger_than_every_buffer_is_copied(database: Database, zone: RawZone) -> None:
+    """D16: 20 MB in one value, between two small rows."""
+    database.execute(
+        "create table t (id int primary key, note text); create publication pub for table t;"
+        "alter table t alter note set storage external;"
+        "insert into t values (1, 'a'), (2, repeat('0123456789', 2000000)), (3, 'b')"
+    )
+    [report] = _copy(database, zone)
+    assert isinstance(report, SnapshotReport)
+    assert {row[0]: len(row[1] or "") for row in _rows(zone, "t")} == {
+        "1": 1,
+        "2": 20_000_000,
+        "3": 1,
+    }
