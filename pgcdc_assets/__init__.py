@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.orchestration.component import PostgresCdcComponent
     from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
     from pgcdc_assets.orchestration.translator import PgcdcTranslator
-    from pgcdc_assets.settings import (
-        CdcCapture,
-        CdcTable,
+    from pgcdc_assets.policies import (
         CheckPolicy,
         RetentionPolicy,
         SnapshotPolicy,
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
         StreamPolicy,
         WindowPolicy,
     )
+    from pgcdc_assets.settings import CdcCapture, CdcTable
 
 __version__ = "0.1.0"
 
@@ -53,19 +52,19 @@ __all__ = [
 _MODULES = {
     "CdcCapture": "pgcdc_assets.settings",
     "CdcTable": "pgcdc_assets.settings",
-    "CheckPolicy": "pgcdc_assets.settings",
+    "CheckPolicy": "pgcdc_assets.policies",
     "LakeResource": "pgcdc_assets.orchestration.resources",
     "Lsn": "pgcdc_assets.lsn",
     "LsnWindow": "pgcdc_assets.lsn",
     "PgcdcTranslator": "pgcdc_assets.orchestration.translator",
     "PostgresCdcComponent": "pgcdc_assets.orchestration.component",
     "PostgresResource": "pgcdc_assets.orchestration.resources",
-    "RetentionPolicy": "pgcdc_assets.settings",
+    "RetentionPolicy": "pgcdc_assets.policies",
     "SparkResource": "pgcdc_assets.orchestration.resources",
-    "StepLimit": "pgcdc_assets.settings",
-    "SnapshotPolicy": "pgcdc_assets.settings",
-    "StreamPolicy": "pgcdc_assets.settings",
-    "WindowPolicy": "pgcdc_assets.settings",
+    "StepLimit": "pgcdc_assets.policies",
+    "SnapshotPolicy": "pgcdc_assets.policies",
+    "StreamPolicy": "pgcdc_assets.policies",
+    "WindowPolicy": "pgcdc_assets.policies",
     "build_cdc_definitions": "pgcdc_assets.orchestration.build",
     "on_new_merges": "pgcdc_assets.orchestration.automation",
 }

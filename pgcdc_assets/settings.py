@@ -11,6 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.policies import (
+    CheckPolicy,
+    RetentionPolicy,
+    SnapshotPolicy,
+    StepLimit,
+    StreamPolicy,
+    WindowPolicy,
+)
 from pgcdc_assets.table_name import TableName
 
 # The name is part of asset keys, job names, a lake folder and a slot, all of which allow these
@@ -18,8 +26,6 @@ from pgcdc_assets.table_name import TableName
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
-
-MEGABYTE = 1024 * 1024
 
 _SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key")
 
@@ -130,162 +136,6 @@ class CdcTable:
             soft_deletes,
             without_key,
         )
-
-
-@dataclass(frozen=True)
-class WindowPolicy:
-    """When a window is opened, its size, and the number of partition keys.
-
-    Attributes:
-        max_bytes: maximum size of a window in bytes of WAL.
-        min_bytes: bytes of waiting WAL that open a window at once.
-        max_age_seconds: waiting WAL of any size opens a window this long after the last landing.
-        retry_seconds: pause before a failed window is retried, doubled at each failure.
-        max_retry_seconds: the longest pause before a retry.
-        run_seconds: time for which a run of a sensor continues with the next windows while changes
-            arrive; 0: the run ends with the requested windows.
-        keep: maximum number of partition keys; the oldest keys of windows that are merged into all
-            tables are deleted.
-    """
-
-    max_bytes: int = 256 * MEGABYTE
-    min_bytes: int = 8 * MEGABYTE
-    max_age_seconds: float = 5.0
-    retry_seconds: float = 5.0
-    max_retry_seconds: float = 300.0
-    run_seconds: float = 600.0
-    keep: int = 10_000
-
-    def __post_init__(self) -> None:
-        for name in ("max_bytes", "min_bytes", "keep"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(reason=f"windows.{name} must be 1 or more")
-        for name in ("max_age_seconds", "retry_seconds", "max_retry_seconds", "run_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(reason=f"windows.{name} must not be negative")
-
-    def backoff(self, failures: int) -> float:
-        """Return the seconds to wait after `failures` consecutive failures."""
-        if failures == 0:
-            return 0.0
-        doubled: float = self.retry_seconds * 2.0 ** min(failures - 1, 30)
-        return min(doubled, self.max_retry_seconds)
-
-
-@dataclass(frozen=True)
-class StreamPolicy:
-    """The time limits and sizes of a capture's replication stream.
-
-    Attributes:
-        batch_bytes: bytes that are decoded together.
-        status_seconds: longest interval between two status packets to the server.
-        silence_seconds: time without bytes, despite requests for a reply, after which the
-            connection counts as lost.
-        total_seconds: time limit of a capture, which is retried later; None: no limit.
-        slot_wait_seconds: time to wait before the stale walsender of a dead run is ended.
-    """
-
-    batch_bytes: int = 8 * MEGABYTE
-    status_seconds: float = 10.0
-    silence_seconds: float = 60.0
-    total_seconds: float | None = None
-    slot_wait_seconds: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name in ("batch_bytes", "status_seconds", "silence_seconds"):
-            if getattr(self, name) <= 0:
-                raise ConfigurationError(reason=f"stream.{name} must be above zero")
-
-
-@dataclass(frozen=True)
-class SnapshotPolicy:
-    """How tables are copied.
-
-    Attributes:
-        parallelism: connections that copy side by side.
-        range_bytes: a table of more bytes is cut into ranges of this size, which the connections
-            share.
-    """
-
-    parallelism: int = 4
-    range_bytes: int = 256 * MEGABYTE
-
-    def __post_init__(self) -> None:
-        for name in ("parallelism", "range_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(reason=f"snapshot.{name} must be 1 or more")
-
-
-@dataclass(frozen=True)
-class StepLimit:
-    """The size limits of one commit of a merge, which folds whole windows.
-
-    A window that exceeds the limits by itself is a step of its own.
-
-    Attributes:
-        changes: maximum number of changes of the table.
-        bytes: maximum size of these changes as text.
-    """
-
-    changes: int = 2_000_000
-    bytes: int = 1024 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        for name in ("changes", "bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(reason=f"merge_step.{name} must be 1 or more")
-
-
-@dataclass(frozen=True)
-class RetentionPolicy:
-    """Retention of raw windows and replaced files, and the schedule of maintenance.
-
-    Attributes:
-        raw_days: raw windows that are merged into all tables are removed this many days after their
-            last commit; None: raw windows are never removed.
-        old_version_hours: hours for which files that a merge has replaced are kept for readers of
-            older versions; 1 or more.
-        old_version_days: the same in days; 1 or more. If set, `old_version_hours` is ignored.
-        replaced_ratio: after a merge, replaced files past their retention are deleted if their size
-            is at least this multiple of the table's size.
-        schedule: cron expression of `<name>_upkeep`, in UTC.
-    """
-
-    raw_days: float | None = None
-    old_version_hours: float = 1.0
-    old_version_days: float | None = None
-    replaced_ratio: float = 1.0
-    schedule: str = "17 3 * * *"
-
-    def __post_init__(self) -> None:
-        for name in ("raw_days", "replaced_ratio"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigurationError(reason=f"retention.{name} must not be negative")
-        for name in ("old_version_hours", "old_version_days"):
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ConfigurationError(
-                    reason=f"retention.{name} must be 1 or more, not {value:g}: merges and checks "
-                    "read the version of their start"
-                )
-
-    @property
-    def keep_hours(self) -> float:
-        """Hours for which replaced files are kept."""
-        days = self.old_version_days
-        return self.old_version_hours if days is None else days * 24
-
-
-@dataclass(frozen=True)
-class CheckPolicy:
-    """The schedule of the checks that no other job runs.
-
-    Attributes:
-        schedule: cron expression of `<name>_checks`, in UTC; None: no schedule.
-    """
-
-    schedule: str | None = "47 4 * * *"
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ import yaml
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.defs_tables import component_yaml
 from pgcdc_assets.orchestration.settings_metadata import capture_metadata, capture_of
-from pgcdc_assets.settings import (
-    CdcCapture,
-    CdcTable,
+from pgcdc_assets.policies import (
     CheckPolicy,
     RetentionPolicy,
     StreamPolicy,
     WindowPolicy,
 )
+from pgcdc_assets.settings import CdcCapture, CdcTable
 
 ORDERS = CdcTable("shop", "orders", (1,), ("id",))
 

@@ -33,6 +33,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import hold_snapshot
@@ -52,7 +53,6 @@ from pgcdc_assets.postgres.slots import (
 )
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.raw.epochs import Epoch
-from pgcdc_assets.settings import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:

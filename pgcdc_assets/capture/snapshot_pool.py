@@ -30,9 +30,9 @@ from pgcdc_assets.table_name import TableName
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pgcdc_assets.policies import SnapshotPolicy
     from pgcdc_assets.raw.snapshots import SnapshotLanding
     from pgcdc_assets.raw.zone import RawZone
-    from pgcdc_assets.settings import SnapshotPolicy
 
 _PAGE_BYTES = 8192
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_summary import WindowSummary
-from pgcdc_assets.settings import CdcTable, StepLimit
+from pgcdc_assets.settings import CdcTable
 
 Landed = Callable[[int], Sequence[WindowSummary]]
 Sizes = Callable[[int, Lsn, Lsn], Sequence[RowGroup]]

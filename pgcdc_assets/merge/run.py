@@ -28,8 +28,9 @@ from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.task import MergeTask, prepare
+from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.settings import CdcTable, StepLimit
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune

@@ -13,12 +13,13 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import ChangeStats, Range, read_change_stats, versions_in_order
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
+from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.settings import CdcTable, StepLimit
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.properties import RELATION_ID
 from pgcdc_assets.tables.state import ScdState, read_scd_state, table_path

@@ -22,9 +22,7 @@ from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.translator import PgcdcTranslator
-from pgcdc_assets.settings import (
-    CdcCapture,
-    CdcTable,
+from pgcdc_assets.policies import (
     CheckPolicy,
     RetentionPolicy,
     SnapshotPolicy,
@@ -32,6 +30,7 @@ from pgcdc_assets.settings import (
     StreamPolicy,
     WindowPolicy,
 )
+from pgcdc_assets.settings import CdcCapture, CdcTable
 
 
 class TableModel(dg.Model, Resolvable):

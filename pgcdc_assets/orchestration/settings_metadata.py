@@ -7,9 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.settings import (
-    CdcCapture,
-    CdcTable,
+from pgcdc_assets.policies import (
     CheckPolicy,
     RetentionPolicy,
     SnapshotPolicy,
@@ -17,6 +15,7 @@ from pgcdc_assets.settings import (
     StreamPolicy,
     WindowPolicy,
 )
+from pgcdc_assets.settings import CdcCapture, CdcTable
 
 CAPTURE_METADATA = "pgcdc/capture"
 

@@ -183,7 +183,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.settings import SnapshotPolicy
+from pgcdc_assets.policies import SnapshotPolicy
 conninfo, lake, slot, parallelism = sys.argv[1:]
 policy = SnapshotPolicy(int(parallelism), range_bytes=8192)
 zone = RawZone(Lake(lake), "test")

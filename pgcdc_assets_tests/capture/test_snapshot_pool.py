@@ -12,6 +12,7 @@ import pytest
 
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.errors import ConnectionLost, DefiniteError
+from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.copy import SnapshotReader
@@ -19,7 +20,6 @@ from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.settings import SnapshotPolicy
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres

@@ -30,13 +30,14 @@ from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
 from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
+from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.settings import CdcCapture, CdcTable, StreamPolicy
+from pgcdc_assets.settings import CdcCapture, CdcTable
 
 
 def build_raw_asset(

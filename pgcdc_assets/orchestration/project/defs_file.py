@@ -23,9 +23,7 @@ from dagster._utils.schedules import is_valid_cron_schedule
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.settings import (
-    CdcCapture,
-    CdcTable,
+from pgcdc_assets.policies import (
     CheckPolicy,
     RetentionPolicy,
     SnapshotPolicy,
@@ -33,6 +31,7 @@ from pgcdc_assets.settings import (
     StreamPolicy,
     WindowPolicy,
 )
+from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 
 FILE_NAMES = ("defs.yaml", "component.yaml")

@@ -17,7 +17,7 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunRecord, RunsFilter
 
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
-from pgcdc_assets.settings import WindowPolicy
+from pgcdc_assets.policies import WindowPolicy
 
 SECONDS_TAG = "pgcdc/run_seconds"
 

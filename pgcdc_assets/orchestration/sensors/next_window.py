@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.settings import WindowPolicy
+from pgcdc_assets.policies import WindowPolicy
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, INVARIANTS_
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
 from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
-from pgcdc_assets.settings import RetentionPolicy
+from pgcdc_assets.policies import RetentionPolicy
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import table_path

@@ -16,7 +16,7 @@ import pytest
 
 from pgcdc_assets.failpoints import AFTER_MERGE_STEP
 from pgcdc_assets.orchestration.runs.records import THROUGH_TAG
-from pgcdc_assets.settings import StepLimit
+from pgcdc_assets.policies import StepLimit
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.orchestration import run_process
 from pgcdc_assets_tests.support.waits import wait_until

@@ -7,7 +7,8 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from pgcdc_assets.settings import CdcTable, WindowPolicy
+from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres
