@@ -117,7 +117,7 @@ def decode(payloads: Iterable[bytes], start: int, end: int) -> list[dict[str, An
                     {
                         **row,
                         **transaction,
-                        "relation_id": relation_id,
+                        "relation_id": affected_id,
                         "relation_version": version,
                         "schema": schema,
                         "table": table,
