@@ -160,6 +160,9 @@ def _guess(
     ends = places + 1 + lengths
     if not np.array_equal(ends[:-1], places[1:]):
         return None
+    if lengths[-1] < 4:
+        # No frame is that short: the walk refuses it.
+        return None
     if ends[-1] > len(view):
         places, ends = places[:-1], ends[:-1]
     elif len(view) - ends[-1] > HEAD_BYTES and view[ends[-1]] == _COPY_DATA:

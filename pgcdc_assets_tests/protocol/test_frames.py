@@ -56,6 +56,64 @@ def test_every_complete_frame_is_found_wherever_the_bytes_break_off(
         assert expected[-1] == b""
 
 
+@pytest.mark.parametrize("start", [0, 9])
+@pytest.mark.parametrize("missing_bytes", [0, 1, 4, 5, 6, 7])
+def test_ordinary_messages_are_found_without_following_their_lengths(
+    start: int, missing_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one they would cost more than decoding them."""
+
+    def refuse(buffer: frames.Bytes, start: int, end: int) -> None:
+        raise AssertionError("the lengths are followed one by one")
+
+    monkeypatch.setattr(frames, "_walk", refuse)
+    # Lengths of one, two and three bytes, and heads on both sides of a block's border.
+    lengths = [1, 40, 255, 256, 70_000, 131_072 - 5, *range(1, 40), 300_000, 9]
+    payloads = [b"w" + b"d" * length for length in lengths]
+    # Each has a part of what a head has, at its distances.
+    payloads[3:3] = [encoding.keepalive(7), b"w" + b"d2345w\x002345w" * 5, b"w" + b"d\x00345x" * 5]
+    data = bytes(start) + b"".join(map(encoding.frame, payloads))
+    whole = payloads if missing_bytes == 0 else payloads[:-1]
+
+    found = frames.cut(buffer_of(data), start, len(data) - missing_bytes)
+
+    assert payloads_of(found.batch) == whole
+    assert found.consumed == start + sum(5 + len(payload) for payload in whole)
+    assert found.needed == (0 if missing_bytes == 0 else 15)
+
+
+def test_messages_before_one_of_another_kind_are_not_followed_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "_walk", None)
+    data = b"".join(map(encoding.frame, [b"w1", b"w2"])) + encoding.frame(b"an error", b"E")
+
+    found = frames.cut(buffer_of(data), 0, len(data))
+
+    assert payloads_of(found.batch) == [b"w1", b"w2"]
+    assert found.other == b"E"
+
+
+def test_a_long_message_after_ordinary_ones_is_found() -> None:
+    long = b"w" + bytes(17 * 1024 * 1024)
+    data = b"".join(map(encoding.frame, [b"w1", b"w2", b"w3", long]))
+
+    found = frames.cut(buffer_of(data), 0, len(data))
+
+    assert [len(payload) for payload in payloads_of(found.batch)] == [2, 2, 2, len(long)]
+
+
+@pytest.mark.parametrize("length", range(6))
+def test_the_beginning_of_a_message_waits_for_the_rest(length: int) -> None:
+    data = b"1234567" + encoding.frame(b"w1")[:length]
+
+    found = frames.cut(buffer_of(data), 7, len(data))
+
+    assert payloads_of(found.batch) == []
+    assert (found.consumed, found.needed, found.other) == (7, 7 if length == 5 else 0, None)
+    assert found.batch.starts.dtype == found.batch.ends.dtype == np.int64
+
+
 def test_a_message_of_more_than_sixteen_megabytes_is_one_frame() -> None:
     long = b"w" + bytes(17 * 1024 * 1024)
     data = encoding.frame(b"w1") + encoding.frame(long) + encoding.frame(b"w2")
@@ -82,9 +140,21 @@ def test_a_frame_that_is_no_copy_data_stops_the_cut() -> None:
     assert (found.consumed, found.other) == (7, b"c")
 
 
-def test_an_impossible_length_is_a_protocol_error() -> None:
-    with pytest.raises(ProtocolError, match="impossible"):
-        frames.cut(buffer_of(b"d\xff\xff\xff\xffw"), 0, 6)
+@pytest.mark.parametrize("kind", [b"d", b"\x01"])
+@pytest.mark.parametrize("length", [0, 3, 2**31, 2**32 - 1])
+def test_an_impossible_length_is_a_protocol_error(kind: bytes, length: int) -> None:
+    with pytest.raises(ProtocolError, match="impossible") as caught:
+        frames.cut(buffer_of(kind + length.to_bytes(4, "big") + b"w"), 0, 6)
+    assert caught.value.message_type == {b"d": "d", b"\x01": r"\x01"}[kind]
+    assert caught.value.offset == 1
+
+
+@pytest.mark.parametrize("length", [4, 2**31 - 1])
+def test_the_least_and_the_greatest_length_are_possible(length: int) -> None:
+    found = frames.cut(buffer_of(b"E" + length.to_bytes(4, "big") + b"w"), 0, 6)
+
+    assert found.needed == length + 1
+    assert found.other == (b"E" if length == 4 else None)
 
 
 # A row's bytes: never a raw zero, and a newline only at its end.

@@ -1,0 +1,101 @@
+"""What identifies a row, and when two announcements are of one version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.protocol.relation import Column, Relation
+
+A, B = Column("a", 23), Column("b", 25)
+KEY_A, KEY_B = replace(A, is_key=True), replace(B, is_key=True)
+
+
+def _relation(identity: str, *columns: Column, primary_key: tuple[str, ...] = ()) -> Relation:
+    return Relation(16400, "shop", "orders", identity, columns, primary_key)
+
+
+@pytest.mark.parametrize(
+    ("relation", "key"),
+    [
+        # In the order of the primary key, which is not that of the columns.
+        (_relation("d", KEY_A, KEY_B, primary_key=("b", "a")), ("b", "a")),
+        (_relation("d", KEY_A, B), ("a",)),
+        (_relation("i", A, KEY_B), ("b",)),
+        # The index of the identity holds the primary key, and more.
+        (_relation("i", KEY_A, KEY_B, primary_key=("a",)), ("a",)),
+        # Updates and deletes bring only a part of the primary key.
+        (_relation("i", A, KEY_B, primary_key=("a",)), ("b",)),
+        (_relation("i", KEY_A, B, primary_key=("a", "b")), ("a",)),
+        # All columns are of the identity, which by itself identifies no row.
+        (_relation("f", KEY_A, KEY_B), ()),
+        (_relation("f", KEY_A, KEY_B, primary_key=("a",)), ("a",)),
+        (_relation("f", A, B, primary_key=("a",)), ("a",)),
+        (_relation("n", A, B), ()),
+        (_relation("n", A, B, primary_key=("a",)), ()),
+    ],
+)
+def test_the_row_key_is_what_updates_and_deletes_bring(
+    relation: Relation, key: tuple[str, ...]
+) -> None:
+    assert relation.row_key == key
+
+
+def test_a_replica_identity_is_named_as_in_alter_table() -> None:
+    names = {letter: _relation(letter, A).identity_name for letter in "dnfi?"}
+
+    assert names == {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX", "?": "?"}
+
+
+def test_what_a_relation_message_does_not_say_is_unknown() -> None:
+    known = Column("a", 23)
+
+    assert known == Column(
+        name="a",
+        type_oid=23,
+        typmod=-1,
+        is_key=False,
+        attnum=None,
+        type=None,
+        kind="b",
+        base_type=None,
+        base_typmod=-1,
+        element_type=None,
+        element_typmod=-1,
+        missing=None,
+    )
+    assert _relation("d", known).attribute_count is None
+
+
+def test_names_are_schema_and_table() -> None:
+    relation = _relation("d", A)
+
+    assert (relation.name.schema, relation.name.table) == ("shop", "orders")
+    assert relation.qualified_name == "shop.orders"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_same"),
+    [
+        ([A, B], [A, B], True),
+        ([A, B], [A], False),
+        ([A], [A, B], False),
+        ([A, B], [B, A], False),
+        ([A], [replace(A, type_oid=20)], False),
+        # A rewrite of the table forgets the value of older rows, and changes nothing else.
+        ([replace(B, missing="x")], [B], True),
+        ([B], [replace(B, missing="x")], False),
+        ([replace(B, missing="x")], [replace(B, missing="x")], True),
+        ([replace(B, missing="x")], [replace(B, missing="y")], False),
+        ([A, replace(B, missing="x")], [A, B], True),
+    ],
+)
+def test_a_version_describes_what_differs_only_in_a_forgotten_value(
+    ours: list[Column], theirs: list[Column], is_same: bool
+) -> None:
+    assert _relation("d", *ours).describes(_relation("d", *theirs)) is is_same
+
+
+def test_another_identity_is_another_version() -> None:
+    assert not _relation("d", A).describes(_relation("f", A))
