@@ -1,7 +1,7 @@
 """Ways to read messages from the connection: the CPU of the walsender and of the reader.
 
-The messages are counted and dropped. The walsender's CPU says most: its core is the limit of a
-capture.
+The messages are counted and dropped. The walsender's CPU is the most important figure, because the
+walsender's core limits a capture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The disk space of nine small tables during merges of forty windows.
 
-Replaced files are deleted as soon as a merge looks at a table and they outweigh it, as if each were
-older than the time that they are kept for: what a table takes beyond this is what its merges write
-in that time.
+A merge deletes replaced files if they outweigh the table, without a minimum age in this benchmark.
+In production, a table takes in addition what its merges write during the retention of replaced
+files.
 """
 
 from __future__ import annotations

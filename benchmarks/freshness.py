@@ -2,12 +2,12 @@
 
 A source commits 1,000 row changes a second (`freshness_source.py`). `dagster dev` runs the lag
 sensor and the merge sensor over it, captures and merges are runs of Dagster, and all settings are
-the defaults. A reader looks for new versions of the SCD1 table by delta-rs five times
-a second; a marker's age is the reader's clock, which is the source's machine's too, when the
-marker's row is there, less the source's clock when it was written.
+the defaults. A reader looks for new versions of the SCD1 table by delta-rs five times a second. A
+marker's age is the time from the marker's commit to its first read. Source and reader use the clock
+of one machine.
 
-Measured twice, each with server, lake and Dagster of its own: with the Spark server that
-`pgcdc spark start` starts, and with a Spark session inside each run. The first minute is left out.
+The benchmark runs twice, each time with a new server, lake and Dagster: with the Spark server of
+`pgcdc spark start`, and with a Spark session inside each run. The first minute is a warm-up.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Reader:
     """Reader of the SCD1 table, version by version.
 
     Attributes:
-        ages: of each marker, by its number, when it was first seen.
+        ages: age of each marker at its first read, by the marker's number.
     """
 
     def __init__(self, zone: RawZone) -> None:

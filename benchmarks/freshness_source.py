@@ -1,8 +1,8 @@
 """The source of the freshness benchmark: orders that change at a steady rate, and markers.
 
 Ten times a second a transaction of a hundred row changes is committed: 80 updates, 15 inserts and 5
-deletes. Once a second a marker follows in a transaction of its own: an order of a high number whose
-`updated_at` is the source's clock at that moment.
+deletes. Once a second a marker is committed in a transaction of its own: an order with a high
+number whose `updated_at` is the source's clock.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Merge of the workload's orders into SCD1, beside a plain Spark job that copies the raw rows.
 
-The baseline reads the same raw rows and writes them once as a Delta table, as they are: no types,
-no order, no key. Both run in one warm embedded session, in turns; medians. The workload is captured
-as two windows. `merge_scd1_vs_plain_write` folds both into a table that does not exist yet;
-`merge_scd1_second_window_vs_plain_write` folds the second one into the table that the first one
-made, so that rows are matched, updated and deleted.
+The baseline writes the same raw rows unchanged to a Delta table, without types, order and key. Both
+run in one warm embedded session, in turns; the figures are medians. The workload is captured as two
+windows. `merge_scd1_vs_plain_write` folds both windows into a new table.
+`merge_scd1_second_window_vs_plain_write` folds the second window into the table of the first
+window, so that rows are matched, updated and deleted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A million changes into a table of ten million rows, beside a hand-written merge.
 
-Two kinds of windows, folded one after the other into the same tables: first the changes keep to the
-last tenth of the orders, as those of an order book mostly do; then they are spread evenly over all.
-Ours and the recipes (`recipe.py`), on tables as Delta makes them and with deletion vectors, take
-turns in one warm embedded session, each with its own table.
+Two kinds of windows are folded into the same tables: first changes of the last tenth of the orders,
+as in most order books, then changes that are spread evenly over all orders. The package's merge and
+the recipes (`recipe.py`), with Delta's default properties and with deletion vectors, take turns in
+one warm embedded session, each with its own table.
 """
 
 from __future__ import annotations

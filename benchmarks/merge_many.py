@@ -1,7 +1,7 @@
 """A window that changes a few rows of each of a hundred small tables.
 
-Ours merges the publication by one call, with the parallelism that a capture has by default; the
-recipe (`recipe.py`) runs for table after table. Both in one warm embedded session, in turns.
+The package merges the publication by one call, with the default parallelism of a capture. The
+recipe (`recipe.py`) merges table after table. Both run in one warm embedded session, in turns.
 """
 
 from __future__ import annotations

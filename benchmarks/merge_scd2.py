@@ -1,8 +1,8 @@
 """A million changes into a history of ten million rows, beside the same changes into SCD1.
 
-Each window updates a third of a million of the last tenth of the orders three times, so that it
-brings three versions of each. Both tables are kept from the same raw zone and take turns in one
-warm embedded session.
+Each window updates a third of a million orders, of the last tenth, three times, and so has three
+versions of each order. Both tables are merged from the same raw zone, in turns, in one warm
+embedded session.
 """
 
 from __future__ import annotations

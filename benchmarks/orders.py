@@ -5,9 +5,9 @@
         note text, updated_at timestamptz
     );
 
-A note has about 60 characters. What an order says follows from its id and a revision: 0 in the
-copy, the number of the change later on, so that every update changes something, and every run makes
-the same rows.
+A note has about 60 characters. The values of an order follow from its id and a revision: 0 in the
+snapshot, and later the number of the change. Every update therefore changes values, and every run
+has the same rows.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class OrderBook:
         """Return changes of the book: of 20 changes 18 are updates, one an insert and one a delete.
 
         Args:
-            recent: updates and deletes draw from so many last orders of the copy; None: from all.
+            recent: number of last orders of the snapshot for updates and deletes; None: all orders.
         """
         inserted = deleted = count // 20
         ops = np.full(count, UPDATE, dtype=np.int8)

@@ -1,8 +1,8 @@
 """A hand-written merge for a stream of changes, as a baseline.
 
-What it does per window is the body of a `foreachBatch`: cast the texts, keep the newest row of each
-key by `row_number`, merge. It handles no unchanged TOAST, no change of a key, no TRUNCATE, no value
-that has no exact type, and a repeat of a window is not recognised.
+Per window, the recipe is the body of a `foreachBatch`: cast the texts, keep the newest row of each
+key by `row_number`, merge. The recipe does not handle unchanged TOAST, changed keys, TRUNCATE, and
+values without an exact type, and does not recognise a repeated window.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The scale of the cost benchmarks: full size, or a fraction for a trial.
 
-`PGCDC_BENCH_SCALE=0.001` makes them a thousandth as large. What they measure then says nothing, so
-`run.py` shows it and does not keep it.
+`PGCDC_BENCH_SCALE=0.001` makes the benchmarks a thousandth as large. Such figures are meaningless:
+`run.py` shows them, and does not save them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def roomy_folder(name: str, gigabytes: float) -> Iterator[Path]:
     """Create a temporary folder for the block, and delete it at the end.
 
     Args:
-        gigabytes: what a run at full size needs there at most, with room for Spark's own files.
+        gigabytes: maximum size of the folder in a run at full size, Spark's files included.
     """
     needed = gigabytes * min(SCALE, 1) * 1e9
     with tempfile.TemporaryDirectory(prefix=f"pgcdc-bench-{name}-") as folder:

@@ -1,7 +1,7 @@
 """The package's merge and recipes over the same raw zone, each with its own tables.
 
-Every repetition folds a window that none has seen into tables that grew by the ones before, so
-nothing is copied or undone between them. In the end all must hold the same rows.
+Every repetition folds a new window into the tables, which grow with each repetition. Nothing is
+copied or reset between repetitions. In the end all tables must have the same rows.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class SideBySide:
         """Fold a window by all sides, and return the seconds of each side.
 
         Args:
-            number: of the repetition, from which follows who begins.
+            number: number of the repetition, which determines the first side.
         """
         merges: dict[str, Callable[[], None]] = {OURS: partial(self._merge_ours, window)}
         for name, recipe in self._recipes.items():

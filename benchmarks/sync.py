@@ -1,7 +1,8 @@
-"""The whole `pgcdc sync` of the workload, cold: no JVM runs, and Dagster knows the capture.
+"""A complete `pgcdc sync` of the workload, without a running JVM, after a first sync.
 
-One capture per repetition, each with its slot before the workload. The first sync of each, which
-makes slot, copies and empty tables, is not measured. The parts are those of `pgcdc sync --json`;
+One capture per repetition, each with its slot before the workload. The first sync of a capture,
+which creates slot, snapshots and empty tables, is not measured. The parts are from `pgcdc sync
+--json`;
 the remaining time of the process (the interpreter's start and end) is `process`.
 """
 

@@ -1,8 +1,8 @@
 """A `pgcdc sync` of ten changed rows: on a warm Spark Connect server, beside an embedded session.
 
-Both merge into the same tables, in turns, each after ten more rows were updated. The embedded one
-starts a JVM each time, as a process without a server does; the server is the one of
-`pgcdc spark start`, and has merged once before. `process` is the interpreter's start and end.
+Both merge into the same tables, in turns, each after an update of ten rows. The embedded session
+starts a JVM each time. The server is the server of `pgcdc spark start`, after one merge. `process`
+is the interpreter's start and end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Comparison of a table with its source at one LSN: rows per second, and memory growth.
 
-Orders of the capture benchmark's shape, copied and merged, then one in a hundred changed and left
-unmerged, so that the comparison folds. The same with ten times the rows says whether memory follows
-the table: `verify_memory_growth` is the peak of this process and its JVM at the large table over
-that at the small one.
+The orders of the capture benchmark are copied and merged. Then one in a hundred orders is changed
+and not merged, so that the comparison folds changes. The same comparison with ten times the rows
+shows the growth of memory: `verify_memory_growth` is the peak of this process and its JVM with the
+large table divided by the peak with the small table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Comparison of nine small tables with their source at one LSN, on a warm Spark server.
 
-Some rows of every table change before the moment and after it. In one series the tables are merged
-through the moment, as `pgcdc verify` does before it compares. In the other they are merged beyond,
-as by sensors that run beside it: no version of a table is that of the moment, and all are folded.
+Some rows of every table change before and after the comparison point. In one series the tables are
+merged through the comparison point, as by `pgcdc verify`. In the other series the tables are merged
+beyond the comparison point, as by running sensors: no table has a version of the comparison point,
+so the comparison folds all tables.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Per 800,000 changes: 500,000 inserts into `orders` (about 220 bytes of text each, with text[],
 jsonb, numeric and timestamps), 200,000 updates and 50,000 deletes of them, and 20,000 inserts and
-30,000 updates on `customers`, in transactions of 1,000. The server makes the rows by itself from
-`generate_series`, so that making them costs the client nothing, and the same from one run to the
-next.
+30,000 updates on `customers`, in transactions of 1,000. The server generates the rows by
+`generate_series`, at no cost for the client, and with equal rows in each run.
 """
 
 from __future__ import annotations

@@ -50,8 +50,9 @@ class Pair:
     def wait_for_standby(self, zone: RawZone) -> None:
         """Wait until the standby has replayed all captured WAL, and has synchronised the slot.
 
-        It takes a slot over once that needs neither WAL nor rows from before its own look. So
-        nothing may be written between that and the slot's last record of running transactions.
+        A standby synchronises a slot that needs neither WAL nor catalog rows older than the
+        standby's own. Nothing may therefore be written between the synchronisation and the slot's
+        last record of running transactions.
         """
 
         def is_ready() -> bool:

@@ -51,8 +51,7 @@ def _copy_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str | 
 
 @contextmanager
 def _writers(database: Database, count: int) -> Iterator[None]:
-    """Connections that insert, update, delete and roll back rows of table t until the block
-    ends."""
+    """Run connections that insert, update, delete and roll back rows of table t for the block."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -219,8 +218,7 @@ def _run(database: Database, zone: RawZone, failpoint: str, parallelism: int = 1
 def test_a_killed_run_is_continued_by_the_next(
     database: Database, zone: RawZone, failpoint: str, complete: int
 ) -> None:
-    """C4: complete copies are kept, nothing of the others is left, and no change is lost
-    between."""
+    """C4: complete snapshots are kept, incomplete snapshots leave nothing, no change is lost."""
     _make_three_tables(database)
     _run(database, zone, failpoint)
     assert len(zone.snapshots.complete_snapshots()) == complete
@@ -228,10 +226,10 @@ def test_a_killed_run_is_continued_by_the_next(
 
 
 @pytest.mark.parametrize("failpoint", ["mid_copy:7", "before_copy_commit:2", "after_copy_commit:1"])
-def test_a_run_of_four_connections_killed_anywhere_is_taken_up_by_the_next(
+def test_a_killed_run_of_four_connections_is_continued_by_the_next(
     database: Database, zone: RawZone, failpoint: str
 ) -> None:
-    """C4: the same, where ranges of all tables are under way."""
+    """C4: the same, with ranges of all tables in progress."""
     _make_three_tables(database)
     _run(database, zone, failpoint, parallelism=4)
     _complete_the_copies(database, zone, len(zone.snapshots.complete_snapshots()))
@@ -296,8 +294,7 @@ def test_an_empty_table_has_a_complete_copy(database: Database, zone: RawZone) -
 def test_a_table_that_cannot_be_read_leaves_the_others_alone(
     database: Database, zone: RawZone
 ) -> None:
-    """B14, C12: a privilege is missing, a table does not exist, one is a view, one is named
-    twice."""
+    """B14, C12: a missing privilege, a missing table, a view, and a repeated name."""
     role = f"role_{database.name}"
     database.execute(f"create role {role} login replication")
     try:

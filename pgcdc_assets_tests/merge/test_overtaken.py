@@ -1,7 +1,6 @@
 """Merges that another merge overtakes write nothing, for every kind of table.
 
-The other merge runs at the worst moments: right before Spark is asked to write, and while Spark
-writes.
+The other merge runs at the critical times: directly before Spark writes, and while Spark writes.
 """
 
 from __future__ import annotations
@@ -249,9 +248,7 @@ def test_a_log_whose_merges_take_the_odd_versions_gets_checkpoints(
 def test_two_processes_that_merge_the_same_tables_leave_what_the_changes_say(
     spark: SparkSession, zone: RawZone, seed: int
 ) -> None:
-    """Each takes tables and windows at random, until all is merged; keys are counted by a plain
-    loop.
-    """
+    """Each process merges random tables and windows until all is merged. A loop counts the keys."""
     rng = random.Random(seed)
     landing = Landing(zone, [relation(column("id"), column("v", "text"), key=(), identity="f")])
     held = Counter((str(n % 3), "a") for n in range(6))

@@ -29,8 +29,7 @@ NAME = "t"
 
 @dataclass
 class Orchestrated:
-    """A capture under Dagster: `tick` evaluates a sensor as the daemon does, `execute` runs what it
-    asked for."""
+    """A capture with Dagster: `tick` evaluates a sensor, `execute` runs its requests."""
 
     database: Database
     lake: Lake
@@ -100,10 +99,10 @@ class Orchestrated:
     def create_run(
         self, job: str, tags: Mapping[str, str], repeats: str | None = None
     ) -> dg.DagsterRun:
-        """Put a run of a job into the books.
+        """Record a run of a job in the instance.
 
         Args:
-            repeats: the run that it repeats.
+            repeats: the id of the run that this run repeats.
         """
         definition = self.location.repository.get_job(f"{NAME}_{job}")
         return self.instance.create_run_for_job(

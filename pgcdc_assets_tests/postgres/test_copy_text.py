@@ -1,5 +1,4 @@
-"""COPY's text format, decoded against an encoder written after Postgres's
-CopyAttributeOutText()."""
+"""COPY's text format: the decoder compared with an encoder like CopyAttributeOutText()."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`pgcdc spark` and its Spark server, through the real command line.
 
-The tests of the clone run in the order of the file on one server after the other: a start of a JVM
+The tests of one clone run in the order of the file and share servers, because the start of a JVM
 takes long.
 """
 

@@ -1,10 +1,10 @@
-"""The order in which several processes take the tests: `-n 2 --dist loadscope`.
+"""The distribution of tests to several processes: `-n 2 --dist loadscope`.
 
-A process takes one group after the other. A group is a module, so that what a module sets up is set
-up once. The tests on a Spark Connect session are a group of their own, so that one process alone
-starts the server. Groups that are likely to be long come first: a long group at the end would keep
-one process busy and the other idle. How long is estimated by what the tests ask for, because a
-measured figure would have to be kept up to date.
+A process runs one group of tests after the other. A group is a module, so that a module's fixtures
+are set up once. The tests on a Spark Connect session are one group, so that one process starts the
+server. Long groups come first, because a long group at the end would leave the other process idle.
+The duration is estimated from the fixtures of the tests, because measured durations become
+outdated.
 """
 
 from __future__ import annotations

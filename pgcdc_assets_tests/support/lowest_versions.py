@@ -1,6 +1,6 @@
-"""Prints the lower bounds of setup.cfg as a constraints file: `make test-lowest`.
+"""Print the lower bounds of setup.cfg as a constraints file: `make test-lowest`.
 
-It needs nothing but Python, because it runs before anything is installed.
+The module needs Python only, because it runs before the installation of packages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def requirements(extra: str | None = None) -> list[str]:
 
 
 def lowest_versions() -> Mapping[str, str]:
-    """Return the lowest version that is claimed of each requirement of a user.
+    """Return the lowest supported version of each requirement of users.
 
     Raises:
         ValueError: a requirement has no lower bound.

@@ -1,12 +1,12 @@
 """The two kinds of Spark session of the tests, each started once per test run.
 
-A test that takes `spark` (or `pipeline`) runs on an embedded session. Tests of the merge, which are
-those below `merge/` without the modules in `ONCE`, run a second time on a session of a Spark
-Connect server. `--spark` names the kinds to run on.
+A test with the fixture `spark` (or `pipeline`) runs on an embedded session. Tests below `merge/`,
+without the modules in `ONCE`, run a second time on a session of a Spark Connect server. `--spark`
+selects the kinds.
 
-A short test run (`-m "not soak"`) repeats a sample only: on Connect, the tests that are not every
-tenth of their module are marked `soak`; so are all of the modules in `NOT_SAMPLED`, where each test
-is long, and all that read a real Postgres by the fixture `pipeline`.
+A short test run (`-m "not soak"`) repeats a sample only. On Connect, nine of ten tests of a module
+are marked `soak`, and so are all tests of the modules in `NOT_SAMPLED`, which are long, and all
+tests that read a real Postgres by the fixture `pipeline`.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ def spark_kind() -> str:
 def spark(spark_kind: str, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """The shared session of the test's kind.
 
-    PySpark goes by an environment variable in what its functions build, so one process can use both
-    kinds, one after the other: a module's tests run on one, and then on the other.
+    An environment variable determines whether PySpark's functions build Connect columns. One
+    process can therefore use both kinds, one after the other: a module's tests run on one kind,
+    then on the other kind.
     """
     with pytest.MonkeyPatch.context() as patch:
         if spark_kind == EMBEDDED:

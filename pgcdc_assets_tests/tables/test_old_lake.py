@@ -1,8 +1,8 @@
-"""A lake that an earlier release wrote is read and continued by this one.
+"""A lake of an earlier release is read and continued by this release.
 
-`old_lake.tar.xz` was written at commit a0fe544, before the modules got their present places. It has
-the raw zone of one epoch, and each kind of SCD table after two merges. What it holds is a contract:
-folders, column names, table properties, and the records in the logs of Delta.
+`old_lake.tar.xz` was written at commit a0fe544, before the modules were moved. The lake has the raw
+zone of one epoch, and each kind of SCD table after two merges. The content is a contract: folders,
+column names, table properties, and the records in the Delta logs.
 """
 
 from __future__ import annotations

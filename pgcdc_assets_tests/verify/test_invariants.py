@@ -1,7 +1,7 @@
 """Invariants of SCD tables: random histories satisfy them, and every violation is found.
 
-Tables are merged once; a test takes a copy of them, breaks it in one place with delta-rs, and looks
-at what the last merge touched, and at the whole.
+The tables are merged once. A test copies the tables, plants one error with delta-rs, and checks the
+rows of the last merge and the whole tables.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
 def random_tables(
     session: SparkSession, folder: Path, identity: str, table: CdcTable, runs: int
 ) -> Merged:
-    """Merge a random history into both kinds of table; look at what each run touched.
+    """Merge a random history into both kinds of table, and check the rows of each run.
 
     The last run but one has a TRUNCATE.
     """

@@ -1,7 +1,7 @@
 """SCD1 and types: each value arrives by snapshot and by stream, with equal types and no loss.
 
-A database with unhelpful settings holds a table per group of types. Every value is inserted before
-the copy and again after it; the tests look at what one merge made of both.
+A database with unusual output settings has a table per group of types. Every value is inserted
+before and after the snapshot. The tests check the result of one merge of both.
 """
 
 from __future__ import annotations

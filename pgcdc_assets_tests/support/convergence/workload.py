@@ -1,8 +1,8 @@
 """Random transactions from several connections at once.
 
-Each connection takes its decisions from a generator seeded by the run's seed and its own number, so
-that a run can be repeated as far as the connections' interleaving allows. Keys come from a small
-range: most statements meet rows that others wrote, and many fail or wait.
+Each connection has a random generator, seeded by the run's seed and the connection's number. A run
+is therefore repeatable except for the interleaving of connections. Keys are from a small range:
+most statements affect rows of other connections, and many fail or wait.
 """
 
 from __future__ import annotations

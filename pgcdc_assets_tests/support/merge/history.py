@@ -1,8 +1,7 @@
-"""Raw changes written by hand, and the fold of them that is obviously right.
+"""Raw changes written by hand, and a simple reference fold.
 
-`History` holds committed transactions of one table and lands any cut of them as windows; `fold`
-says what the table then holds: a plain loop over a dictionary, one row after the other, as Postgres
-itself would.
+`Landing` lands committed transactions of one table as windows. `Fold` and `Versions` compute the
+expected content of the table by a loop over the changes, one row after the other.
 """
 
 from __future__ import annotations
@@ -219,8 +218,8 @@ class Fold:
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply one transaction.
 
-        A key may have two rows inside a transaction (deferred constraints under FULL): the old
-        tuple says which of them is meant.
+        A key may have two rows inside a transaction (deferred constraints with FULL): the old tuple
+        identifies the row.
         """
         held: dict[tuple[str | None, ...], list[list[str | None]]] = {
             key: [row] for key, row in self.rows.items()
@@ -270,11 +269,11 @@ class Version:
 
 @dataclass
 class Versions:
-    """What a table held and when: each change applied to the version that is open under its key.
+    """The versions of a table: each change is applied to the open version of its key.
 
-    `tracked` are the columns whose change opens a version; the others are those of the version's
-    end. A key that has several rows for a while within a transaction (deferred constraints under
-    FULL) counts as what it holds at commit.
+    A change of a `tracked` column opens a version; other columns have their values at the version's
+    end. If a key has several rows within a transaction (deferred constraints with FULL), the row at
+    the commit counts.
     """
 
     key: Sequence[int]

@@ -32,12 +32,12 @@ COPIED = [["1", "a"], ["2", "b"], ["3", "c"]]
 
 @dataclass(frozen=True)
 class Race:
-    """A table, two windows after its copy, and what it holds then.
+    """A table, two windows after its snapshot, and the expected content.
 
     Attributes:
-        columns: that are compared.
-        identity: the replica identity; under FULL the table has no key.
-        operation: how the overtaken merge writes.
+        columns: the compared columns.
+        identity: the replica identity; with FULL the table has no key.
+        operation: the operation of the overtaken merge.
     """
 
     target: CdcTable

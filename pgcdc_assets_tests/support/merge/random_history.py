@@ -1,7 +1,7 @@
-"""Random committed transactions on one table that holds many small histories side by side.
+"""Random committed transactions on one table with many small, independent histories.
 
-Each history has a number, the first column of the key, and keys of its own that its rows take,
-leave, swap and reuse; so one merge of one table tries hundreds of histories at once.
+Each history has a number, the first column of the key, and its own keys, which its rows use,
+change, swap and reuse. One merge of one table therefore tests hundreds of histories.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def random_relation(identity: str) -> Relation:
 class RandomHistory:
     """Generator of transactions that Postgres could have committed.
 
-    Under DEFAULT identity a key has at most one row at any moment; under FULL only at commit, as
-    with a deferrable constraint.
+    With DEFAULT identity a key always has at most one row; with FULL only at the commit, as with a
+    deferrable constraint.
     """
 
     rng: random.Random

@@ -95,7 +95,7 @@ def running_daemon(orchestrated: Orchestrated, folder: Path, code: str) -> Itera
     """Run Dagster with a capture of the test's tables `a` and `b`, and some code after it.
 
     Args:
-        code: defines `defs`; the list `cdc` has the capture's definitions.
+        code: Python code that defines `defs`; the list `cdc` has the capture's definitions.
     """
     module = folder / "location.py"
     values = {

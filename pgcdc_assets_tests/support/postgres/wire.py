@@ -1,5 +1,4 @@
-"""pgoutput read the simplest way, through SQL and byte by byte: the oracle for what copies must
-equal."""
+"""A simple reader of pgoutput through SQL, byte by byte: the reference of copies."""
 
 from __future__ import annotations
 
