@@ -259,7 +259,7 @@ def land_windows(lake: Path, windows: int, is_maintained: bool) -> dict[str, flo
     some = _batch(numbers, numbers % 5, np.random.default_rng(1).bytes(1 << 18).hex())
     position = schema.CHANGES.get_field_index("commit_lsn")
     measured = max(1, windows // 10)
-    landing = upkeeping = 0.0
+    landing = maintaining = 0.0
     for number in range(windows):
         lsn = pa.array([START + number] * some.num_rows, pa.int64())
         rows = some.set_column(position, schema.CHANGES.field(position), lsn)
@@ -270,7 +270,7 @@ def land_windows(lake: Path, windows: int, is_maintained: bool) -> dict[str, flo
             maintain_raw_zone(zone)
         if number >= windows - measured:
             landing += landed - started
-            upkeeping += time.process_time() - landed
+            maintaining += time.process_time() - landed
     folder = Path(zone.changes.table.uri)
     log = list((folder / "_delta_log").iterdir())
     started = time.perf_counter()
@@ -278,7 +278,7 @@ def land_windows(lake: Path, windows: int, is_maintained: bool) -> dict[str, flo
     assert found == windows
     return {
         "landing_ms": landing / measured * 1e3,
-        "upkeep_ms": upkeeping / measured * 1e3,
+        "maintenance_ms": maintaining / measured * 1e3,
         "files": len(DeltaTable(str(folder)).file_uris()),
         "log_entries": len(log),
         "log_mb": sum(entry.stat().st_size for entry in log) / 2**20,

@@ -183,7 +183,7 @@ def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -
 
 
 @pytest.fixture
-def going_on(orchestrated: Orchestrated) -> Orchestrated:
+def continuing(orchestrated: Orchestrated) -> Orchestrated:
     """A capture with snapshots, whose runs continue for up to a minute."""
     policy = WindowPolicy(max_age_seconds=0.2, retry_seconds=0, run_seconds=60)
     capture = replace(orchestrated.capture, windows=policy)

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def strangers_in(error_output: str) -> list[str]:
+def unexpected_lines(error_output: str) -> list[str]:
     """Return the lines of a command's output that are neither progress nor an error."""
     own = re.compile(r"\d\d:\d\d:\d\d |pgcdc: ")
     return [line for line in error_output.splitlines() if not own.match(line)]
@@ -77,7 +77,7 @@ class Clone:
         """Wait for a command to end with a status; return what it printed, errors included."""
         out, error = process.communicate(timeout=280)
         assert process.returncode == status, out + error
-        assert strangers_in(error) == []
+        assert unexpected_lines(error) == []
         return out + error
 
     def running(self) -> RunningServer:
@@ -190,10 +190,10 @@ def test_the_server_listens_on_this_machine_only_and_refuses_clients_without_tok
     }
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
     for address in (running.address, f"{running.address}/;token=guessed"):
-        stranger = SparkSession.builder.remote(address).create()
+        other = SparkSession.builder.remote(address).create()
         with pytest.raises(PySparkException):
-            stranger.sql("select 1").collect()
-        stranger.stop()
+            other.sql("select 1").collect()
+        other.stop()
 
 
 @pytest.mark.postgres
@@ -226,7 +226,7 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
     os.kill(clone.running().pid, signal.SIGKILL)
     said += syncing.communicate(timeout=120)[1]
     assert syncing.returncode == 3, said
-    assert strangers_in(said) == []
+    assert unexpected_lines(said) == []
     log = Path(said.strip().rpartition(" is in ")[2])
     assert log.is_file()
 
@@ -258,16 +258,16 @@ def test_stop_ends_the_process_deletes_its_files_and_may_be_repeated(clone: Clon
 
 def test_a_reused_pid_is_neither_used_nor_ended(tmp_path: Path) -> None:
     server = SparkServer(tmp_path)
-    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    state = {"pid": stranger.pid, "port": 1, "token": "t", "started_at": time.time()}
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    state = {"pid": other.pid, "port": 1, "token": "t", "started_at": time.time()}
     server.state_file.write_text(json.dumps({**state, "ready": True}))
     try:
         assert server.find() is None
         assert server.stop() is None
-        assert stranger.poll() is None
+        assert other.poll() is None
         assert not server.state_file.exists()
     finally:
-        stranger.communicate(b"\n")
+        other.communicate(b"\n")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": null, "what": 2}'])

@@ -105,7 +105,7 @@ def original(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @contextmanager
-def mended_after(tables: Merged, *scd: int) -> Iterator[Merged]:
+def restored_after(tables: Merged, *scd: int) -> Iterator[Merged]:
     """Shared tables, which are restored after each test."""
     versions = {tables.path(kind): DeltaTable(tables.path(kind)).version() for kind in scd}
     yield tables
@@ -116,7 +116,7 @@ def mended_after(tables: Merged, *scd: int) -> Iterator[Merged]:
 
 @pytest.fixture
 def shared(original: Merged) -> Iterator[Merged]:
-    with mended_after(original, 1, 2) as tables:
+    with restored_after(original, 1, 2) as tables:
         yield tables
 
 
@@ -246,7 +246,7 @@ def full_tables(session: SparkSession, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def shared_full(full_tables: Merged) -> Iterator[Merged]:
-    with mended_after(full_tables, 2) as tables:
+    with restored_after(full_tables, 2) as tables:
         yield tables
 
 

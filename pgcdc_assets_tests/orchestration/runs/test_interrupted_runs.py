@@ -33,29 +33,29 @@ pytestmark = pytest.mark.postgres
     ],
 )
 def test_an_interrupted_run_is_canceled_without_a_stack_trace_and_loses_nothing(
-    going_on: Orchestrated, number: signal.Signals, is_asked: bool
+    continuing: Orchestrated, number: signal.Signals, is_asked: bool
 ) -> None:
     """H9."""
-    going_on.commit("insert into b values (0, 1)")
-    (request,) = going_on.tick("lag").run_requests
+    continuing.commit("insert into b values (0, 1)")
+    (request,) = continuing.tick("lag").run_requests
     assert request.partition_key is not None
     tags = {**request.tags, "dagster/partition": request.partition_key}
-    with _started(going_on, "capture", tags) as process:
-        wait_until(lambda: going_on.zone.changes.windows(1), "a window", limit_seconds=60)
-        (run,) = going_on.instance.get_runs(
+    with _started(continuing, "capture", tags) as process:
+        wait_until(lambda: continuing.zone.changes.windows(1), "a window", limit_seconds=60)
+        (run,) = continuing.instance.get_runs(
             dg.RunsFilter(tags={THROUGH_TAG: request.partition_key})
         )
         if is_asked:
-            going_on.instance.report_run_canceling(run)
+            continuing.instance.report_run_canceling(run)
         began = time.monotonic()
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)
     assert time.monotonic() - began < 20
-    _check_canceled(going_on, run.run_id, output)
+    _check_canceled(continuing, run.run_id, output)
 
-    going_on.commit("insert into b values (1, 1)")
-    going_on.land()
-    landed = going_on.zone.changes.windows(1)
+    continuing.commit("insert into b values (1, 1)")
+    continuing.land()
+    landed = continuing.zone.changes.windows(1)
     assert sum(summary.counts.get("public.b", {}).get("I", 0) for summary in landed) == 2
 
 

@@ -61,8 +61,8 @@ class Workload:
     def __init__(self, conninfo: str, seed: int, connections: int) -> None:
         self._conninfo = conninfo
         self._stop = Event()
-        self._go_on = Event()
-        self._go_on.set()
+        self._is_running = Event()
+        self._is_running.set()
         self._errors: list[BaseException] = []
         self.outcomes: Counter[str] = Counter()
         self._threads = [
@@ -78,15 +78,15 @@ class Workload:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pause new transactions for the block."""
-        self._go_on.clear()
+        self._is_running.clear()
         try:
             yield
         finally:
-            self._go_on.set()
+            self._is_running.set()
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
-        self._go_on.set()
+        self._is_running.set()
         for thread in self._threads:
             thread.join(60)
         if self._errors:
@@ -102,7 +102,7 @@ class Workload:
                     self.outcomes[_transaction(cursor, decide)] += 1
                     # A pause: the time of a kill depends on the run's length, not on its volume.
                     self._stop.wait(decide.random() * 0.1)
-                    self._go_on.wait()
+                    self._is_running.wait()
             connection.close()
         except BaseException as error:
             self._errors.append(error)
