@@ -73,6 +73,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     built = build_site(ROOT, tmp_path)
     assert built.returncode == 0, built.stdout + built.stderr
     assert (tmp_path / "repository" / "CHANGELOG.html").exists()
+    assert (tmp_path / "repository" / "pgcdc_assets" / "raw" / "maintenance.py").exists()
     page = (tmp_path / "reference" / "python.html").read_text()
     names = set(pgcdc_assets.__all__) - {"__version__"}
     documented = {
