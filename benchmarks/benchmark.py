@@ -75,4 +75,5 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "freshness": Benchmark(
         "freshness", "1,000 changes a second for 5 minutes, 100,000 orders", 16, uses_spark=True
     ),
+    "peers": Benchmark("peers.run", _STREAM, 30, postgres=15),
 }

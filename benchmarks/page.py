@@ -1,7 +1,7 @@
 """Write the tables of docs/benchmarks.md from results.json: `python -m benchmarks.page`.
 
 A generated part is between `<!-- results: NAME -->` and `<!-- end results -->`. NAME is a
-benchmark, or one of `summary`, `runs`, `machines`, `comparison` and `unavailable`. `make bench`
+benchmark, or one of `summary`, `runs`, `machines`, `comparison` and `rows`. `make bench`
 writes the page as well; a test fails while the page differs from results.json.
 """
 
@@ -108,6 +108,8 @@ def _build(name: str, entries: Sequence[Entry]) -> str:
         "summary": build_summary,
         "runs": build_runs,
         "machines": build_machines,
+        "comparison": build_comparison,
+        "rows": build_rows,
     }
     if name in builders:
         return builders[name](entries)
@@ -192,6 +194,65 @@ def build_machines(entries: Iterable[Entry]) -> str:
     return _table(("machine", "system", "programs", "recorded"), rows)
 
 
+def build_comparison(entries: Sequence[Entry]) -> str:
+    """Return the table of other tools beside ours, each with ours of the same rounds."""
+    by_name = {entry["name"]: entry for entry in entries}
+    rows = []
+    for entry in _peers(entries):
+        settings, name = entry["settings"], entry["name"]
+        if "unavailable" in settings:
+            rows.append((settings["version"], "not measured", "", "", "", "", _recorded(entry)))
+            continue
+        cpu, memory = (by_name[f"{name}_{part}"] for part in ("cpu", "peak_memory"))
+        rates = (entry["baseline"], entry["baseline_minimum"], entry["baseline_maximum"])
+        rows.append(
+            (
+                settings["version"],
+                _with_range(*rates),
+                _with_range(entry["ours"], entry["minimum"], entry["maximum"]),
+                f"{shown(cpu['baseline'])} / {shown(cpu['ours'])}",
+                f"{shown(memory['baseline'])} / {shown(memory['ours'])}",
+                settings["changes_written"],
+                _recorded(entry),
+            )
+        )
+    if not rows:
+        return "Not recorded yet.\n"
+    names = (
+        "tool",
+        "changes/s",
+        "ours, same rounds",
+        "CPU s per million / ours",
+        "peak MB / ours",
+        "changes written",
+        "recorded",
+    )
+    return _table(names, rows)
+
+
+def build_rows(entries: Sequence[Entry]) -> str:
+    """Return the table of what each tool does with a row and where it writes it."""
+    rows = [
+        (
+            entry["settings"]["version"],
+            entry["settings"]["plugin"],
+            entry["settings"]["writes"],
+            entry["settings"]["row"],
+            entry["settings"].get("unavailable", ""),
+        )
+        for entry in _peers(entries)
+    ]
+    if not rows:
+        return "Not recorded yet.\n"
+    return _table(("tool", "reads", "writes", "a row", "why not measured"), rows)
+
+
+def _peers(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entry of each tool's rate."""
+    of_peers = [entry for entry in entries if entry["benchmark"] == "peers"]
+    return [entry for entry in of_peers if not entry["name"].endswith(("_cpu", "_peak_memory"))]
+
+
 def _span(days: Sequence[str]) -> str:
     first, last = min(days), max(days)
     return first if first == last else f"{first} to {last}"
@@ -214,7 +275,7 @@ def _recorded(entry: Entry) -> str:
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [names, ["---"] * len(names), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -70,12 +70,19 @@ class Source:
         return f"{conninfo} sslmode=require" if self.tls else conninfo
 
     @contextmanager
-    def slot(self) -> Iterator[str]:
-        """Copy the slot for the block, so that every reader gets the same stream."""
-        name = f"copy_{time.monotonic_ns()}"
+    def slot(self, name: str | None = None, copied_from: str | None = None) -> Iterator[str]:
+        """Copy a slot for the block, so that every reader gets the same stream.
+
+        Args:
+            name: of the copy.
+            copied_from: another slot than `source`.
+        """
+        name = name or f"copy_{time.monotonic_ns()}"
         with closing(psycopg2.connect(self.conninfo())) as conn, conn.cursor() as cursor:
             conn.autocommit = True
-            cursor.execute("select pg_copy_logical_replication_slot(%s, %s)", (SLOT, name))
+            cursor.execute(
+                "select pg_copy_logical_replication_slot(%s, %s)", (copied_from or SLOT, name)
+            )
             try:
                 yield name
             finally:

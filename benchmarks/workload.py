@@ -16,6 +16,7 @@ import psycopg2.extensions
 from benchmarks.scale import scaled
 
 PUBLICATION = "benchmark"
+TABLES = ("customers", "orders")
 ORDERS_CHANGES_PER_UNIT = 750_000
 CHANGES_PER_UNIT = 800_000
 _TRANSACTION_ROWS = 1_000
