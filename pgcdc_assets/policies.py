@@ -1,6 +1,6 @@
-"""When windows are opened, how a stream is read, how tables are copied, merged, kept and checked.
+"""The policies of a capture: windows, stream, snapshots, merges, retention and checks.
 
-Each default is here, once.
+Every default is defined here.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class StreamPolicy:
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """How tables are copied.
+    """The number of connections and the ranges of a snapshot.
 
     Attributes:
-        parallelism: connections that copy side by side.
+        parallelism: number of connections that copy in parallel.
         range_bytes: a table of more bytes is cut into ranges of this size, which the connections
             share.
     """

@@ -83,7 +83,7 @@ def snapshot_tables(
     Args:
         tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
-        policy: how many connections copy, and how tables are cut into ranges.
+        policy: number of connections, and size of the ranges of large tables.
 
     Raises:
         ConfigurationError: a setting, a privilege or a table's name is wrong.
@@ -291,7 +291,7 @@ def _snapshot_again(
     policy: SnapshotPolicy,
     failure: SnapshotFailure,
 ) -> SnapshotReport | SnapshotFailure:
-    """Copy a table that was altered after the snapshot, in a new one."""
+    """Copy a table that was altered after the snapshot, as of a new snapshot."""
     for _ in range(_ATTEMPTS - 1):
         _logger.warning("%s Retrying with a new snapshot", failure.error)
         try:

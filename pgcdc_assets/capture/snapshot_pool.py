@@ -1,8 +1,7 @@
-"""Copies of several tables side by side, over several connections to one exported snapshot.
+"""Parallel copies of tables, over several connections with one exported snapshot.
 
-A large table is cut into ranges of pages, so that several connections share its copying as well.
-Each range is written to files of its own; one commit for all of a table's files makes its copy
-complete.
+A large table is divided into ranges of pages, so several connections share its copy. Each range is
+written to its own files. One commit of all files of a table completes the table's snapshot.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ if TYPE_CHECKING:
 
 _PAGE_BYTES = 8192
 
-# How long the connections of a copy that is given up have to end.
+# Time limit for the connections of abandoned copies to end.
 _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """A table's complete copy.
+    """The result of a complete snapshot of a table.
 
     Attributes:
-        snapshot_lsn: what committed before it is in the copy.
-        seconds: from the first row read to the commit.
+        snapshot_lsn: LSN of the snapshot; earlier commits are in the snapshot.
+        seconds: time from the first row to the commit.
         bytes: size of the rows' texts in memory.
-        rescued_count: values that are not UTF-8 and are kept as hex.
+        rescued_count: number of values that are not UTF-8, written as hex.
     """
 
     schema: str
@@ -73,7 +72,7 @@ class SnapshotReport:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailure:
-    """A table whose copy failed; the others are not touched by the failure."""
+    """The failed snapshot of one table. The other tables are not affected."""
 
     schema: str
     table: str
@@ -87,7 +86,15 @@ class SnapshotFailure:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPool:
-    """Copies tables as of one snapshot."""
+    """Connections that copy tables as of one exported snapshot.
+
+    Attributes:
+        settings: the source database.
+        zone: the raw zone.
+        epoch: the epoch.
+        snapshot: the exported snapshot.
+        policy: number of connections, and size of the ranges of large tables.
+    """
 
     settings: ConnectionSettings
     zone: RawZone
@@ -98,9 +105,9 @@ class SnapshotPool:
     def copy(
         self, tables: Sequence[PublishedTable]
     ) -> Generator[SnapshotReport | SnapshotFailure, None, None]:
-        """Copy tables; yield the outcome of each as soon as it is known.
+        """Copy tables, and yield the result of each table in the order of completion.
 
-        An iterator that is closed early cancels what is not complete.
+        Closing the iterator early cancels the incomplete copies.
 
         Raises:
             PgcdcError: the server or the lake is not available at all.
@@ -133,12 +140,12 @@ class SnapshotPool:
             starts = range(0, max(1, page_counts.get(copy.table.relation.relation_id, 0)), step)
             copy.open_parts = len(starts)
             for start in starts:
-                # Pages that were added since are of no row that the snapshot sees.
+                # The last range has no end. Pages after the count have no row of the snapshot.
                 end = None if start == starts[-1] else start + step
                 yield copy, Pages(start, end)
 
     def report(self, copy: _TableSnapshot) -> SnapshotReport:
-        """Commit a table's files, and report the copy."""
+        """Commit a table's files, and return the report."""
         reach("before_copy_commit")
         row_count = copy.landing.commit(self.snapshot.taken_at)
         reach("after_copy_commit")
@@ -157,11 +164,11 @@ class SnapshotPool:
 
 @dataclass(eq=False)
 class _TableSnapshot:
-    """One table's copy under way; `lock` guards what several connections write.
+    """The running copy of one table. `lock` guards the attributes of several connections.
 
     Attributes:
-        open_parts: how many ranges are not read yet.
-        failure: the first one; the other ranges are then left out.
+        open_parts: number of ranges that are not read yet.
+        failure: the first error, after which the other ranges are skipped.
     """
 
     table: PublishedTable
@@ -184,7 +191,7 @@ class _TableSnapshot:
                 self.work = self.shown.enter_context(activity(name, "rows"))
 
     def count(self, batch: pa.RecordBatch) -> None:
-        """Add a batch to the figures."""
+        """Add a batch to the counts."""
         rescued = count_hex(batch.column("new"))
         with self.lock:
             self.byte_count += batch.nbytes
@@ -197,7 +204,7 @@ _Part = tuple[_TableSnapshot, Pages]
 
 
 class _Crew:
-    """The threads that read ranges, each over a connection of its own."""
+    """The threads that read ranges, each with its own connection."""
 
     def __init__(self, pool: SnapshotPool, parts: deque[_Part]) -> None:
         self._pool = pool
@@ -213,7 +220,7 @@ class _Crew:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Run the threads while the block runs; at its end cancel what they still do."""
+        """Run the threads for the block, and cancel their statements at its end."""
         threads = [
             threading.Thread(target=self._run, args=(reader,), name="pgcdc snapshot", daemon=True)
             for reader in self._readers
@@ -232,7 +239,7 @@ class _Crew:
                     thread.join(0.1)
 
     def next_outcome(self) -> SnapshotReport | SnapshotFailure:
-        """Wait for the next table's outcome."""
+        """Wait for the result of the next table."""
         outcome = self._outcomes.get()
         if isinstance(outcome, BaseException):
             raise outcome
@@ -273,7 +280,7 @@ class _Crew:
             reach("mid_copy")
 
     def _end_part(self, copy: _TableSnapshot) -> None:
-        """Complete a table with its last range."""
+        """Complete the table after its last range."""
         with copy.lock:
             copy.open_parts -= 1
             if copy.open_parts:
@@ -293,4 +300,4 @@ class _Crew:
 
 
 class _Stopped(Exception):
-    """The copies are given up."""
+    """The copies were abandoned."""

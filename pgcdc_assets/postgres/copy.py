@@ -88,28 +88,30 @@ def hold_snapshot(settings: ConnectionSettings, snapshot_name: str) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A range of a table's pages; of a partitioned table, that range of each partition.
+    """A range of pages of a table, or of each partition of a partitioned table.
 
     Attributes:
-        end: the first page that does not belong to it; None: it has no end.
+        start: the first page.
+        end: the page after the last page; None: no end.
     """
 
     start: int = 0
     end: int | None = None
 
     def condition(self) -> str:
-        """Write the range as SQL; empty where it is every page."""
+        """Return the range as an SQL condition over ctid; empty for all pages."""
         bounds = [f"ctid >= '({self.start},0)'"] if self.start else []
         bounds += [f"ctid < '({self.end},0)'"] if self.end is not None else []
         return " and ".join(bounds)
 
 
 class SnapshotReader:
-    """Reads tables as of one exported snapshot over one connection, one after the other.
+    """Reader of tables as of one exported snapshot, over one connection.
 
     Args:
-        snapshot_name: the name under which the snapshot is exported.
-        chunk_bytes: how many bytes of COPY text become one batch.
+        settings: the source database.
+        snapshot_name: name of the exported snapshot.
+        chunk_bytes: bytes of COPY text per batch.
     """
 
     def __init__(
@@ -135,14 +137,14 @@ class SnapshotReader:
 
         Args:
             table: the table with its published columns. The copy fails if the publication of the
-                table has changed since the snapshot; an empty `publication` skips that check.
-            pages: the range to read; None: every page.
+                table has changed since the snapshot; an empty `publication` skips this check.
+            pages: the range to read; None: all pages.
 
         Raises:
             TableChanged: the table or its publication was altered after the snapshot.
             ConfigurationError: the role cannot read the table, or row-level security would hide
                 rows.
-            TransientError: the snapshot is gone.
+            TransientError: the exporting session has ended, and the snapshot with it.
             ConnectionLost: the connection was lost.
         """
         relation = table.relation
@@ -157,7 +159,7 @@ class SnapshotReader:
                     rows = decode_copy_text(chunk, len(relation.columns))
                     yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
             finally:
-                # That also frees the lock. On a broken connection the first error is what counts.
+                # The rollback releases the lock. On a lost connection the first error counts.
                 with contextlib.suppress(psycopg2.Error):
                     _execute(conn, "rollback to savepoint before_table")
         except (UndefinedTable, UndefinedColumn) as error:
@@ -167,7 +169,7 @@ class SnapshotReader:
             raise reading_failure(self._settings, relation, error) from error
 
     def cancel(self) -> None:
-        """Cancel the statement that another thread runs here, if one does."""
+        """Cancel the statement that another thread runs on this connection, if any."""
         conn = self._conn
         if conn is not None:
             with contextlib.suppress(psycopg2.Error):
@@ -180,7 +182,7 @@ class SnapshotReader:
                 contextlib.closing(connect(self._settings, "copy", statement_timeout_ms=0))
             )
             if conn.get_parameter_status("server_encoding") == SQL_ASCII:
-                # Under UTF8 the server refuses to send bytes that are not.
+                # With client_encoding UTF8 the server refuses to send bytes that are not UTF-8.
                 conn.set_client_encoding(SQL_ASCII)
             begin_at(conn, self._snapshot_name)
             self._conn = conn
@@ -197,13 +199,13 @@ def copy_published(
     snapshot_name: str,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield a table's rows as of a snapshot; see `SnapshotReader.read`."""
+    """Yield a table's rows as of a snapshot. See `SnapshotReader.read`."""
     with SnapshotReader(settings, snapshot_name, chunk_bytes) as reader:
         yield from reader.read(table)
 
 
 def read_page_counts(conn: Connection, tables: Iterable[PublishedTable]) -> dict[int, int]:
-    """Read how many pages tables have, by OID; of a partitioned table, its largest partition."""
+    """Return the number of pages by OID; of a partitioned table, of its largest partition."""
     with conn.cursor() as cursor:
         cursor.execute(_PAGE_COUNTS, ([table.relation.relation_id for table in tables],))
         return dict(cursor.fetchall())

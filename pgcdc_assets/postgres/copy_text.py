@@ -19,7 +19,7 @@ from pgcdc_assets.protocol import utf8
 from pgcdc_assets.protocol.frames import HEAD_BYTES
 
 _TAB, _NEWLINE, _BACKSLASH, _NULL_MARK = 0x09, 0x0A, 0x5C, 0x4E
-# A byte that neither separates nor escapes; those that replace heads are left out with them.
+# A byte that is neither a separator nor an escape. The byte replaces heads, which are removed.
 _FILLER = 0x2E
 
 _UNESCAPED = np.arange(256, dtype=np.uint8)
@@ -36,8 +36,8 @@ class CopyChunk(NamedTuple):
     """Whole rows of COPY text.
 
     Attributes:
-        source: the bytes; decoding writes into them.
-        heads: where the heads of protocol frames begin, one before each row; None without heads.
+        source: the bytes, which decoding overwrites.
+        heads: offsets of the heads of protocol frames, one before each row; None without heads.
     """
 
     source: Bytes
@@ -45,7 +45,7 @@ class CopyChunk(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> CopyChunk:
-        """Take rows that have no heads."""
+        """Return a chunk of rows without heads."""
         return cls(np.frombuffer(bytearray(data), dtype=np.uint8))
 
 

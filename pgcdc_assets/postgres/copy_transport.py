@@ -1,12 +1,14 @@
-"""The bytes of COPY TO STDOUT, a chunk of whole rows at a time.
+"""The bytes of COPY TO STDOUT, in chunks of whole rows.
 
-libpq hands COPY over row by row, which costs a call into Python for each. Over a connection without
-encryption the socket is read past libpq instead: into buffers of the chunk's size, which numpy cuts
-into rows. libpq has no part in the statement: its connection is idle before, and idle after.
-A connection that libpq encrypts is read through the driver.
+libpq returns COPY row by row, which costs a call into Python per row. Over an unencrypted
+connection this module therefore reads the socket without libpq, into buffers of the chunk's size,
+which numpy splits into rows. libpq does not take part in the statement: its connection is idle
+before and after. An encrypted connection is read through the driver.
 
-A thread receives while the caller decodes and writes the chunks before. Few chunks wait in between,
-so memory does not grow with the table.
+A thread receives while the caller decodes and writes earlier chunks. A bounded queue connects the
+two, so memory does not grow with the table.
+
+Protocol: Postgres documentation, 53.2.6 COPY Operations and 53.7 Message Formats.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 * 1024 * 1024
 _WAITING_CHUNKS = 3
 
-# How long one call receives at most before what came is handed over.
+# Time limit of one receive call, after which the received rows are passed on.
 _RECEIVE_SECONDS = 0.05
 
 _ERROR, _READY = b"E", b"Z"
@@ -54,19 +56,21 @@ _Put = Callable[[CopyChunk], None]
 def copy_chunks(
     conn: Connection, statement: str, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[CopyChunk]:
-    """Run a COPY TO STDOUT in text format and yield its rows.
+    """Run a COPY TO STDOUT in text format, and yield its rows.
 
-    An iterator that is closed early cancels the statement; the connection is then of no more use.
+    Closing the iterator early cancels the statement. Close the connection afterwards.
 
     Args:
-        conn: in autocommit mode, or inside a transaction that was begun by a statement; no other
-            thread uses it meanwhile.
+        conn: a connection in autocommit mode, or inside a transaction that was begun by a
+            statement. No other thread uses the connection during the COPY.
+        statement: the COPY statement.
+        chunk_bytes: size of a chunk.
 
     Raises:
         ServerError: the server ended the statement with an error.
-        psycopg2.Error: the same, of a connection that is encrypted.
-        OSError: the connection broke.
-        ProtocolError: the server sent what does not belong to a COPY.
+        psycopg2.Error: the same, over an encrypted connection.
+        OSError: the connection was lost.
+        ProtocolError: the server sent a message that does not belong to a COPY.
     """
     read = _read_by_driver if _is_encrypted(conn) else _read_socket
     chunks: queue.Queue[CopyChunk | None] = queue.Queue(_WAITING_CHUNKS)
@@ -116,7 +120,7 @@ def _read_by_driver(conn: Connection, statement: str, chunk_bytes: int, put: _Pu
 
 
 class _Sink:
-    """What the driver writes rows into: joins them to chunks."""
+    """File-like target of the driver's COPY, which joins rows to chunks."""
 
     def __init__(self, chunk_bytes: int, put: _Put) -> None:
         self._put = put
@@ -138,19 +142,19 @@ class _Sink:
 
 
 def _read_socket(conn: Connection, statement: str, chunk_bytes: int, put: _Put) -> None:
-    # A descriptor of its own, so that closing it leaves the driver's open.
+    # A duplicate descriptor, so that closing the socket keeps the driver's descriptor open.
     with socket.socket(fileno=os.dup(conn.fileno())) as source:
         source.setblocking(True)
         source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(_RECEIVE_SECONDS))
         try:
             _Receiver(source, chunk_bytes).run(statement.encode(), put)
         finally:
-            # As the driver left it: the file description is the same.
+            # Restore the driver's mode, which both descriptors share.
             source.setblocking(False)
 
 
 class _Receiver:
-    """Receives the answer to one COPY statement."""
+    """Receiver of the reply to one COPY statement."""
 
     def __init__(self, source: socket.socket, chunk_bytes: int) -> None:
         self._socket = source
@@ -161,7 +165,7 @@ class _Receiver:
         self._filled = 0
 
     def run(self, statement: bytes, put: _Put) -> None:
-        """Send the statement, and hand over the rows until the server is ready again."""
+        """Send the statement, and pass on the rows until ReadyForQuery."""
         query = statement + b"\0"
         self._socket.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
         failure: ServerError | None = None
@@ -188,7 +192,7 @@ class _Receiver:
                     raise ProtocolError(
                         message_type=f"{frames.other!r}"[2:-1],
                         offset=0,
-                        reason="it does not belong to a COPY",
+                        reason="the type does not belong to a COPY",
                     )
             if not (is_ready or is_open):
                 raise failure or ConnectionResetError("the server closed the connection")
@@ -197,7 +201,7 @@ class _Receiver:
             raise failure
 
     def _fill(self) -> bool:
-        """Receive until the buffer is full, nothing more comes for a moment, or all is there.
+        """Receive until the buffer is full, the time limit is over, or the reply is complete.
 
         Returns:
             Whether the connection is open.
@@ -213,16 +217,16 @@ class _Receiver:
             if count == 0:
                 return False
             self._filled += count
-            # ReadyForQuery is the last frame, and six bytes long.
+            # ReadyForQuery is the last frame and has six bytes.
             last = self._buffer[max(0, self._filled - 6) : self._filled].tobytes()
             if last[:5] == b"Z\0\0\0\5" or (flags and count < room):
                 break
-            # The rest in one call, which waits for a full buffer without the interpreter's lock.
+            # The rest by one call, which waits for a full buffer without the interpreter lock.
             flags = socket.MSG_WAITALL
         return True
 
     def _keep_rest(self, taken: int, needed: int) -> None:
-        """Begin a new buffer with the bytes behind `taken`; the old one belongs to its chunks."""
+        """Copy the bytes behind `taken` to a new buffer. The chunks keep the old buffer."""
         if taken == 0 and needed + SLACK_BYTES <= len(self._buffer):
             return
         rest = self._buffer[taken : self._filled]

@@ -136,11 +136,15 @@ def statement_failure(server: str, doing: str, error: psycopg2.Error) -> PgcdcEr
 
 
 def reported_failure(server: str, doing: str, code: str, message: str) -> PgcdcError | None:
-    """Sort an error that the server reported; None when it is neither a setting nor passing.
+    """Return the package's error for an error that the server reported.
+
+    Return None if the error is neither a configuration error nor transient.
 
     Args:
-        code: its SQLSTATE.
-        message: its primary message.
+        server: `ConnectionSettings.describe()`.
+        doing: what the session did, for the sentence.
+        code: the SQLSTATE.
+        message: the primary message.
     """
     reason = message.rstrip(".")
     if code.startswith("08") or code in _GONE:

@@ -91,27 +91,27 @@ def cut(buffer: Bytes, start: int, end: int) -> Frames:
 
 
 def cut_rows(buffer: Bytes, start: int, end: int) -> Frames:
-    """Find the frames of COPY text in `buffer[start:end]`, where `start` begins a frame.
+    """Return the frames of COPY text in `buffer[start:end]`. A frame begins at `start`.
 
-    Each payload is one row with its newline: a server sends a message for each row, and writes a
-    newline inside a value as an escape (https://www.postgresql.org/docs/current/protocol-flow.html,
-    "COPY Operations").
+    Each payload is one row with its newline: the server sends one message per row, and escapes a
+    newline inside a value (https://www.postgresql.org/docs/current/protocol-flow.html, "COPY
+    Operations").
 
     Raises:
-        ProtocolError: a length that no frame can have.
+        ProtocolError: a frame's length is below 4 or above 2^31-1.
     """
     return _cut(buffer, start, end, _begins_row)
 
 
 def _begins_message(view: Bytes, places: Positions) -> _Mask:
-    """Choose the heads of messages of a replication stream."""
+    """Return a flag per position: the head of a message of a replication stream."""
     inner = view[places + HEAD_BYTES]
     chosen: _Mask = (inner == XLOG_DATA) | (inner == KEEPALIVE)
     return chosen
 
 
 def _begins_row(view: Bytes, places: Positions) -> _Mask:
-    """Choose the heads that follow the end of a row."""
+    """Return a flag per position: the position follows the end of a row."""
     chosen: _Mask = (view[places - 1] == _NEWLINE) | (places == 0)
     return chosen
 
@@ -137,7 +137,7 @@ def _guess(
     """Return start and end offsets of all CopyData frames, or None if the result is unproved.
 
     Args:
-        begins: chooses the heads among the places that look like one.
+        begins: function that selects the heads among the positions that look like a head.
     """
     if end - start <= HEAD_BYTES:
         return None
@@ -161,7 +161,7 @@ def _guess(
     if not np.array_equal(ends[:-1], places[1:]):
         return None
     if lengths[-1] < 4:
-        # No frame is that short: the walk refuses it.
+        # No frame is this short: the walk raises the error.
         return None
     if ends[-1] > len(view):
         places, ends = places[:-1], ends[:-1]

@@ -131,7 +131,7 @@ class SnapshotStore:
     def begin_snapshot(
         self, epoch: int, snapshot_lsn: Lsn, relation: Relation, relation_version: int
     ) -> SnapshotLanding:
-        """Begin a snapshot whose ranges are written side by side.
+        """Begin a snapshot whose ranges are written in parallel.
 
         Raises:
             TransientError: the lake cannot be written.
@@ -176,17 +176,17 @@ class SnapshotStore:
         return times
 
     def find(self, snapshot: Snapshot) -> Snapshot | None:
-        """Find the complete snapshot with the same identity."""
-        copies = self.complete_snapshots(snapshot.epoch)
-        return next((found for found in copies if found.identity == snapshot.identity), None)
+        """Return the complete snapshot with the same identity, or None."""
+        snapshots = self.complete_snapshots(snapshot.epoch)
+        return next((found for found in snapshots if found.identity == snapshot.identity), None)
 
 
 @dataclass
 class SnapshotLanding:
-    """A copy that is not committed yet.
+    """A snapshot that is not committed yet.
 
     Attributes:
-        landed: the same copy, where a commit has made it complete before.
+        landed: the committed snapshot with the same identity; else None.
     """
 
     store: SnapshotStore
@@ -200,15 +200,15 @@ class SnapshotLanding:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the copy was landed before; then nothing is to be written."""
+        """Whether the snapshot was landed before, so that nothing needs to be written."""
         return self.landed is not None
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write one range of the rows; several threads may write ranges side by side.
+        """Write one range of the rows. Several threads may write ranges in parallel.
 
         Args:
-            batches: one column `new`: the rows' texts. An error of the iterable removes what was
-                written of the range.
+            batches: batches with one column `new`, the texts of the rows. An error of the iterable
+                removes the files of the range.
 
         Raises:
             TransientError: the lake cannot be written.
@@ -219,18 +219,19 @@ class SnapshotLanding:
             self._files += writer.finish()
 
     def commit(self, taken_at: dt.datetime | None = None) -> int:
-        """Make the copy complete; return its row count.
+        """Commit the snapshot, and return its row count.
 
         Args:
-            taken_at: when the copy's moment was, by the source's clock.
+            taken_at: time of the snapshot by the source's clock; None: unknown.
 
         Raises:
-            TransientError: the log cannot be written, or another process copies the table too.
+            TransientError: the log cannot be written, or another process copied the same table at
+                the same time.
         """
         if self.landed is not None:
             return self.landed.row_count
         if not self._files:
-            # A file without rows is what makes the copy of an empty table.
+            # The snapshot of an empty table is a file without rows.
             with self._writer() as writer:
                 self._files += writer.finish(at_least_one_file=True)
         table, snapshot = self.store.table, self.snapshot
@@ -258,7 +259,7 @@ class SnapshotLanding:
         return sum(file.row_count for file in self._files)
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove all written files."""
         for writer in self._writers:
             writer.discard()
 

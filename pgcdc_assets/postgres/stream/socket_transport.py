@@ -167,7 +167,7 @@ class SocketWire:
 
 
 def server_error(payload: bytes) -> ServerError:
-    """Read an ErrorResponse."""
+    """Return the error of an ErrorResponse."""
     fields = _fields(payload)
     return ServerError(fields.get(b"C", ""), fields.get(b"M", "no reason given"))
 
@@ -183,5 +183,5 @@ def _fields(payload: bytes) -> dict[bytes, str]:
 
 
 def timeval(seconds: float) -> bytes:
-    """Write a time as SO_RCVTIMEO and SO_SNDTIMEO take it."""
+    """Return a time as a `struct timeval`, for SO_RCVTIMEO and SO_SNDTIMEO."""
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
