@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_a_reason_names_no_host_and_no_folder() -> None:
 
 
 def test_a_tap_selects_the_tables_of_the_workload_only() -> None:
-    streams = [
+    streams: list[dict[str, Any]] = [
         {"table_name": table, "metadata": [{"breadcrumb": [], "metadata": {}}]}
         for table in ("orders", "flushed")
     ]
