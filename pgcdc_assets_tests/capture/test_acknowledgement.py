@@ -194,7 +194,7 @@ def test_a_slot_that_advances_after_the_first_check_stops_the_capture_too(
     assert capturing.rows() == []
 
 
-def test_a_slot_dropped_and_made_again_is_not_taken_for_the_old_one(capturing: Capturing) -> None:
+def test_a_recreated_slot_is_not_accepted_as_the_old_slot(capturing: Capturing) -> None:
     """A10."""
     capturing.begin("create table t (id int)")
     capturing.database.execute("insert into t values (1)")

@@ -155,7 +155,9 @@ def _captured(database: Database, slot: str) -> list[Any]:
 
 
 @pytest.mark.every_pg
-def test_a_transaction_open_at_the_snapshot_comes_once(database: Database, zone: RawZone) -> None:
+def test_a_transaction_open_at_the_snapshot_is_captured_once(
+    database: Database, zone: RawZone
+) -> None:
     """C1: the transaction began before the copy and commits later."""
     database.execute(
         "create table t (id int primary key, n int); create publication pub for table t"

@@ -172,9 +172,7 @@ def test_rows_written_while_ranges_are_copied_are_not_in_the_copy(
     assert found == [list(row[0]) for row in before]
 
 
-def test_a_table_of_which_one_range_fails_leaves_no_file_and_no_harm(
-    database: Database, zone: RawZone
-) -> None:
+def test_a_table_with_a_failed_range_leaves_no_file(database: Database, zone: RawZone) -> None:
     """C5: the server's own error, in the middle of the rows; the other table is complete."""
     database.execute(
         """

@@ -38,7 +38,7 @@ def test_a_table_has_its_names_to_the_left_and_its_figures_to_the_right() -> Non
     ]
 
 
-def test_signs_of_life_are_shown_and_a_failing_one_does_no_harm(
+def test_progress_lines_are_shown_and_a_failing_line_is_harmless(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked = threading.Semaphore(0)

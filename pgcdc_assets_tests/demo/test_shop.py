@@ -118,7 +118,7 @@ def test_the_child_process_ends_at_sigterm_and_reports_its_work(shop_database: D
     assert sum(json.loads(output).values()) >= 4
 
 
-def test_the_child_process_ends_when_its_parent_is_gone(shop_database: Database) -> None:
+def test_the_child_process_ends_when_its_parent_has_ended(shop_database: Database) -> None:
     program = (
         "import subprocess, sys; "
         "subprocess.Popen([sys.executable, '-m', 'pgcdc_assets.demo.workload', "

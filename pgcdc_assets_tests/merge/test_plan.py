@@ -147,7 +147,7 @@ def test_history_takes_changes_and_copies_in_order() -> None:
     assert (late.snapshot, late.start, late.end, late.is_last) == (None, 200, 349, False)
 
 
-def test_history_waits_for_what_lies_before_a_copy_that_is_ahead() -> None:
+def test_history_waits_for_changes_before_a_snapshot_that_is_ahead() -> None:
     """Otherwise the changes between the window and the snapshot would never be folded."""
     plan = plan_merge(
         TARGET, Position(1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window, in_order=True

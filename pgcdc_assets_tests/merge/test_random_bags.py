@@ -152,9 +152,7 @@ def test_a_new_snapshot_replaces_a_multiset(spark: SparkSession, zone: RawZone) 
     assert report.row_count == 2
 
 
-def test_a_row_that_is_nowhere_to_be_found_is_an_error_with_a_remedy(
-    spark: SparkSession, zone: RawZone
-) -> None:
+def test_a_missing_row_is_an_error_with_a_remedy(spark: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [_bag_relation()])
     landing.begin([("0", None, "a")])
     landing.land([delete("0", None, "a", old_kind="O"), delete("0", None, "a", old_kind="O")])

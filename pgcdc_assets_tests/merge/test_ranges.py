@@ -54,9 +54,7 @@ def landing(zone: RawZone, monkeypatch: pytest.MonkeyPatch) -> Landing:
     return landing
 
 
-def test_what_lies_outside_the_range_stays_where_it_is(
-    spark: SparkSession, landing: Landing
-) -> None:
+def test_rows_outside_the_range_stay_in_their_files(spark: SparkSession, landing: Landing) -> None:
     """The rows in the range have the expected versions, counted as by a MERGE."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
@@ -123,7 +121,7 @@ def test_rows_without_a_key_stay(
     assert kept.count() == 2
 
 
-def test_keys_that_lie_unevenly_are_counted(
+def test_unevenly_distributed_keys_are_counted(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the file's statistics the range has hardly a row, but it has all rows except one."""
@@ -135,7 +133,7 @@ def test_keys_that_lie_unevenly_are_counted(
     assert log_of(merge(spark, landing, _TARGET).path)[0]["operation"] == "MERGE"
 
 
-def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
+def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound_merges(monkeypatch)

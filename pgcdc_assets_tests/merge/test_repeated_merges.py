@@ -45,7 +45,7 @@ def test_an_older_window_merged_after_a_newer_one_does_not_regress(pipeline: Pip
     assert mark == (1, windows[2].end)
 
 
-def test_a_table_that_cannot_be_merged_does_not_hold_up_the_others(pipeline: Pipeline) -> None:
+def test_a_table_that_cannot_be_merged_does_not_delay_the_others(pipeline: Pipeline) -> None:
     """H8: the broken table fails alone, and is merged from raw after a correction."""
     pipeline.tables = ("t", "broken")
     pipeline.start(

@@ -67,7 +67,7 @@ def test_a_removed_window_is_not_captured_again(pipeline: Pipeline) -> None:
     pipeline.assert_equal()
 
 
-def test_a_table_whose_watermark_lies_below_the_floor_is_not_merged(pipeline: Pipeline) -> None:
+def test_a_table_whose_watermark_is_below_the_floor_is_not_merged(pipeline: Pipeline) -> None:
     """H5: a table that was not merged for long is requested too late."""
     windows = three_windows(pipeline)
     rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1, windows[0].end)

@@ -174,9 +174,7 @@ def test_keys_that_their_type_cannot_hold_are_distinguished_by_their_texts(
     ]
 
 
-def test_an_unchanged_value_that_is_nowhere_stops_the_table(
-    spark: SparkSession, zone: RawZone
-) -> None:
+def test_a_missing_unchanged_value_stops_the_table(spark: SparkSession, zone: RawZone) -> None:
     """An unknown value never becomes NULL, neither by a MERGE nor in an empty table."""
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin()

@@ -29,9 +29,7 @@ def _frame(pipeline: Pipeline, scd: int) -> DataFrame:
 
 
 @pytest.mark.parametrize("scd", [1, 2])
-def test_a_row_from_before_a_default_is_gone_when_it_is_deleted(
-    pipeline: Pipeline, scd: int
-) -> None:
+def test_a_deleted_row_from_before_a_default_is_removed(pipeline: Pipeline, scd: int) -> None:
     """F2: with REPLICA IDENTITY FULL the old tuple has the default that the insert did not have."""
     pipeline.start(
         "create table t (id int primary key, v text)", "alter table t replica identity full"

@@ -183,7 +183,7 @@ def test_a_merge_while_the_asset_is_made_asks_for_it_again_afterwards(
 @pytest.mark.soak
 @pytest.mark.postgres
 @pytest.mark.spark
-def test_real_merges_ask_and_quiet_does_not(
+def test_merges_request_the_asset_and_idle_tables_do_not(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     location = orchestrated.location

@@ -22,7 +22,7 @@ def test_nothing_is_pruned_below_the_number_to_keep() -> None:
     assert surplus_keys(WINDOWS, 5, Position(9, Lsn(0))) == []
 
 
-def test_copies_of_neighbouring_tables_make_one_run() -> None:
+def test_snapshots_of_neighbouring_tables_are_one_run() -> None:
     order = ["a", "b", "c", "d", "e"]
     assert neighbours(order, order) == [("a", "e")]
     assert neighbours(order, ["a", "c", "d"]) == [("a", "a"), ("c", "d")]

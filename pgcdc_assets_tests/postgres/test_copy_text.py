@@ -37,7 +37,7 @@ def encode(rows: list[list[str | None]]) -> bytes:
 
 
 @given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(_TEXTS, min_size=n, max_size=n))))
-def test_any_rows_come_back_as_they_were(rows: list[list[str | None]]) -> None:
+def test_any_rows_survive_a_round_trip(rows: list[list[str | None]]) -> None:
     width = len(rows[0]) if rows else 3
     assert decode_copy_text(CopyChunk.of(encode(rows)), width).to_pylist() == rows
 

@@ -126,7 +126,7 @@ def test_a_window_that_was_never_landed_has_no_summary(zone: RawZone) -> None:
         zone.changes.summary(window(100, 150))
 
 
-def test_a_landed_window_whose_file_is_gone_is_reported_as_unavailable(zone: RawZone) -> None:
+def test_a_landed_window_with_a_missing_file_is_reported_as_unavailable(zone: RawZone) -> None:
     zone.changes.land(window(100, 200), [transaction(100, 3)])
     Path(zone.changes.table.uri, *data_files(zone)).unlink()
     with pytest.raises(WindowUnavailable, match="a file of the window's rows is missing"):

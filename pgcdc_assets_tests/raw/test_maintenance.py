@@ -80,7 +80,7 @@ def test_the_log_is_on_the_disk_from_its_first_entry_to_its_checkpoint(
     assert {*log.glob("*.checkpoint*"), log / "_last_checkpoint"} <= set(pushed)
 
 
-def test_windows_come_from_the_window_index_and_from_the_log_once_each(zone: RawZone) -> None:
+def test_windows_are_read_from_the_window_index_and_the_log_once_each(zone: RawZone) -> None:
     land_small_windows(zone, 5)
     maintain_raw_zone(zone, minimum_log_entries=1)
     zone.changes.land(window(1005, 1006), [transaction(1005, 1)])
@@ -150,7 +150,7 @@ def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:
     assert landed(zone, 1) == landed(zone, 2) == [(100 + n, 0) for n in range(4)]
 
 
-def test_compaction_stops_at_a_file_that_is_gone(zone: RawZone) -> None:
+def test_compaction_stops_at_a_missing_file(zone: RawZone) -> None:
     land_small_windows(zone, 6)
     next(Path(zone.changes.table.uri).glob("*.parquet")).unlink()
     version = DeltaTable(zone.changes.table.uri).version()

@@ -80,7 +80,7 @@ def test_windows_without_rows_are_removed_with_the_next_window_with_rows(zone: R
     assert starts(zone) == [1020]
 
 
-def test_other_epochs_are_left_alone(zone: RawZone) -> None:
+def test_other_epochs_are_not_changed(zone: RawZone) -> None:
     land_days(zone, 3)
     land_days(zone, 3, epoch=2)
     maintain_raw_zone(zone, minimum_files=2)

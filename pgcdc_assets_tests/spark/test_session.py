@@ -111,7 +111,7 @@ def test_a_large_table_is_filtered_by_the_keys_of_the_changes_before_a_shuffle(
         assert ["might_contain" in plan for plan in plans] == [True, False]
 
 
-def test_a_released_session_is_gone_from_the_server(
+def test_a_released_session_is_removed_from_the_server(
     connect_session: SparkSession, spark_server: RunningServer
 ) -> None:
     from pyspark.sql.connect.session import SparkSession as ConnectSession

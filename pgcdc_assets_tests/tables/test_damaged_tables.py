@@ -104,7 +104,7 @@ def test_a_damaged_table_fails_alone_and_a_rebuild_makes_it_whole(
     assert merge(spark, landing, _ITEMS).row_count == 4
 
 
-def test_a_damaged_table_holds_up_neither_sensor_nor_retention(landing: Landing) -> None:
+def test_a_damaged_table_stops_neither_sensor_nor_retention(landing: Landing) -> None:
     """The state of the other tables is read; retention removes nothing that the table may need."""
     zone = landing.zone
     _cut_off_newest_entry(_path(zone))
@@ -117,7 +117,7 @@ def test_a_damaged_table_holds_up_neither_sensor_nor_retention(landing: Landing)
 
 
 @pytest.mark.parametrize("folder", ["_delta_log", "other"])
-def test_a_folder_without_a_log_is_no_table_and_becomes_one(
+def test_a_folder_without_a_log_is_no_table_and_becomes_a_table(
     spark: SparkSession, landing: Landing, folder: str
 ) -> None:
     """A process that dies during the creation of a table leaves such a folder."""

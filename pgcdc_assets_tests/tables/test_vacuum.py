@@ -186,7 +186,7 @@ def test_a_ledger_of_a_table_that_was_here_before_is_forgotten(lake: Lake, path:
     assert delete(lake, path) == 10
 
 
-def test_a_ledger_of_an_earlier_look_is_no_harm(lake: Lake, path: Path) -> None:
+def test_an_outdated_ledger_is_harmless(lake: Lake, path: Path) -> None:
     """Two processes overwrite each other's ledger."""
     assert delete(lake, path, 1) == 0
     earlier = ledger(path).read_text()

@@ -171,7 +171,7 @@ def test_a_row_too_few_is_found_by_the_numbers_of_rows_alone(shared: Merged) -> 
     assert broken(shared.check_all(2, BOTH)) == dict.fromkeys(BETWEEN, 1)
 
 
-def test_rows_that_a_merge_did_not_touch_are_looked_at_in_full_or_in_a_small_table(
+def test_rows_that_a_merge_did_not_touch_are_checked_in_full_or_in_a_small_table(
     shared: Merged,
 ) -> None:
     same_key_on_rows_not_touched(shared, "true", int(shared.since[1]))

@@ -23,7 +23,7 @@ def test_a_widened_range_holds_the_range_and_fits_the_type(data: st.DataObject, 
     assert least - low <= length / 4 and high - most <= length
 
 
-def test_while_new_keys_come_at_the_upper_end_the_range_is_mostly_the_same() -> None:
+def test_with_new_keys_at_the_upper_end_the_range_is_mostly_the_same() -> None:
     ranges = [widen_range(9_000_000, 10_000_000 + 20_000 * step, "BIGINT") for step in range(20)]
     assert len(set(ranges)) <= 3
 

@@ -91,7 +91,7 @@ def test_the_key_is_the_setting_then_the_primary_key_then_the_identity() -> None
 
 
 @pytest.mark.parametrize("identity", ["d", "n", "f"])
-def test_a_table_whose_rows_nothing_tells_apart_has_no_key(identity: str) -> None:
+def test_a_table_without_identifying_columns_has_no_key(identity: str) -> None:
     assert build_schema(_versions(relation(column("a"), key=(), identity=identity)), None).key == ()
 
 

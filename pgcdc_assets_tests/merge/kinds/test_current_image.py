@@ -9,7 +9,7 @@ from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
-def test_a_row_that_came_and_went_in_one_batch_leaves_nothing(pipeline: Pipeline) -> None:
+def test_a_row_inserted_and_deleted_in_one_batch_leaves_nothing(pipeline: Pipeline) -> None:
     """D1: insert, update and delete, in one transaction and in several of one batch."""
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (9, 'old')")
     pipeline.database.transaction(

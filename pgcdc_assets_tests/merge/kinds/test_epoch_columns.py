@@ -105,7 +105,7 @@ def test_a_history_of_an_earlier_release_gets_its_epochs_with_the_next_merge(
 @pytest.mark.parametrize(
     ("lsn", "at", "epoch"), [(5, 0, 2), (30, 0, 1), (30, 9, 2), (70, 9, 1), (99, 9, None)]
 )
-def test_an_lsn_of_one_epoch_alone_tells_it_and_else_the_time_does(
+def test_an_lsn_of_one_epoch_only_identifies_it_and_otherwise_the_time_does(
     spark: SparkSession, lsn: int, at: int, epoch: int | None
 ) -> None:
     start = dt.datetime.fromtimestamp(5e-6, dt.UTC)

@@ -102,7 +102,7 @@ def test_a_column_that_the_owner_added_keeps_its_values(
     assert _rows(spark, path) == _CHANGED
 
 
-def test_a_column_that_comes_with_the_changes_is_null_in_what_stays(
+def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
     spark: SparkSession, zone: RawZone
 ) -> None:
     wider = relation(*COLUMNS, column("more", "text"), key=KEY)
@@ -124,7 +124,7 @@ def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landin
     assert count_change_data(spark, path) == 6
 
 
-def test_a_key_that_the_settings_name_and_the_identity_holds_is_as_good(
+def test_a_key_of_the_settings_that_the_identity_contains_is_equivalent(
     spark: SparkSession, landing: Landing
 ) -> None:
     """`pgcdc init` writes the key of each table."""
@@ -136,7 +136,7 @@ def test_a_key_that_the_settings_name_and_the_identity_holds_is_as_good(
     assert _rows(spark, path) == _CHANGED
 
 
-def test_a_row_that_a_deletion_vector_hides_stays_away(
+def test_a_row_deleted_by_a_deletion_vector_stays_deleted(
     spark: SparkSession, landing: Landing
 ) -> None:
     path = merge(spark, landing, _TARGET).path

@@ -195,7 +195,7 @@ def test_tables_without_changes_are_checked_only_with_one_that_had_some(
 @pytest.mark.parametrize(
     "touched", [report(1, None), report(1, 0x50, changes=0, snapshot_lsn=Lsn(0x60))]
 )
-def test_after_a_copy_the_whole_table_is_looked_at(
+def test_after_a_snapshot_the_whole_table_is_checked(
     zone: RawZone, calls: list[tuple[int, Any]], touched: MergeReport
 ) -> None:
     assert len(list(checks(zone, (1,)).after(touched, 1))) == 1

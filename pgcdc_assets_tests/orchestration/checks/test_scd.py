@@ -100,7 +100,7 @@ def test_a_comparison_that_cannot_be_made_does_not_keep_the_others_from_being_ma
     )
 
 
-def test_a_capture_that_does_not_come_is_waited_for_once_and_invariants_are_checked(
+def test_a_missing_capture_is_waited_for_once_and_invariants_are_checked(
     zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[int] = []

@@ -119,7 +119,7 @@ def test_a_window_materialised_again_is_verified_and_changes_nothing(
     assert orchestrated.equals_source("b")
 
 
-def test_a_window_whose_rows_are_gone_fails_and_its_check_is_red(
+def test_a_window_with_missing_rows_fails_and_its_check_is_red(
     orchestrated: Orchestrated,
 ) -> None:
     orchestrated.copy()

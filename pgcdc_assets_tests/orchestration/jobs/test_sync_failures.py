@@ -110,7 +110,7 @@ def write_much(orchestrated: Orchestrated) -> None:
         orchestrated.commit(f"insert into b values ({turn}, 1)")
 
 
-def test_a_broken_table_holds_up_neither_the_capture_nor_the_others(
+def test_a_broken_table_delays_neither_the_capture_nor_the_others(
     small_windows: Orchestrated, spark: SparkSession
 ) -> None:
     """H8: through the barrier in one call, with any number of windows."""
@@ -167,7 +167,7 @@ def test_each_stopped_table_is_explained(
     assert re.search(r"[\d.]+ MB of WAL and at most \d+ s behind the server", out)
 
 
-def test_a_table_that_cannot_be_copied_holds_up_neither_the_capture_nor_the_others(
+def test_a_table_that_cannot_be_copied_delays_neither_the_capture_nor_the_others(
     with_unpublished: Orchestrated, spark: SparkSession
 ) -> None:
     """B14: at the first call and at each later call."""

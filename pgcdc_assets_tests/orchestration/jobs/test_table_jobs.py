@@ -59,7 +59,7 @@ def copies(orchestrated: Orchestrated, table: str) -> list[int]:
     return [int(copy.snapshot_lsn) for copy in found if copy.table == table]
 
 
-def test_the_check_waits_for_the_capture_and_tells_counts_and_columns(
+def test_the_check_waits_for_the_capture_and_reports_counts_and_columns(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     sync(orchestrated)

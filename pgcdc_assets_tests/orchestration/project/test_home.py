@@ -42,7 +42,7 @@ def test_the_clone_s_file_differs_from_the_packaged_one_in_its_places_only() -> 
     assert clone == settings("packaged")
 
 
-def test_without_dagster_home_the_instance_lies_below_pgcdc(
+def test_without_dagster_home_the_instance_is_below_pgcdc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)

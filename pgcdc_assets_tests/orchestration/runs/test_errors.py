@@ -11,7 +11,7 @@ def test_one_error_stays_as_it_is() -> None:
     assert join_errors([error]) is error
 
 
-def test_of_several_the_worst_comes_first_and_gives_the_status() -> None:
+def test_of_several_errors_the_most_severe_is_first_and_determines_the_status() -> None:
     errors = [
         TransientError(reason="Try again."),
         PgcdcError(reason="Strange"),

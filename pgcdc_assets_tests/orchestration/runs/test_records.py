@@ -41,7 +41,7 @@ B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 
 @pytest.mark.parametrize("job", ["snapshot", "capture", "merge"])
-def test_a_run_key_never_comes_again_however_often_runs_failed(
+def test_a_run_key_is_never_repeated_however_often_runs_failed(
     orchestrated: Orchestrated, job: str
 ) -> None:
     """H7: Dagster would always skip the request, without a recovery."""
@@ -65,7 +65,7 @@ def test_a_run_key_never_comes_again_however_often_runs_failed(
 
 @pytest.mark.parametrize("sensor", ["lag", "merges"])
 @pytest.mark.parametrize("job", ["capture", "rebuild", "upkeep"])
-def test_a_run_whose_process_is_gone_gives_its_pool_back(
+def test_a_run_whose_process_has_ended_frees_its_pool(
     orchestrated: Orchestrated, job: str, sensor: str
 ) -> None:
     run = orchestrated.start_run(job, {PROCESS_TAG: dead_process()})
@@ -97,7 +97,7 @@ def test_a_run_that_was_started_by_a_click_on_an_asset_is_closed_too(
 
 
 @pytest.mark.parametrize("process", ["alive", "of another machine", "unknown"])
-def test_a_run_that_may_live_is_left_alone(orchestrated: Orchestrated, process: str) -> None:
+def test_a_run_that_may_be_alive_is_not_closed(orchestrated: Orchestrated, process: str) -> None:
     tags = {
         "alive": {PROCESS_TAG: process_tag()},
         "of another machine": {PROCESS_TAG: "elsewhere:1:1"},
@@ -108,7 +108,7 @@ def test_a_run_that_may_live_is_left_alone(orchestrated: Orchestrated, process: 
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
 
 
-def test_a_live_run_of_a_container_of_the_same_name_is_left_alone(
+def test_a_live_run_of_a_container_with_the_same_name_is_not_closed(
     orchestrated: Orchestrated,
 ) -> None:
     """The pids of a container are other processes here, or none."""
@@ -120,7 +120,7 @@ def test_a_live_run_of_a_container_of_the_same_name_is_left_alone(
 
 
 @pytest.mark.parametrize("skew", [0.0, -10_000.0])
-def test_a_run_of_a_container_that_is_gone_is_closed_once_its_heart_is_silent(
+def test_a_run_of_an_ended_container_is_closed_after_its_last_heartbeat(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
     """The time of observation counts, not the clock of the container."""
@@ -267,7 +267,7 @@ def remote_origin(job: str) -> RemoteJobOrigin:
     return RemoteJobOrigin(RemoteRepositoryOrigin(location, "tests"), job)
 
 
-def test_a_run_that_repeats_a_dead_one_is_not_taken_for_it(orchestrated: Orchestrated) -> None:
+def test_a_run_that_repeats_a_dead_run_is_not_closed_as_dead(orchestrated: Orchestrated) -> None:
     """Dagster copies the tags of the repeated run; the step writes its own tags later."""
     tag = {PROCESS_TAG: dead_process()}
     dead = orchestrated.start_run("upkeep", tag)

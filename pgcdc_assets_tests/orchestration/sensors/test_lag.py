@@ -160,7 +160,7 @@ def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
     assert orchestrated.execute(request, "capture").success
 
 
-def test_a_server_that_went_back_fails_the_tick(orchestrated: Orchestrated) -> None:
+def test_a_server_with_lost_wal_fails_the_tick(orchestrated: Orchestrated) -> None:
     """B16: the server was restored from a backup, or replaced by a standby without all WAL."""
     orchestrated.copy()
     (epoch,) = orchestrated.zone.epochs.all()

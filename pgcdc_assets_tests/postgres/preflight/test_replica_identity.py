@@ -72,7 +72,9 @@ def test_a_unique_index_as_identity_is_a_key(database: Database) -> None:
     )
 
 
-def test_a_table_without_a_key_is_fine_when_only_inserts_are_sent(database: Database) -> None:
+def test_a_table_without_a_key_is_accepted_when_only_inserts_are_published(
+    database: Database,
+) -> None:
     """D10: no statement of the application fails, but the merge needs a key."""
     database.execute(
         "create table t (id int); create publication pub for table t with (publish = 'insert')"

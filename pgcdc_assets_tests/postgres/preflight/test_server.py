@@ -71,7 +71,7 @@ def test_a_role_without_login_is_an_error_with_the_statement(database: Database,
         findings_of(settings_as(database, role))
 
 
-def test_a_server_that_is_down_is_no_matter_of_settings(own_server: EmbeddedServer) -> None:
+def test_a_server_that_is_down_is_no_configuration_error(own_server: EmbeddedServer) -> None:
     """Issue 3, bad input: server down."""
     own_server.start()
     conninfo = own_server.conninfo()
