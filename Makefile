@@ -53,8 +53,18 @@ lint: $(STAMP) ## check form, types and the direction of imports
 	$(BIN)/lint-imports
 
 .PHONY: test
-test: $(STAMP) java ## run the tests, lint included
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not soak'
+test: $(STAMP) java ## run the tests, lint included, and measure what they cover
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' --cov --cov-report=
+
+.PHONY: mutation
+mutation: $(STAMP) java ## try mutants; SCOPE=protocol,slots,capture,merge SAMPLE=100 SEED=1 SECONDS=600
+	$(BIN)/python -m pgcdc_assets_tests.mutation $(if $(SCOPE),--scope $(SCOPE)) \
+	    $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
+	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SQL),--sql)
+
+.PHONY: coverage
+coverage: ## list the lines that the last `make test` did not reach
+	$(BIN)/python -m coverage report
 
 .PHONY: test-all
 test-all: $(STAMP) java ## run the tests and the long random ones

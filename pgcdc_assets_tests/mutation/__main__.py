@@ -1,0 +1,331 @@
+"""Try the mutants of a scope: `python -m pgcdc_assets_tests.mutation --scope protocol`.
+
+Scopes are in pyproject.toml. Verdicts are kept in `.pgcdc/mutation`, so that a run continues where
+the last one ended; a change of a module, or of its tests, has its mutants tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pgcdc_assets_tests.mutation.mutants import Mutant, mutants_of
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = ROOT / ".pgcdc" / "mutation"
+JUDGED = Path(__file__).with_name("equal_in_effect.toml")
+_HUNG_AFTER_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Modules, the tests that are to find their mutants, and options of pytest."""
+
+    name: str
+    modules: list[str]
+    tests: list[str]
+    options: list[str] = field(default_factory=list)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files to mutate."""
+        found: list[Path] = []
+        for name in self.modules:
+            path = ROOT / name
+            found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        return found
+
+
+def read_scopes() -> dict[str, Scope]:
+    """Read the scopes of pyproject.toml."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutation"]
+    return {name: Scope(name, **values) for name, values in settings.items()}
+
+
+def main() -> None:
+    """Try mutants and print those that no test finds."""
+    scopes = read_scopes()
+    parser = argparse.ArgumentParser(prog="mutation", description=__doc__.partition("\n")[0])
+    parser.add_argument("--scope", default="protocol", help=f"of {', '.join(scopes)}")
+    parser.add_argument("--only", default="", help="only mutants of files whose path has this")
+    parser.add_argument("--sample", type=int, help="a random sample of so many mutants")
+    parser.add_argument("--seed", type=int, help="draw the sample again that printed this")
+    parser.add_argument("--seconds", type=float, default=10**6, help="end after so long")
+    parser.add_argument("--sql", action="store_true", help="only mutants of the SQL in strings")
+    parser.add_argument("--again", action="store_true", help="try survivors again")
+    parser.add_argument("--list", action="store_true", help="print the mutants, and try none")
+    arguments = parser.parse_args()
+    run = Run(scopes[arguments.scope])
+    mutants = [
+        mutant
+        for path in run.scope.paths
+        if arguments.only in str(path)
+        for mutant in mutants_of(ROOT, path)
+        if mutant.is_sql or not arguments.sql
+    ]
+    if arguments.sample is not None:
+        count = min(arguments.sample, len(mutants))
+        seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+        print(f"{count} of {len(mutants)} mutants; to draw them again: --seed {seed}")
+        mutants = sorted(random.Random(seed).sample(mutants, count), key=lambda m: m.key)
+    if arguments.list:
+        for mutant in mutants:
+            print(describe(mutant))
+        return
+    run.go(mutants, time.monotonic() + arguments.seconds, is_again=arguments.again)
+    run.report(mutants)
+
+
+class Run:
+    """The verdicts of a scope so far, and the processes that find more."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self._home = HOME / scope.name
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._verdicts_file = self._home / "verdicts.jsonl"
+        self._tests_file = self._home / "tests.jsonl"
+
+    def go(self, mutants: list[Mutant], deadline: float, *, is_again: bool) -> None:
+        """Try the mutants that have no verdict."""
+        tests = self._observed_tests()
+        while time.monotonic() < deadline:
+            verdicts = self.verdicts()
+            left = [
+                mutant
+                for mutant in mutants
+                if mutant.key not in verdicts
+                or (is_again and verdicts[mutant.key]["verdict"] == "survived")
+            ]
+            is_again = False
+            in_place = [mutant for mutant in left if not self._runs_at_import(mutant)]
+            batch = in_place or left[:1]
+            if not batch:
+                return
+            self._try(batch, tests, deadline)
+
+    @staticmethod
+    def _runs_at_import(mutant: Mutant) -> bool:
+        """Say whether a mutant is in code that runs at import, as defaults of arguments do."""
+        return not mutant.function or mutant.before.startswith(("def ", "self, ", "async def "))
+
+    def _observed_tests(self) -> dict[str, dict[str, Any]]:
+        stamp = _digest([*_files_of(self.scope.tests), *self.scope.paths])
+        lines = list(_lines(self._tests_file))
+        if not lines or lines[0].get("stamp") != stamp:
+            print("running the tests on the original code", flush=True)
+            self._tests_file.write_text(json.dumps({"stamp": stamp}) + "\n")
+            self._pytest([], None, self._tests_file, {}, 10**6)
+            lines = list(_lines(self._tests_file))
+        tests = {line["test"]: line for line in lines[1:]}
+        failing = [
+            f"{test['test']} {test['reason']}" for test in tests.values() if not test["is_sound"]
+        ]
+        if failing or not tests:
+            self._tests_file.unlink()
+            log = self._home / "pytest.log"
+            raise SystemExit(
+                "\n".join(["tests fail on the original code:", *failing, f"see {log}"])
+            )
+        return tests
+
+    def _try(
+        self, mutants: list[Mutant], tests: dict[str, dict[str, Any]], deadline: float
+    ) -> None:
+        by_function = tests_by_function(tests.values())
+        orders: list[dict[str, Any]] = []
+        for number, mutant in enumerate(mutants):
+            wanted = self._tests_of(mutant, by_function, tests)
+            if not wanted:
+                self._append({"key": mutant.key, "verdict": "not reached", "test": ""})
+                continue
+            source = self._home / f"{number}.py"
+            source.write_text(mutant.source)
+            orders.append(
+                {
+                    "key": mutant.key,
+                    "module": mutant.module,
+                    "function": mutant.function,
+                    "source_file": str(source),
+                    "tests": wanted,
+                    "from_import": self._runs_at_import(mutant),
+                }
+            )
+        if not orders:
+            return
+        environment: dict[str, str] = {}
+        if orders[0]["from_import"]:
+            environment = {
+                "PGCDC_MUTANT_MODULE": orders[0]["module"],
+                "PGCDC_MUTANT_SOURCE": orders[0]["source_file"],
+            }
+        wanted_tests = sorted({test for order in orders for test in order["tests"]})
+        before = len(self.verdicts())
+        self._pytest(wanted_tests, orders, self._verdicts_file, tests, deadline, environment)
+        if len(self.verdicts()) == before and time.monotonic() < deadline:
+            # The process ended within the first mutant: in a crash, or at a failing import.
+            self._append({"key": orders[0]["key"], "verdict": "killed", "test": "process ended"})
+
+    def _tests_of(
+        self,
+        mutant: Mutant,
+        by_function: dict[str, list[str]],
+        tests: dict[str, dict[str, Any]],
+    ) -> list[str]:
+        if mutant.function and not self._runs_at_import(mutant):
+            return by_function.get(f"{mutant.module}:{mutant.function}", [])
+        prefix = f"{mutant.module}:"
+        return sorted(
+            {
+                test
+                for function, found in by_function.items()
+                if function.startswith(prefix)
+                for test in found
+            },
+            key=lambda test: float(tests[test]["seconds"]),
+        )
+
+    def _pytest(
+        self,
+        tests: list[str],
+        orders: list[dict[str, Any]] | None,
+        out: Path,
+        observed: dict[str, dict[str, Any]],
+        deadline: float,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """Run one process, and end it and its children when it hangs."""
+        order = self._home / "order.json"
+        seconds = max(deadline - time.monotonic(), 0)
+        order.write_text(
+            json.dumps({"mutants": orders, "out": str(out), "seconds": seconds, "tests": observed})
+        )
+        hooks = Path(__file__).with_name("subprocesses")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
+        command += ["-p", "pgcdc_assets_tests.mutation.plugin", *self.scope.options]
+        command += tests or self.scope.tests
+        with (self._home / "pytest.log").open("w") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{ROOT}:{hooks}",
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "PGCDC_MUTATION_ORDER": str(order),
+                    **(environment or {}),
+                },
+            )
+            size, changed_at = -1, time.monotonic()
+            while process.poll() is None:
+                time.sleep(0.2)
+                if out.exists() and out.stat().st_size != size:
+                    size, changed_at = out.stat().st_size, time.monotonic()
+                if time.monotonic() - changed_at > _HUNG_AFTER_SECONDS:
+                    _end(process)
+                    begun = [line["begun"] for line in _lines(out) if "begun" in line]
+                    if orders and begun:
+                        self._append({"key": begun[-1], "verdict": "timeout", "test": "hung"})
+
+    def _append(self, found: dict[str, Any]) -> None:
+        with self._verdicts_file.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        """The last verdict of each mutant."""
+        return {line["key"]: line for line in _lines(self._verdicts_file) if "verdict" in line}
+
+    def report(self, mutants: list[Mutant]) -> None:
+        """Print the figures, and the mutants that no test finds."""
+        verdicts = self.verdicts()
+        judged = read_judged()
+        counts: Counter[str] = Counter()
+        for mutant in mutants:
+            found = verdicts.get(mutant.key)
+            verdict = "not tried" if found is None else found["verdict"]
+            if verdict in ("survived", "not reached"):
+                reason = judged.get((mutant.module, mutant.before, mutant.after))
+                if reason is None:
+                    print(f"{verdict}: {describe(mutant)}")
+                else:
+                    verdict = "equal in effect"
+            counts[verdict] += 1
+        found_count = counts["killed"] + counts["timeout"]
+        print(
+            f"{self.scope.name}: {len(mutants)} mutants, {found_count} killed "
+            f"({counts['timeout']} by a time limit), {counts['survived']} survived, "
+            f"{counts['equal in effect']} equal in effect, {counts['not reached']} not reached by "
+            f"the tests, {counts['not tried']} not tried"
+        )
+
+
+def tests_by_function(tests: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    """Give each function the tests that call it, the shortest first."""
+    found: dict[str, list[str]] = {}
+    for test in sorted(tests, key=lambda test: float(test["seconds"])):
+        for function in test["functions"]:
+            found.setdefault(function, []).append(test["test"])
+    return found
+
+
+def read_judged() -> dict[tuple[str, str, str], str]:
+    """Read the mutants that were judged equal in effect to the original, with the reason."""
+    entries = tomllib.loads(JUDGED.read_text()).get("mutant", []) if JUDGED.exists() else []
+    return {(e["module"], e["before"], e["after"]): e["reason"] for e in entries}
+
+
+def describe(mutant: Mutant) -> str:
+    """Print a mutant in one paragraph."""
+    return (
+        f"{mutant.path}:{mutant.line} {mutant.function}\n    - {mutant.before}\n"
+        f"    + {mutant.after}"
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    children = psutil.Process(process.pid).children(recursive=True)
+    for child in [psutil.Process(process.pid), *children]:
+        if child.is_running():
+            child.kill()
+    process.wait()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        for line in path.read_text().splitlines():
+            yield json.loads(line)
+
+
+def _files_of(tests: list[str]) -> list[Path]:
+    found: list[Path] = []
+    for name in tests:
+        path = ROOT / name.partition("::")[0]
+        found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return found
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    main()
