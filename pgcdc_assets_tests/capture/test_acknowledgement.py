@@ -49,19 +49,22 @@ def streaming(
         yield stream
 
 
-def wait_for_replies(capturing: Capturing, stream: ReplicationStream, seconds: float) -> None:
-    """Wait until the walsender has received status packets for this time."""
-
-    def has_lived() -> bool:
-        return bool(
-            capturing.database.value(
-                "select max(reply_time) > max(backend_start) + %s * interval '1 s' "
-                "from pg_stat_replication where pid = %s",
-                (seconds, stream.backend_pid),
-            )
+def has_lived(capturing: Capturing, stream: ReplicationStream, seconds: float) -> bool:
+    """Return whether a status packet arrived that long after the stream began."""
+    return bool(
+        capturing.database.value(
+            "select max(reply_time) > max(backend_start) + %s * interval '1 s' "
+            "from pg_stat_replication where pid = %s",
+            (seconds, stream.backend_pid),
         )
+    )
 
-    wait_until(has_lived, "status packets to arrive for long enough")
+
+def wait_for_replies(capturing: Capturing, stream: ReplicationStream, seconds: float) -> None:
+    """Return when the walsender has lived on our status packets for so long."""
+    wait_until(
+        lambda: has_lived(capturing, stream, seconds), "status packets to arrive for long enough"
+    )
 
 
 def rows_until(stream: ReplicationStream, count: int) -> list[dict[str, Any]]:
@@ -123,6 +126,25 @@ def test_a_flush_position_never_decreases(capturing: Capturing) -> None:
         assert stream.finish()
 
     assert capturing.confirmed() == new
+
+
+def test_a_keepalive_that_asks_is_answered_at_once(capturing: Capturing) -> None:
+    """A9: after the start of the stream, the server's timeout falls below the status interval."""
+    capturing.begin("create table t (id int)")
+    database = capturing.database
+    rare = StreamSettings(status_seconds=60, silence_seconds=180)
+    with streaming(capturing, rare) as stream:
+        database.execute("alter system set wal_sender_timeout = '3s'")
+        try:
+            database.value("select pg_reload_conf()")
+            # The server asks after half of that, and ends a stream that does not answer.
+            for _ in stream.batches():
+                if has_lived(capturing, stream, 5):
+                    break
+        finally:
+            database.execute("alter system reset wal_sender_timeout")
+            database.value("select pg_reload_conf()")
+        assert stream.finish()
 
 
 @pytest.mark.usefixtures("wire")

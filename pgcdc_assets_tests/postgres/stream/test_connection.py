@@ -17,7 +17,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease
-from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 from pgcdc_assets.postgres.stream.socket_transport import SocketWire
 from pgcdc_assets.postgres.stream.transport import WireSettings
@@ -202,6 +202,30 @@ def test_a_program_that_takes_the_slot_after_the_first_check_is_named(
         with pytest.raises(SlotBusy) as caught:
             capturing.capture(window)
         assert caught.value.active_pid == pid
+        assert capturing.confirmed() == window.start
+
+
+def test_a_program_that_takes_the_slot_from_our_stream_is_named(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B4: our walsender ends after START_REPLICATION, and the second look finds another one."""
+    capturing.begin("create table t (id int)")
+    window = capturing.window()
+    enter = ReplicationStream.__enter__
+    with contextlib.ExitStack() as others:
+        holders = []
+
+        def enter_and_lose_the_slot(stream: ReplicationStream) -> ReplicationStream:
+            entered = enter(stream)
+            capturing.database.value("select pg_terminate_backend(%s, 9000)", (stream.backend_pid,))
+            holders.append(others.enter_context(walsender(capturing, "other program")))
+            return entered
+
+        monkeypatch.setattr(ReplicationStream, "__enter__", enter_and_lose_the_slot)
+        with pytest.raises(SlotBusy, match=r"\(other program\)") as caught:
+            capturing.capture(window)
+
+        assert [caught.value.active_pid] == holders
         assert capturing.confirmed() == window.start
 
 
