@@ -171,6 +171,8 @@ def build_runs(entries: Sequence[Entry]) -> str:
                 str(machine.get("load_average_before", "")),
             )
         )
+    minutes = sum(benchmark.minutes for benchmark in BENCHMARKS.values())
+    rows.append(("all", "", "", f"about {minutes} min", "", "", ""))
     names = ("ONLY", "works on", "heap", "takes", "took", "last recorded", "load before")
     return _table(names, rows)
 
