@@ -78,6 +78,11 @@ def run_measured(
         try:
             _, status, used = os.wait4(process.pid, 0)
             seconds = time.monotonic() - began
+        except BaseException:
+            # The session of its own keeps Ctrl-C from the command.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
         finally:
             watch.stop()
         process.returncode = os.waitstatus_to_exitcode(status)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import results
@@ -197,3 +199,22 @@ def test_a_measured_command_that_hangs_is_killed_with_its_children() -> None:
     hanging = "import subprocess; subprocess.run(['sleep', '77'])"
     with pytest.raises(CommandFailedError, match="took too long"):
         run_measured([sys.executable, "-c", hanging], limit_seconds=0.5)
+
+
+_INTERRUPTED = """
+import os, signal, threading
+from benchmarks.processes import run_measured
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+run_measured(["bash", "-c", "sleep 77 & echo $! > child; wait"])
+"""
+
+
+def test_an_interrupted_benchmark_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED]
+    environment = {**os.environ, "PYTHONPATH": str(_FOLDER.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "KeyboardInterrupt" in done.stderr
+    child = int((tmp_path / "child").read_text())
+    # A killed process may wait for init to reap it.
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
