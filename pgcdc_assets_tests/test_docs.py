@@ -82,6 +82,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert names - documented == set()
 
 
+def test_the_index_links_every_page() -> None:
+    index = (DOCS / "index.md").read_text()
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {"index.md"}
+    records = {page for page in pages if page.startswith("decisions/0")}
+    assert {page for page in pages - records if f"]({page})" not in index} == set()
+
+
 def test_broken_links_and_anchors_fail_the_build(tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
