@@ -56,6 +56,58 @@ def test_a_slot_is_read_with_the_servers_position_in_one_statement(database: Dat
 
 
 @pytest.mark.every_pg
+def test_each_field_of_a_status_is_what_the_server_says(database: Database) -> None:
+    slot = f"s_{database.name}"
+    with create_slot(database.settings(), slot):
+        pass
+    database.execute("alter system set max_slot_wal_keep_size = '1GB'")
+    try:
+        database.value("select pg_reload_conf()")
+        with query_connection(database.settings(), "sensor") as conn:
+
+            def limited() -> SlotStatus | None:
+                status = read_slot_status(conn, slot)
+                return status if status is not None and status.safe_wal_size is not None else None
+
+            before = database.value("select clock_timestamp()")
+            status = wait_until(limited, "the limit of kept WAL")
+            [(after, safe_wal_size, xmin_age, began_with_statistics)] = database.query(
+                "select clock_timestamp(), s.safe_wal_size, age(s.catalog_xmin), "
+                "w.stats_reset > pg_postmaster_start_time() "
+                "from pg_replication_slots s, pg_stat_bgwriter w where slot_name = %s",
+                (slot,),
+            )
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.value("select pg_reload_conf()")
+    assert before <= status.server_time <= after
+    # The server writes a record, and takes a transaction ID, now and then.
+    assert safe_wal_size <= (status.safe_wal_size or 0) <= safe_wal_size + 2**20
+    assert 0 <= xmin_age - (status.catalog_xmin_age or 0) <= 10
+    assert status.may_have_crashed is began_with_statistics
+    assert status.is_counted_since_creation
+    assert [status.in_recovery, status.two_phase, status.is_synced, status.temporary] == [False] * 4
+
+
+def test_a_slot_that_confirmed_all_wal_lags_by_no_second(database: Database) -> None:
+    slot = f"s_{database.name}"
+    with create_slot(database.settings(), slot):
+        pass
+
+    with query_connection(database.settings(), "sensor") as conn:
+
+        def advanced() -> SlotStatus | None:
+            database.value(
+                "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (slot,)
+            )
+            status = read_slot_status(conn, slot)
+            return status if status is not None and status.lag_bytes == 0 else None
+
+        status = wait_until(advanced, "the slot to confirm all")
+    assert status.lag_seconds == 0.0
+
+
+@pytest.mark.every_pg
 def test_the_reader_of_a_slot_is_named(database: Database) -> None:
     slot, settings = f"s_{database.name}", database.settings("shop")
     database.execute("create publication pub")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 
 import pytest
 
@@ -10,10 +11,12 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol.arrow_batch import DECODED
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets_tests.protocol.test_decoder import FAR, decode, numbering, transaction
 from pgcdc_assets_tests.support.protocol import encoding
 
 ROW = encoding.insert(16400, [b"1", b"a", None])
+COLUMNS = [Column(name, 25) for name in "abc"]
 # Years 1 and 9999.
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 SHORT = encoding.insert(16400, [b"1"])
@@ -110,3 +113,81 @@ def test_kinds_of_old_tuples_stay_with_their_rows_and_the_batch_has_its_schema()
     assert batch["old_kind"].null_count == kinds.count(None)
     assert [old is not None for old in batch["old"].to_pylist()] == [k is not None for k in kinds]
     assert batch["relation_id"].to_pylist() == [None if op == "M" else 16400 for op in "IUUUMDTDI"]
+
+
+@pytest.mark.parametrize("damaged", [16401, 16402, 16403])
+def test_an_error_among_tables_of_different_widths_names_its_table(damaged: int) -> None:
+    """Tuples of equal width are read together, and the widths one after the other."""
+    tables = [
+        Relation(16400 + width, "shop", f"of_{width}", "d", tuple(COLUMNS[:width]))
+        for width in (1, 2, 3)
+    ]
+    rows = [
+        encoding.insert(table.relation_id, [b"x"] * len(table.columns))
+        for _ in range(3)
+        for table in tables
+    ]
+    bad = encoding.insert(damaged, [b"y"] * (damaged - 16400))[:-1]
+    rows.insert(5, bad)
+    announced = [encoding.relation(table) for table in tables]
+    payloads = encoding.stream([encoding.begin(1000, 7), *announced, *rows])
+
+    error = _error(payloads)
+
+    assert f"shop.of_{damaged - 16400}" in str(error)
+    assert error.start == sum(map(len, payloads[: 1 + len(announced) + 5]))
+    assert "the middle of a tuple" in str(error)
+    text_at = len(encoding.xlog_data(bad)) - (1 + 4)
+    assert error.offset == text_at
+
+
+def test_a_row_without_its_tuple_is_refused_as_such() -> None:
+    error = _error(transaction(b"I" + (16400).to_bytes(4, "big") + b"N"))
+    assert "before its tuple" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [
+        # What follows an empty message is of another one.
+        (b"", "0x00"),
+        (b"\x01", "0x01"),
+        (b" ", "0x20"),
+        (b"!", "!"),
+        (b"~" * 40, "~"),
+        (b"\x7f", "0x7F"),
+        (b"\xff" * 40, "0xFF"),
+        (b"k123", "k"),
+        (b"w" + bytes(24), "w"),
+    ],
+)
+def test_a_message_that_is_neither_keepalive_nor_data_is_named_by_its_first_byte(
+    payload: bytes, kind: str
+) -> None:
+    payloads = [*transaction(ROW), payload, *transaction(ROW)]
+    error = _error(payloads)
+    assert (error.message_type, error.offset) == (kind, 0)
+
+
+@pytest.mark.parametrize("change", [lambda m: m + b"x", lambda m: m[:-1]])
+def test_a_begin_or_commit_of_another_length_is_refused(change: Callable[[bytes], bytes]) -> None:
+    begin, relation, row, commit = transaction(ROW)
+    for payloads in (
+        [change(begin), relation, row, commit],
+        [begin, relation, row, change(commit)],
+    ):
+        assert "the length is wrong" in str(_error(payloads))
+
+
+def test_commit_lsns_rise_within_a_batch_and_between_two() -> None:
+    payloads = [*transaction(ROW, lsn=10), *transaction(ROW, lsn=30), *transaction(ROW, lsn=20)]
+    for cuts in ([], [8], [4], [4, 8]):
+        with pytest.raises(ProtocolError, match="LSN") as caught:
+            decode(payloads, cuts)
+        assert caught.value.commit_lsn == 20
+        assert caught.value.message_type == "B"
+
+
+def test_the_highest_transaction_id_is_landed() -> None:
+    rows, _ = decode([*encoding.stream([encoding.begin(1000, 2**32 - 1)]), *transaction(ROW)[1:]])
+    assert [row["xid"] for row in rows] == [2**32 - 1]

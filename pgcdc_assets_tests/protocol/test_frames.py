@@ -131,6 +131,17 @@ def test_an_incomplete_frame_gives_its_number_of_bytes() -> None:
     assert (found.consumed, found.needed, found.other) == (0, 1006, None)
 
 
+def test_only_a_complete_frame_of_another_kind_is_reported() -> None:
+    whole, other = encoding.frame(b"w1"), encoding.frame(b"an error", b"E")
+    for data, is_other in (
+        (whole + other, True),
+        (whole + other[:-1], False),
+        (whole + encoding.frame(b""), False),
+    ):
+        found = frames.cut(buffer_of(data), 0, len(data))
+        assert found.other == (b"E" if is_other else None)
+
+
 def test_a_frame_that_is_no_copy_data_stops_the_cut() -> None:
     data = encoding.frame(b"w1") + encoding.frame(b"", b"c") + encoding.frame(b"w2")
 
