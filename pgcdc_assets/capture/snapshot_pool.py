@@ -125,6 +125,8 @@ class SnapshotPool:
         lsn = self.snapshot.consistent_point
         versions = [self.zone.relations.register(self.epoch, t.relation, lsn) for t in tables]
         self.zone.relations.flush()
+        # The files that are written before the first commit need the table's folder.
+        self.zone.snapshots.table.load_or_create()
         for table, version in zip(tables, versions, strict=True):
             yield (
                 table,
@@ -260,7 +262,7 @@ class _Crew:
                     return
 
     def _read(self, reader: SnapshotReader, copy: _TableSnapshot, pages: Pages) -> None:
-        if copy.failure is not None or copy.landing.is_complete:
+        if copy.failure is not None:
             return
         copy.begin()
         try:

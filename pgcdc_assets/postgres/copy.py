@@ -122,6 +122,7 @@ class SnapshotReader:
         self._chunk_bytes = chunk_bytes
         self._open = contextlib.ExitStack()
         self._conn: Connection | None = None
+        self._current: Connection | None = None
 
     def __enter__(self) -> SnapshotReader:
         return self
@@ -150,10 +151,10 @@ class SnapshotReader:
         relation = table.relation
         query = rows_of(relation, table.is_partitioned, table.row_filter, pages)
         try:
-            conn = self._connection()
+            conn, current = self._connections()
             _execute(conn, "savepoint before_table")
             try:
-                lock_unchanged(self._settings, conn, relation, query, table.publication)
+                lock_unchanged(conn, current, relation, query, table.publication)
                 statement = sql.SQL("copy ({}) to stdout").format(query).as_string(conn)
                 for chunk in copy_chunks(conn, statement, self._chunk_bytes):
                     rows = decode_copy_text(chunk, len(relation.columns))
@@ -175,21 +176,22 @@ class SnapshotReader:
             with contextlib.suppress(psycopg2.Error):
                 conn.cancel()
 
-    def _connection(self) -> Connection:
-        """Return the connection, inside a transaction that reads as of the snapshot."""
-        if self._conn is None:
-            conn = self._open.enter_context(
-                contextlib.closing(connect(self._settings, "copy", statement_timeout_ms=0))
-            )
+    def _connections(self) -> tuple[Connection, Connection]:
+        """Return a connection that reads as of the snapshot, and one that reads the present."""
+        if self._conn is None or self._current is None:
+            settings = self._settings
+            open_ = self._open.enter_context
+            conn = open_(contextlib.closing(connect(settings, "copy", statement_timeout_ms=0)))
             if conn.get_parameter_status("server_encoding") == SQL_ASCII:
                 # With client_encoding UTF8 the server refuses to send bytes that are not UTF-8.
                 conn.set_client_encoding(SQL_ASCII)
             begin_at(conn, self._snapshot_name)
+            self._current = open_(contextlib.closing(connect(settings, "catalog")))
             self._conn = conn
-        return self._conn
+        return self._conn, self._current
 
     def _close(self) -> None:
-        self._conn = None
+        self._conn = self._current = None
         self._open.close()
 
 
@@ -233,8 +235,8 @@ def begin_at(conn: Connection, snapshot_name: str) -> None:
 
 
 def lock_unchanged(
-    settings: ConnectionSettings,
     conn: Connection,
+    current: Connection,
     relation: Relation,
     query: sql.Composable,
     publication: str = "",
@@ -244,6 +246,10 @@ def lock_unchanged(
     The server decodes each change with the catalog as of the change. If a table joins the
     publication after the snapshot, some changes are missing from both the copy and the stream:
     these changes commit after the snapshot and before the publication of the table.
+
+    Args:
+        conn: inside a transaction that reads as of the snapshot.
+        current: a connection in autocommit mode, which reads the catalog as it is now.
 
     Raises:
         TableChanged: the table or its publication was altered after the snapshot.
@@ -256,12 +262,11 @@ def lock_unchanged(
         cursor.execute(_REWRITTEN, (relation_id, relation_id))
         row = cursor.fetchone()
     then = read_relations(conn, [relation_id]).get(relation_id)
-    with query_connection(settings, "catalog") as other:
-        now = read_relations(other, [relation_id]).get(relation_id)
-        is_republished = bool(publication) and (
-            read_membership(conn, publication, relation_id)
-            != read_membership(other, publication, relation_id)
-        )
+    now = read_relations(current, [relation_id]).get(relation_id)
+    is_republished = bool(publication) and (
+        read_membership(conn, publication, relation_id)
+        != read_membership(current, publication, relation_id)
+    )
     published = {_shape(column) for column in relation.columns}
     if (
         then is None

@@ -157,7 +157,8 @@ def open_source_table(
         relation = found[0].relation
         query = rows_of(relation, found[0].is_partitioned, found[0].row_filter)
         try:
-            lock_unchanged(settings, conn, relation, query, publication)
+            with query_connection(settings, "catalog") as current:
+                lock_unchanged(conn, current, relation, query, publication)
         except (UndefinedTable, UndefinedColumn, TableChanged) as error:
             raise TransientError(
                 reason=f"Table {relation.qualified_name} was altered during the comparison. Run "

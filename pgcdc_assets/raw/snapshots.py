@@ -84,6 +84,16 @@ def snapshot_of_file(file: DataFile) -> Snapshot:
     )
 
 
+def _complete_snapshots(loaded: DeltaTable, epoch: int | None) -> list[Snapshot]:
+    snapshots: dict[SnapshotIdentity, Snapshot] = {}
+    for file in data_files(loaded):
+        part = snapshot_of_file(file)
+        known = snapshots.get(part.identity)
+        row_count = part.row_count + (known.row_count if known is not None else 0)
+        snapshots[part.identity] = replace(part, row_count=row_count)
+    return [snapshots[key] for key in sorted(snapshots) if epoch in (None, key[0])]
+
+
 @dataclass(frozen=True)
 class SnapshotStore:
     """The snapshots of one capture.
@@ -124,36 +134,25 @@ class SnapshotStore:
                 the same time.
         """
         landing = self.begin_snapshot(epoch, snapshot_lsn, relation, relation_version)
-        if not landing.is_complete:
-            landing.write(batches)
+        landed = self.find(landing.snapshot)
+        if landed is not None:
+            return landed.row_count
+        landing.write(batches)
         return landing.commit(taken_at)
 
     def begin_snapshot(
         self, epoch: int, snapshot_lsn: Lsn, relation: Relation, relation_version: int
     ) -> SnapshotLanding:
-        """Begin a snapshot whose ranges are written in parallel.
-
-        Raises:
-            TransientError: the lake cannot be written.
-        """
+        """Return a snapshot to write in ranges, which may be written at the same time."""
         snapshot = Snapshot(
             epoch, snapshot_lsn, relation.schema, relation.table, relation_version, 0
         )
-        loaded = self.table.load_or_create()
-        return SnapshotLanding(self, snapshot, relation, loaded, self.find(snapshot))
+        return SnapshotLanding(self, snapshot, relation)
 
     def complete_snapshots(self, epoch: int | None = None) -> list[Snapshot]:
         """Return the complete snapshots of one epoch, or of all epochs, oldest first."""
         loaded = self.table.load()
-        if loaded is None:
-            return []
-        snapshots: dict[SnapshotIdentity, Snapshot] = {}
-        for file in data_files(loaded):
-            part = snapshot_of_file(file)
-            known = snapshots.get(part.identity)
-            row_count = part.row_count + (known.row_count if known is not None else 0)
-            snapshots[part.identity] = replace(part, row_count=row_count)
-        return [snapshots[key] for key in sorted(snapshots) if epoch in (None, key[0])]
+        return [] if loaded is None else _complete_snapshots(loaded, epoch)
 
     def size_bytes(self, snapshot: Snapshot) -> int:
         """Return the uncompressed size of a snapshot, from the Parquet footers."""
@@ -175,33 +174,27 @@ class SnapshotStore:
                 times[key] = dt.datetime.fromisoformat(record["taken_at"])
         return times
 
-    def find(self, snapshot: Snapshot) -> Snapshot | None:
-        """Return the complete snapshot with the same identity, or None."""
-        snapshots = self.complete_snapshots(snapshot.epoch)
-        return next((found for found in snapshots if found.identity == snapshot.identity), None)
+    def find(self, snapshot: Snapshot, loaded: DeltaTable | None = None) -> Snapshot | None:
+        """Find the complete snapshot with the same identity.
+
+        Args:
+            loaded: the load of the table to look into; None: a new one.
+        """
+        loaded = self.table.load() if loaded is None else loaded
+        found = [] if loaded is None else _complete_snapshots(loaded, snapshot.epoch)
+        return next((one for one in found if one.identity == snapshot.identity), None)
 
 
 @dataclass
 class SnapshotLanding:
-    """A snapshot that is not committed yet.
-
-    Attributes:
-        landed: the committed snapshot with the same identity; else None.
-    """
+    """A snapshot that is not committed yet: the files of its ranges."""
 
     store: SnapshotStore
     snapshot: Snapshot
     relation: Relation
-    loaded: DeltaTable
-    landed: Snapshot | None
     _writers: list[FileWriter] = field(default_factory=list, repr=False)
     _files: list[WrittenFile] = field(default_factory=list, repr=False)
     _chunks: Iterator[int] = field(default_factory=itertools.count, repr=False)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the snapshot was landed before, so that nothing needs to be written."""
-        return self.landed is not None
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Write one range of the rows. Several threads may write ranges in parallel.
@@ -228,17 +221,21 @@ class SnapshotLanding:
             TransientError: the log cannot be written, or another process copied the same table at
                 the same time.
         """
-        if self.landed is not None:
-            return self.landed.row_count
+        table, snapshot = self.store.table, self.snapshot
+        # Loaded here and not before: a commit reads every later entry of the log.
+        loaded = table.load_or_create()
+        landed = self.store.find(snapshot, loaded)
+        if landed is not None:
+            self.discard()
+            return landed.row_count
         if not self._files:
-            # The snapshot of an empty table is a file without rows.
+            # A file without rows is what makes the snapshot of an empty table.
             with self._writer() as writer:
                 self._files += writer.finish(at_least_one_file=True)
-        table, snapshot = self.store.table, self.snapshot
         name = self.relation.name.record_name
         try:
             table.commit(
-                self.loaded,
+                loaded,
                 self._files,
                 app_id=f"pgcdc:{self.store.capture}:{snapshot.epoch}:copy:{name}",
                 app_version=int(snapshot.snapshot_lsn),
