@@ -134,7 +134,7 @@ class SnapshotStore:
                 the same time.
         """
         landing = self.begin_snapshot(epoch, snapshot_lsn, relation, relation_version)
-        landed = self.find(landing.snapshot)
+        landed = self.find(landing.snapshot, self.table.load_or_create())
         if landed is not None:
             return landed.row_count
         landing.write(batches)
