@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError
@@ -36,6 +36,7 @@ def encode(rows: list[list[str | None]]) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(_TEXTS, min_size=n, max_size=n))))
 def test_any_rows_survive_a_round_trip(rows: list[list[str | None]]) -> None:
     width = len(rows[0]) if rows else 3
@@ -62,6 +63,7 @@ def test_bytes_that_are_no_rows_are_a_protocol_error(data: bytes, columns: int) 
         decode_copy_text(CopyChunk.of(data), columns)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60), st.integers(1, 4))
 def test_random_bytes_give_rows_or_a_protocol_error(data: bytes, columns: int) -> None:
     try:
@@ -85,6 +87,7 @@ def framed(rows: list[list[str | None]]) -> CopyChunk:
     return CopyChunk(CopyChunk.of(data).source, heads)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(_TEXTS, min_size=n, max_size=n))))
 def test_rows_in_messages_are_the_same_rows(rows: list[list[str | None]]) -> None:
     width = len(rows[0]) if rows else 3
