@@ -60,7 +60,8 @@ test: $(STAMP) java ## run the tests, lint included, and measure what they cover
 mutation: $(STAMP) java ## try mutants; SCOPE=protocol,slots,capture,merge SAMPLE=100 SEED=1 SECONDS=600
 	$(BIN)/python -m pgcdc_assets_tests.mutation $(if $(SCOPE),--scope $(SCOPE)) \
 	    $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
-	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SQL),--sql)
+	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SQL),--sql) \
+	    $(if $(AGAIN),--again)
 
 .PHONY: coverage
 coverage: ## list the lines that the last `make test` did not reach

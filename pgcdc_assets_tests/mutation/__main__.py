@@ -28,6 +28,7 @@ from pgcdc_assets_tests.mutation.mutants import Mutant, mutants_of
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".pgcdc" / "mutation"
 JUDGED = Path(__file__).with_name("equal_in_effect.toml")
+UNNOTICED = ("survived", "not reached")
 _HUNG_AFTER_SECONDS = 900
 
 
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="draw the sample again that printed this")
     parser.add_argument("--seconds", type=float, default=10**6, help="end after so long")
     parser.add_argument("--sql", action="store_true", help="only mutants of the SQL in strings")
-    parser.add_argument("--again", action="store_true", help="try survivors again")
+    parser.add_argument("--again", action="store_true", help="only those that no test found, again")
     parser.add_argument("--list", action="store_true", help="print the mutants, and try none")
     arguments = parser.parse_args()
     run = Run(scopes[arguments.scope])
@@ -82,6 +83,9 @@ def main() -> None:
         seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
         print(f"{count} of {len(mutants)} mutants; to draw them again: --seed {seed}")
         mutants = sorted(random.Random(seed).sample(mutants, count), key=lambda m: m.key)
+    if arguments.again:
+        verdicts = run.verdicts()
+        mutants = [m for m in mutants if verdicts.get(m.key, {}).get("verdict") in UNNOTICED]
     if arguments.list:
         for mutant in mutants:
             print(describe(mutant))
@@ -103,15 +107,12 @@ class Run:
     def go(self, mutants: list[Mutant], deadline: float, *, is_again: bool) -> None:
         """Try the mutants that have no verdict."""
         tests = self._observed_tests()
+        if is_again:
+            for mutant in mutants:
+                self._append({"key": mutant.key, "verdict": "not tried"})
         while time.monotonic() < deadline:
             verdicts = self.verdicts()
-            left = [
-                mutant
-                for mutant in mutants
-                if mutant.key not in verdicts
-                or (is_again and verdicts[mutant.key]["verdict"] == "survived")
-            ]
-            is_again = False
+            left = [mutant for mutant in mutants if mutant.key not in verdicts]
             in_place = [mutant for mutant in left if not self._runs_at_import(mutant)]
             batch = in_place or left[:1]
             if not batch:
@@ -126,17 +127,17 @@ class Run:
     def _observed_tests(self) -> dict[str, dict[str, Any]]:
         stamp = _digest([*_files_of(self.scope.tests), *self.scope.paths])
         lines = list(_lines(self._tests_file))
-        if not lines or lines[0].get("stamp") != stamp:
+        if not lines or lines[-1].get("stamp") != stamp:
             print("running the tests on the original code", flush=True)
-            self._tests_file.write_text(json.dumps({"stamp": stamp}) + "\n")
+            self._tests_file.unlink(missing_ok=True)
             self._pytest([], None, self._tests_file, {}, 10**6)
             lines = list(_lines(self._tests_file))
-        tests = {line["test"]: line for line in lines[1:]}
+        tests = {line["test"]: line for line in lines if "test" in line}
         failing = [
             f"{test['test']} {test['reason']}" for test in tests.values() if not test["is_sound"]
         ]
         if failing or not tests:
-            self._tests_file.unlink()
+            self._tests_file.unlink(missing_ok=True)
             log = self._home / "pytest.log"
             raise SystemExit(
                 "\n".join(["tests fail on the original code:", *failing, f"see {log}"])
@@ -174,11 +175,17 @@ class Run:
                 "PGCDC_MUTANT_SOURCE": orders[0]["source_file"],
             }
         wanted_tests = sorted({test for order in orders for test in order["tests"]})
-        before = len(self.verdicts())
+        before, begun_before = len(self.verdicts()), self._begun()
         self._pytest(wanted_tests, orders, self._verdicts_file, tests, deadline, environment)
-        if len(self.verdicts()) == before and time.monotonic() < deadline:
-            # The process ended within the first mutant: in a crash, or at a failing import.
-            self._append({"key": orders[0]["key"], "verdict": "killed", "test": "process ended"})
+        if len(self.verdicts()) > before or time.monotonic() > deadline:
+            return
+        if self._begun() == begun_before and not orders[0]["from_import"]:
+            raise SystemExit(f"the tests do not begin: see {self._home / 'pytest.log'}")
+        # The process ended within the first mutant: in a crash, or at a failing import.
+        self._append({"key": orders[0]["key"], "verdict": "killed", "test": "process ended"})
+
+    def _begun(self) -> int:
+        return sum("begun" in line for line in _lines(self._verdicts_file))
 
     def _tests_of(
         self,
@@ -249,7 +256,8 @@ class Run:
 
     def verdicts(self) -> dict[str, dict[str, Any]]:
         """The last verdict of each mutant."""
-        return {line["key"]: line for line in _lines(self._verdicts_file) if "verdict" in line}
+        last = {line["key"]: line for line in _lines(self._verdicts_file) if "verdict" in line}
+        return {key: line for key, line in last.items() if line["verdict"] != "not tried"}
 
     def report(self, mutants: list[Mutant]) -> None:
         """Print the figures, and the mutants that no test finds."""
@@ -259,7 +267,7 @@ class Run:
         for mutant in mutants:
             found = verdicts.get(mutant.key)
             verdict = "not tried" if found is None else found["verdict"]
-            if verdict in ("survived", "not reached"):
+            if verdict in UNNOTICED:
                 reason = judged.get((mutant.module, mutant.before, mutant.after))
                 if reason is None:
                     print(f"{verdict}: {describe(mutant)}")

@@ -60,6 +60,8 @@ def test_each_field_of_a_status_is_what_the_server_says(database: Database) -> N
     slot = f"s_{database.name}"
     with create_slot(database.settings(), slot):
         pass
+    for _ in range(20):
+        database.value("select pg_current_xact_id()::text")
     database.execute("alter system set max_slot_wal_keep_size = '1GB'")
     try:
         database.value("select pg_reload_conf()")
@@ -83,6 +85,7 @@ def test_each_field_of_a_status_is_what_the_server_says(database: Database) -> N
     assert before <= status.server_time <= after
     # The server writes a record, and takes a transaction ID, now and then.
     assert safe_wal_size <= (status.safe_wal_size or 0) <= safe_wal_size + 2**20
+    assert xmin_age >= 20
     assert 0 <= xmin_age - (status.catalog_xmin_age or 0) <= 10
     assert status.may_have_crashed is began_with_statistics
     assert status.is_counted_since_creation

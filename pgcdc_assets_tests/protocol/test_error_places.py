@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.arrow_batch import DECODED
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
@@ -191,3 +192,32 @@ def test_commit_lsns_rise_within_a_batch_and_between_two() -> None:
 def test_the_highest_transaction_id_is_landed() -> None:
     rows, _ = decode([*encoding.stream([encoding.begin(1000, 2**32 - 1)]), *transaction(ROW)[1:]])
     assert [row["xid"] for row in rows] == [2**32 - 1]
+
+
+def test_a_relation_is_resolved_as_of_its_transaction() -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def resolve(relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+        asked.append((relation.table, commit_lsn, xid))
+        return relation, 1
+
+    first, second = encoding.begin(1000, 7), encoding.begin(2000, 8)
+    announce = encoding.relation(Relation(16401, "shop", "other", "d", ()))
+    messages = [first, announce, encoding.commit(1000), second, announce, encoding.commit(2000)]
+    decoder = Decoder(resolve, FAR)
+    decoder.decode(MessageBatch.of(encoding.stream(messages)))
+
+    assert asked == [("other", 1000, 7), ("other", 2000, 8)]
+    assert decoder.warnings == {}
+
+
+@pytest.mark.parametrize(("position", "ends"), [(1999, False), (2000, True), (2**63 - 1, True)])
+def test_a_keepalive_at_or_after_the_windows_end_ends_it(position: int, ends: bool) -> None:
+    for keepalive, is_end in ((position, ends), (2**63, False)):
+        _, decoder = decode([encoding.keepalive(keepalive)], end=2000)
+        assert decoder.is_finished is is_end
+
+
+def test_rows_that_are_text_are_counted_as_nothing_else() -> None:
+    _, decoder = decode(transaction(ROW, encoding.update(16400, [b"1", b"b", None])))
+    assert decoder.warnings == {}
