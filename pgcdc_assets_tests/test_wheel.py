@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from email import message_from_bytes
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -33,21 +34,19 @@ for module in pkgutil.walk_packages(pgcdc_assets.__path__, "pgcdc_assets."):
         importlib.import_module(module.name)
 print(pgcdc_assets.__file__)
 """
-ASSETS = """
-import json
-from pgcdc_assets.definitions import defs
-print(json.dumps(sorted(spec.key.path for spec in defs().resolve_all_asset_specs())))
-"""
 
 
+@dataclass(frozen=True)
 class Installed:
     """The wheel, installed into an environment of its own; `folder` is empty at first."""
 
-    def __init__(self, wheel: Path, environment: Path, folder: Path) -> None:
-        self.wheel = wheel
-        self.environment = environment
-        self.python = environment / "bin" / "python"
-        self.folder = folder
+    wheel: Path
+    environment: Path
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.environment / "bin" / "python"
 
     def run(self, *command: str | Path, status: int = 0, dsn: str | None = None) -> tuple[str, str]:
         """Run a program of the environment in the folder; return what it printed, and errors."""
@@ -103,8 +102,15 @@ def link_packages(folder: Path) -> None:
                 (folder / top).symlink_to(Path(str(package.locate_file(top))))
 
 
+@pytest.fixture
+def installed(wheel_and_environment: tuple[Path, Path], tmp_path: Path) -> Installed:
+    """The installed wheel, and an empty folder to use it in."""
+    return Installed(*wheel_and_environment, tmp_path)
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def wheel_and_environment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Build the wheel, and install it into a new environment."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     shutil.copytree(
@@ -114,8 +120,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     )
     for name in SOURCES:
         shutil.copy(ROOT / name, source)
-    for name in ("empty", "dist"):
-        (folder / name).mkdir()
+    (folder / "dist").mkdir()
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
     environment = folder / "environment"
     by_version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -135,7 +140,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (packages / "required.pth").write_text(f"{folder / 'required'}\n")
     # Without an index: a requirement that is not met is a failure, and not a download.
     run(*pip, "--python", environment, "install", "--no-index", wheel)
-    return Installed(wheel, environment, folder / "empty")
+    return wheel, environment
 
 
 def test_the_wheel_has_every_file_of_the_package_and_nothing_else(installed: Installed) -> None:
