@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.capture.window import check_has_wal
 from pgcdc_assets.errors import (
-    RawZoneError,
     SlotLost,
     TransientError,
     WindowUnavailable,
@@ -52,17 +49,3 @@ def test_the_error_of_a_window_with_missing_rows_has_the_slot_s_position(
     with pytest.raises(WindowUnavailable) as raised:
         capturing.capture(window)
     assert isinstance(raised.value.confirmed_flush_lsn, Lsn)
-
-
-@pytest.mark.postgres
-def test_a_standby_behind_is_a_transient_error_and_a_primary_behind_is_not(
-    capturing: Capturing,
-) -> None:
-    capturing.begin()
-    status = capturing.status()
-    ahead = Lsn(status.current_lsn + 1)
-    check_has_wal(capturing.zone, status, status.current_lsn)
-    with pytest.raises(TransientError, match="standby has replayed WAL through"):
-        check_has_wal(capturing.zone, replace(status, in_recovery=True), ahead)
-    with pytest.raises(RawZoneError, match="pgcdc renew"):
-        check_has_wal(capturing.zone, status, ahead)

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy
 from pgcdc_assets.failpoints import reach
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.publication import read_publication
+from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
-    SlotStatus,
     check_slot_usable,
     claim_slot,
     create_slot,
@@ -85,7 +84,7 @@ def renew_epoch(
             check_slot_usable(status, identity.database)
             end = zone.changes.captured_through(old.epoch) or old.start_lsn
             is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
-            can_continue = is_ours and _can_continue(status, end) and not has_lost_wal
+            can_continue = is_ours and slot_health(status, end).can_continue and not has_lost_wal
             if can_continue and not has_publication_gap(conn, status, publication):
                 raise ConfigurationError(
                     reason=f"Replication slot {slot} can continue from {end}: no change is lost, "
@@ -133,11 +132,3 @@ def _has_lost_wal(zone: RawZone, epoch: Epoch, server: ServerTimeline) -> bool:
     except DefiniteError:
         return True
     return False
-
-
-def _can_continue(status: SlotStatus, captured_through: Lsn) -> bool:
-    # A standby may still replay the captured WAL. A primary writes other changes at these LSNs.
-    has_lost_wal = status.current_lsn < captured_through and not status.in_recovery
-    confirmed = status.confirmed_flush_lsn
-    can_stream = not status.is_lost and confirmed is not None and confirmed <= captured_through
-    return can_stream and not has_lost_wal

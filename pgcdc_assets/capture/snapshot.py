@@ -27,7 +27,6 @@ from pgcdc_assets.errors import (
     DefiniteError,
     PgcdcError,
     SlotBusy,
-    SlotMissing,
     TableChanged,
     TransientError,
 )
@@ -39,6 +38,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.copy import hold_snapshot
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
+from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
     ExportedSnapshot,
     ServerIdentity,
@@ -48,7 +48,6 @@ from pgcdc_assets.postgres.slots import (
     create_slot,
     read_server_identity,
     read_slot_status,
-    slot_lost_error,
     slot_taken_error,
 )
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
@@ -219,16 +218,17 @@ def _check_slot(
     zone: RawZone,
     known: Epoch | None,
 ) -> None:
-    if status is None:
-        assert known is not None
-        raise SlotMissing(
-            slot=slot,
-            raw_zone=zone.uri,
-            captured_through=zone.changes.captured_through(known.epoch) or known.start_lsn,
-        )
-    check_slot_usable(status, identity.database)
-    if status.is_lost:
-        raise slot_lost_error(status)
+    if status is not None:
+        check_slot_usable(status, identity.database)
+    through = None
+    if known is not None:
+        through = zone.changes.captured_through(known.epoch) or known.start_lsn
+    health = slot_health(status, through)
+    # A slot that is there is no matter of the snapshot: the capture says what is wrong with it.
+    error = health.error(slot, zone.uri) if health.is_gone else None
+    if error is not None:
+        raise error
+    assert status is not None
     if known is None and status.is_active:
         raise SlotBusy(
             slot=slot,

@@ -30,9 +30,7 @@ from pgcdc_assets.errors import (
     ConfigurationError,
     ConnectionLost,
     RawZoneError,
-    SlotAdvanced,
     SlotBusy,
-    SlotMissing,
     TransientError,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -40,12 +38,11 @@ from pgcdc_assets.postgres.catalog import CatalogResolver
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease, wait_or_terminate_stale_walsender
 from pgcdc_assets.postgres.publication import read_publication
+from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
-    SlotStatus,
     check_slot_usable,
     read_server_identity,
     read_slot_status,
-    slot_lost_error,
 )
 from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
 from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline
@@ -246,20 +243,12 @@ def _check_slot(
             walsender holds the slot, no other process can advance the slot.
     """
     status = read_slot_status(conn, slot)
-    if status is None:
-        raise SlotMissing(slot=slot, raw_zone=zone.uri, captured_through=captured_through)
-    check_slot_usable(status, conn.info.dbname)
-    if status.is_lost:
-        raise slot_lost_error(status)
-    check_has_wal(zone, status, captured_through)
-    confirmed = status.confirmed_flush_lsn
-    if confirmed is not None and confirmed > captured_through:
-        raise SlotAdvanced(
-            slot=slot,
-            confirmed_flush_lsn=confirmed,
-            expected=captured_through,
-            gap_bytes=confirmed - captured_through,
-        )
+    if status is not None:
+        check_slot_usable(status, conn.info.dbname)
+    error = slot_health(status, captured_through).error(slot, zone.uri)
+    if error is not None:
+        raise error
+    assert status is not None
     # An inactive slot means that the stream has ended already: reading the stream raises the error.
     if backend_pid is not None and status.active_pid not in (backend_pid, None):
         raise SlotBusy(
@@ -267,28 +256,6 @@ def _check_slot(
             active_pid=status.active_pid,
             application_name=status.active_application_name,
         )
-
-
-def check_has_wal(zone: RawZone, status: SlotStatus, captured_through: Lsn) -> None:
-    """Check that the server's WAL reaches the end of the captured windows.
-
-    Raises:
-        TransientError: the server is a standby that has not replayed the captured WAL yet.
-        RawZoneError: the server is a primary that has lost captured WAL.
-    """
-    if status.current_lsn >= captured_through:
-        return
-    if status.in_recovery:
-        raise TransientError(
-            reason=f"The standby has replayed WAL through {status.current_lsn}, but {zone.uri} is "
-            f"captured through {captured_through}. Run it again when the standby has caught up."
-        )
-    raise RawZoneError(
-        raw_zone=zone.changes.table.uri,
-        reason=f"captured through {captured_through}, but the server's WAL ends at "
-        f"{status.current_lsn}: the server was restored from a backup, or replaced by a standby "
-        "that had not received all WAL. Begin a new epoch with pgcdc renew.",
-    )
 
 
 def _catalog(

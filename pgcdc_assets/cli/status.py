@@ -14,6 +14,7 @@ from pgcdc_assets.orchestration.project.code_location import LoadedCapture, load
 from pgcdc_assets.orchestration.project.home import open_instance
 from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
 from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
+from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 
 
@@ -45,15 +46,22 @@ def _print_slot(
 ) -> None:
     capture = loaded.capture
     print(f"{capture.name}: publication {capture.publication}, lake {loaded.lake.lake().uri}")
-    if slot is None:
-        print(f"  slot {capture.slot} {_why_missing(capture.name, state)}")
-    else:
-        active = "nobody" if slot.active_pid is None else f"process {slot.active_pid}"
+    through = None if state.captured_through is None else state.captured_through.lsn
+    health = slot_health(slot, through)
+    if slot is not None:
+        active = "no process" if slot.active_pid is None else f"process {slot.active_pid}"
         print(
-            f"  slot {slot.slot}: {slot.wal_status}, read by {active}, confirmed through "
+            f"  slot {slot.slot}: {health.wal_status}, read by {active}, confirmed through "
             f"{slot.confirmed_flush_lsn}, WAL at {slot.current_lsn}, lag "
             f"{size(slot.lag_bytes or 0)}, retains {size(slot.retained_bytes or 0)} of WAL"
         )
+    if slot is None and state.epoch is None:
+        print(f"  slot {capture.slot} does not exist yet: the first `pgcdc sync` makes it")
+    elif health.problem is not None:
+        error = health.error(capture.slot, loaded.lake.zone(capture.name).uri)
+        print(f"  PROBLEM {error}")
+    elif health.is_at_risk:
+        print(f"  WARNING {health.risk} {health.risk_remedy}")
     if state.captured_through is None:
         print("  nothing is captured yet")
     else:
@@ -73,16 +81,6 @@ def _uncaptured(slot: SlotStatus | None, state: CaptureState, since_landing: flo
         return ", 0 B and 0 s behind the server"
     age = "" if since_landing is None else f" and at most {duration(since_landing)}"
     return f", {size(behind)} of WAL{age} behind the server"
-
-
-def _why_missing(name: str, state: CaptureState) -> str:
-    if state.epoch is None:
-        return "does not exist yet: the first `pgcdc sync` makes it"
-    return (
-        f"does not exist, though epoch {state.epoch.epoch} was captured from slot "
-        f"{state.epoch.slot}: `pgcdc renew --name {name}` begins a new epoch, with new copies of "
-        "the tables"
-    )
 
 
 def _print_tables(state: CaptureState, stopped: Mapping[str, str]) -> None:

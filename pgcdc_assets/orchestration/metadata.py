@@ -76,7 +76,7 @@ def lag_metadata(status: SlotStatus, captured_through: Lsn, lag_seconds: float) 
         "lag_bytes": float(max(0, status.current_lsn - captured_through)),
         "lag_seconds": round(lag_seconds, 1),
         "retained_bytes": float(status.retained_bytes or 0),
-        "wal_status": status.wal_status or "unknown",
+        "wal_status": status.wal_status.value,
         "is_active": status.is_active,
         "captured_through": str(captured_through),
         "confirmed_flush_lsn": _text(status.confirmed_flush_lsn),

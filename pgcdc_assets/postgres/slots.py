@@ -8,13 +8,14 @@ column. Source: view pg_replication_slots, Postgres documentation, chapter 52 Sy
 from __future__ import annotations
 
 import contextlib
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg2
 from psycopg2.errors import ObjectInUse, QueryCanceled, UndefinedObject
 
-from pgcdc_assets.errors import ConfigurationError, SlotBusy, SlotLost, SlotTaken
+from pgcdc_assets.errors import ConfigurationError, SlotBusy, SlotTaken
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.slot_creation import (
     ExportedSnapshot,
@@ -35,6 +36,7 @@ __all__ = [
     "OpenTransaction",
     "ServerIdentity",
     "SlotStatus",
+    "SlotWalStatus",
     "check_slot_usable",
     "claim_slot",
     "create_slot",
@@ -44,7 +46,6 @@ __all__ = [
     "read_current_lsn",
     "read_server_identity",
     "read_slot_status",
-    "slot_lost_error",
     "slot_taken_error",
 ]
 
@@ -81,6 +82,24 @@ select s.system_identifier::text,
 """
 
 
+class SlotWalStatus(enum.StrEnum):
+    """`wal_status` of pg_replication_slots: whether the server keeps the WAL that a slot needs."""
+
+    RESERVED = "reserved"
+    EXTENDED = "extended"
+    UNRESERVED = "unreserved"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of(cls, text: str | None) -> SlotWalStatus:
+        """Read the server's word; a word of a later version, or none, is unknown."""
+        try:
+            return cls(text or "unknown")
+        except ValueError:
+            return cls.UNKNOWN
+
+
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
     """One row of pg_replication_slots with the server's position, read in one statement.
@@ -91,7 +110,6 @@ class SlotStatus:
             connection may not see the name.
         restart_lsn: oldest WAL the slot keeps.
         confirmed_flush_lsn: where decoding resumes.
-        wal_status: reserved, extended, unreserved or lost.
         safe_wal_size: WAL bytes that the server can write before the slot may be lost; None
             without a limit.
         invalidation_reason: cause of a lost slot, PG 17 and newer.
@@ -121,7 +139,7 @@ class SlotStatus:
     active_application_name: str | None
     restart_lsn: Lsn | None
     confirmed_flush_lsn: Lsn | None
-    wal_status: str | None
+    wal_status: SlotWalStatus
     safe_wal_size: int | None
     invalidation_reason: str | None
     inactive_since: datetime | None
@@ -170,7 +188,7 @@ class SlotStatus:
     @property
     def is_lost(self) -> bool:
         """Whether the server has invalidated the slot."""
-        return self.wal_status == "lost" or self.invalidation_reason is not None
+        return self.wal_status is SlotWalStatus.LOST or self.invalidation_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +227,7 @@ def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
         active_application_name=row[6] if row[5] is not None else None,
         restart_lsn=_lsn(row[7]),
         confirmed_flush_lsn=confirmed,
-        wal_status=row[9],
+        wal_status=SlotWalStatus.of(row[9]),
         safe_wal_size=row[10],
         invalidation_reason=row[11],
         inactive_since=row[12],
@@ -272,16 +290,6 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
         reason=f"Replication slot {status.slot} {found}; a permanent logical slot of plugin "
         f"pgoutput in database {database} is needed. Choose another slot name, or drop this slot "
         f"if no other program uses it: {drop}"
-    )
-
-
-def slot_lost_error(status: SlotStatus) -> SlotLost:
-    """Return the error for an invalidated slot."""
-    return SlotLost(
-        slot=status.slot,
-        wal_status=status.wal_status,
-        restart_lsn=status.restart_lsn,
-        invalidation_reason=status.invalidation_reason,
     )
 
 

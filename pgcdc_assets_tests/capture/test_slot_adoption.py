@@ -246,27 +246,6 @@ def test_a_known_slot_that_was_made_again_with_two_phase_stops_before_its_stream
     assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
 
 
-@pytest.mark.parametrize(
-    ("reason", "sentence"),
-    [
-        (None, "raise max_slot_wal_keep_size"),
-        ("wal_removed", "raise max_slot_wal_keep_size"),
-        ("rows_removed", "hot_standby_feedback"),
-        ("wal_level_insufficient", "keep wal_level at logical"),
-        ("idle_timeout", "idle_replication_slot_timeout"),
-        ("of a later release", "raise max_slot_wal_keep_size"),
-    ],
-)
-def test_the_cause_of_a_lost_slot_determines_the_prevention(
-    database: Database, slot: str, reason: str | None, sentence: str
-) -> None:
-    from pgcdc_assets.postgres.slots import slot_lost_error
-
-    _make_by_hand(database, slot)
-    status = dataclasses.replace(_status(database, slot), invalidation_reason=reason)
-    assert sentence in str(slot_lost_error(status))
-
-
 def test_a_synced_slot_is_refused_on_a_standby(database: Database, slot: str) -> None:
     from pgcdc_assets.postgres.slots import check_slot_usable
 

@@ -18,7 +18,8 @@ from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.postgres.catalog import published_relations
-from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
+from pgcdc_assets.postgres.slots import read_slot_status
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -29,8 +30,6 @@ COUNTED_AS_DECODED = "rows_as_decoded"
 SLOT_HEALTH = "slot_health"
 REPLICA_IDENTITY = "replica_identity"
 SOURCE_TABLE = "source_table"
-
-_MISSING = "not there"
 
 
 def check_windows(
@@ -162,7 +161,7 @@ def build_source_checks(
         wanted = {key.name for key in selected}
         with postgres.query_connection("check") as conn:
             if SLOT_HEALTH in wanted:
-                yield check_slot(raw, read_slot_status(conn, capture.slot))
+                yield evaluate_slot(raw, slot_health(read_slot_status(conn, capture.slot)))
             if REPLICA_IDENTITY in wanted:
                 found = {
                     relation.qualified_name: relation.replica_identity
@@ -180,10 +179,10 @@ def build_source_checks(
     return step.restore(source_checks)
 
 
-def check_slot(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckResult:
-    """Judge the slot: lost is an error; unreserved is a warning, since capturing mends it."""
-    state = _MISSING if status is None else status.wal_status or "unknown"
-    metadata: dict[str, Any] = {"wal_status": state}
+def evaluate_slot(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckResult:
+    """Report the judgement on the slot; an unreserved slot is a warning, since capturing helps."""
+    status = health.status
+    metadata: dict[str, Any] = {"wal_status": health.wal_status}
     if status is not None:
         metadata["retained_bytes"] = float(status.retained_bytes or 0)
         if status.safe_wal_size is not None:
@@ -191,10 +190,8 @@ def check_slot(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckResu
     return dg.AssetCheckResult(
         asset_key=raw,
         check_name=SLOT_HEALTH,
-        passed=state in ("reserved", "extended"),
-        severity=dg.AssetCheckSeverity.WARN
-        if state == "unreserved"
-        else dg.AssetCheckSeverity.ERROR,
+        passed=health.is_sound,
+        severity=dg.AssetCheckSeverity.WARN if health.is_at_risk else dg.AssetCheckSeverity.ERROR,
         metadata=metadata,
     )
 
@@ -221,9 +218,9 @@ def check_source_table(
     )
 
 
-def slot_evaluation(raw: dg.AssetKey, status: SlotStatus | None) -> dg.AssetCheckEvaluation:
+def slot_evaluation(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckEvaluation:
     """Judge the slot outside a run, as the lag sensor does."""
-    return evaluation_of(check_slot(raw, status))
+    return evaluation_of(evaluate_slot(raw, health))
 
 
 def evaluation_of(

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.capture.window import check_has_wal
-from pgcdc_assets.errors import SlotAdvanced, SlotLost, SlotMissing, TransientError
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
@@ -50,11 +49,11 @@ from pgcdc_assets.orchestration.state import (
     newest_snapshots,
     read_state,
 )
+from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
     read_slot_status,
-    slot_lost_error,
 )
 from pgcdc_assets.postgres.wal import emit_heartbeat, read_barrier, read_current_lsn
 from pgcdc_assets.raw.epochs import Epoch
@@ -198,33 +197,20 @@ class _Tick:
             SlotAdvanced: it stands beyond what was landed.
             RawZoneError: the server's WAL ends before what was landed.
         """
-        status = self.status
-        if status is None or status.is_lost:
-            error = self._unusable_slot(status, through)
-            self.observation.record_unusable_slot(status, error)
+        health = slot_health(self.status, through)
+        error = health.error(self.capture.slot, self.zone.uri)
+        # A running capture may have landed more since the status was read; a standby catches up.
+        is_behind_for_now = health.problem is SlotProblem.REPLAYING or (
+            health.problem is SlotProblem.SERVER_BEHIND and self.is_capturing
+        )
+        if error is not None and not is_behind_for_now:
+            if health.is_gone:
+                self.observation.record_unusable_slot(health, error)
             raise error
-        confirmed = status.confirmed_flush_lsn
-        if confirmed is not None and confirmed > through:
-            raise SlotAdvanced(
-                slot=self.capture.slot,
-                confirmed_flush_lsn=confirmed,
-                expected=through,
-                gap_bytes=confirmed - through,
-            )
-        # A capture under way may land more than there was a moment ago; a standby catches up.
-        if not (self.is_capturing or status.in_recovery):
-            check_has_wal(self.zone, status, through)
-        if status.wal_status == "unreserved":
-            self.context.log.warning(
-                f"Slot {self.capture.slot} is unreserved: the server may remove WAL that it needs "
-                "at its next checkpoint. Capture now, or raise max_slot_wal_keep_size."
-            )
-        return status
-
-    def _unusable_slot(self, status: SlotStatus | None, through: Lsn) -> SlotMissing | SlotLost:
-        if status is not None:
-            return slot_lost_error(status)
-        return SlotMissing(slot=self.capture.slot, raw_zone=self.zone.uri, captured_through=through)
+        if health.is_at_risk:
+            self.context.log.warning(f"{health.risk} {health.risk_remedy}")
+        assert health.status is not None
+        return health.status
 
     def _ask_for_copies(self, epoch: Epoch | None) -> None:
         copied = newest_snapshots(self.zone, epoch) if epoch is not None else {}

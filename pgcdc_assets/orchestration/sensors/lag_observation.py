@@ -16,14 +16,15 @@ import dagster as dg
 from pgcdc_assets.errors import PgcdcError, TableMoved, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.checks.raw import (
-    check_slot,
     check_source_table,
+    evaluate_slot,
     evaluation_of,
     slot_evaluation,
 )
 from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.metadata import lag_metadata
 from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -50,9 +51,9 @@ class LagObservation:
     events: list[Event] = field(default_factory=list)
     moved: list[TableMoved] = field(default_factory=list)
 
-    def record_unusable_slot(self, status: SlotStatus | None, error: PgcdcError) -> None:
+    def record_unusable_slot(self, health: SlotHealth, error: PgcdcError) -> None:
         """Record at once that the slot is gone or lost: a tick that fails keeps no events."""
-        found = check_slot(self.raw, status)._replace(description=str(error))
+        found = evaluate_slot(self.raw, health)._replace(description=str(error))
         for evaluation in self._changed([evaluation_of(found)]):
             self.instance.report_runless_asset_event(evaluation)
 
@@ -82,7 +83,7 @@ class LagObservation:
             metadata["moved_tables"] = "; ".join(map(str, self.moved)) or "none"
             self.events += self._changed(self._evaluations(places))
         self.events.append(dg.AssetObservation(self.raw, metadata=metadata))
-        self.events.append(slot_evaluation(self.raw, status))
+        self.events.append(slot_evaluation(self.raw, slot_health(status, through)))
 
     def _evaluations(
         self, places: Mapping[CdcTable, TableMoved | None]

@@ -13,6 +13,7 @@ from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
@@ -268,25 +269,13 @@ def _check_creation(conn: Connection, slot: str) -> Iterator[Finding]:
 
 
 def _check_health(status: SlotStatus) -> Iterator[Finding]:
-    if status.is_lost:
-        why = f" ({status.invalidation_reason})" if status.invalidation_reason else ""
-        yield Finding(
-            "slot",
-            "error",
-            f"Replication slot {status.slot} is lost{why}: the server removed WAL that the slot "
-            "needs.",
-            "Run pgcdc renew: a new slot, and new snapshots of the tables in a new epoch.",
-        )
+    health = slot_health(status)
+    error = health.error(status.slot, raw_zone="")
+    if error is not None:
+        yield Finding("slot", "error", str(error))
         return
-    if status.wal_status == "unreserved":
-        yield Finding(
-            "slot",
-            "warning",
-            f"Replication slot {status.slot} is unreserved: the slot retains "
-            f"{status.retained_bytes} bytes of WAL, more than max_slot_wal_keep_size, and is lost "
-            "at the next checkpoint.",
-            "Run the capture now, or raise max_slot_wal_keep_size.",
-        )
+    if health.is_at_risk:
+        yield Finding("slot", "warning", health.risk, health.risk_remedy)
     if status.active_pid is not None:
         ours = (status.active_application_name or "").startswith("pgcdc ")
         yield Finding(

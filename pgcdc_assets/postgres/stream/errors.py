@@ -13,6 +13,7 @@ from pgcdc_assets.errors import (
     SlotLost,
     TransientError,
 )
+from pgcdc_assets.postgres.slots import SlotWalStatus
 
 _OBJECT_IN_USE = "55006"
 _UNDEFINED_OBJECT = "42704"
@@ -51,7 +52,7 @@ def stream_failure(
     if sqlstate == _UNDEFINED_FILE or (
         sqlstate == _NOT_IN_PREREQUISITE_STATE and re.search(r"invalidated|can no longer", message)
     ):
-        return SlotLost(slot=slot, wal_status="lost", reason=reason)
+        return SlotLost(slot=slot, wal_status=SlotWalStatus.LOST.value, reason=reason)
     if sqlstate == _INSUFFICIENT_PRIVILEGE:
         return ConfigurationError(
             reason=f"{server}: {reason}. `pgcdc check` prints the SQL that grants what is missing."

@@ -124,7 +124,7 @@ def test_a_dropped_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
     assert isinstance(root_cause(caught.value), SlotMissing)
     evaluation = slot_health(orchestrated)
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert evaluation.metadata["wal_status"].value == "not there"
+    assert evaluation.metadata["wal_status"].value == "missing"
     assert "pgcdc renew" in (evaluation.description or "")
 
 
@@ -275,7 +275,7 @@ def test_the_slot_s_health_is_judged_by_the_tick_and_on_demand(orchestrated: Orc
     orchestrated.database.drop_slots()
     (gone,) = asked.execute_in_process(instance=orchestrated.instance).get_asset_check_evaluations()
     assert (gone.passed, gone.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert gone.metadata["wal_status"].value == "not there"
+    assert gone.metadata["wal_status"].value == "missing"
 
 
 def slot_health(orchestrated: Orchestrated) -> dg.AssetCheckEvaluation:

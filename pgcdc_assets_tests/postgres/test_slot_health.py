@@ -1,0 +1,123 @@
+"""What a slot's status means for what was captured from it (B2, B11, B12, B16)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.errors import (
+    PgcdcError,
+    RawZoneError,
+    SlotAdvanced,
+    SlotLost,
+    SlotMissing,
+    TransientError,
+)
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
+from pgcdc_assets.postgres.slots import SlotStatus, SlotWalStatus
+
+THROUGH = Lsn(1000)
+SOUND = SlotStatus(
+    slot="pgcdc_shop",
+    plugin="pgoutput",
+    slot_type="logical",
+    database="shop",
+    temporary=False,
+    active_pid=None,
+    active_application_name=None,
+    restart_lsn=Lsn(900),
+    confirmed_flush_lsn=THROUGH,
+    wal_status=SlotWalStatus.RESERVED,
+    safe_wal_size=None,
+    invalidation_reason=None,
+    inactive_since=None,
+    catalog_xmin_age=1,
+    current_lsn=Lsn(2000),
+    in_recovery=False,
+    server_time=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+    lag_seconds=None,
+)
+
+
+def _error(health: SlotHealth) -> PgcdcError:
+    error = health.error("pgcdc_shop", "/lake/shop/raw")
+    assert error is not None
+    return error
+
+
+def test_a_slot_that_is_where_the_raw_zone_ends_is_sound() -> None:
+    for status in (SOUND, replace(SOUND, wal_status=SlotWalStatus.EXTENDED)):
+        health = slot_health(status, THROUGH)
+        assert (health.is_sound, health.can_continue, health.is_at_risk) == (True, True, False)
+        assert health.error("pgcdc_shop", "/lake") is None
+
+
+def test_a_slot_behind_the_raw_zone_can_continue() -> None:
+    # A crash between the landing and its confirmation leaves it so.
+    assert slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(950)), THROUGH).can_continue
+
+
+def test_an_unreserved_slot_can_continue_and_is_at_risk() -> None:
+    health = slot_health(replace(SOUND, wal_status=SlotWalStatus.UNRESERVED), THROUGH)
+    assert (health.is_sound, health.can_continue, health.is_at_risk) == (False, True, True)
+    assert "pgcdc_shop is unreserved: it keeps 1100 bytes" in health.risk
+
+
+def test_a_wal_status_that_is_not_known_is_not_sound() -> None:
+    health = slot_health(replace(SOUND, wal_status=SlotWalStatus.of("of a later version")))
+    assert (health.wal_status, health.is_sound, health.can_continue) == ("unknown", False, True)
+    assert SlotWalStatus.of(None) is SlotWalStatus.UNKNOWN
+
+
+def test_a_slot_that_is_missing_or_lost_is_gone() -> None:
+    missing = slot_health(None, THROUGH)
+    assert (missing.wal_status, missing.is_gone, missing.can_continue) == ("missing", True, False)
+    assert isinstance(_error(missing), SlotMissing)
+    for changed in (
+        {"wal_status": SlotWalStatus.LOST},
+        {"wal_status": SlotWalStatus.UNRESERVED, "invalidation_reason": "rows_removed"},
+    ):
+        lost = slot_health(replace(SOUND, **changed), THROUGH)  # type: ignore[arg-type]
+        assert (lost.is_gone, lost.can_continue, lost.is_sound) == (True, False, False)
+        assert isinstance(_error(lost), SlotLost)
+
+
+def test_a_slot_that_was_confirmed_beyond_the_raw_zone_cannot_continue() -> None:
+    health = slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(1001)), THROUGH)
+    assert (health.can_continue, health.is_gone) == (False, False)
+    error = _error(health)
+    assert isinstance(error, SlotAdvanced)
+    assert "the 1 bytes of WAL between" in str(error)
+    assert slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(1001))).is_sound
+
+
+def test_a_standby_that_restarts_is_waited_for_and_a_primary_that_went_back_is_not() -> None:
+    status = replace(SOUND, current_lsn=Lsn(999), confirmed_flush_lsn=Lsn(990))
+    standby = slot_health(replace(status, in_recovery=True), THROUGH)
+    assert standby.can_continue
+    with pytest.raises(TransientError, match="standby has replayed WAL through"):
+        raise _error(standby)
+    primary = slot_health(status, THROUGH)
+    assert not primary.can_continue
+    with pytest.raises(RawZoneError, match="pgcdc renew"):
+        raise _error(primary)
+    assert slot_health(replace(status, current_lsn=THROUGH), THROUGH).problem is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        (None, "raise max_slot_wal_keep_size"),
+        ("wal_removed", "raise max_slot_wal_keep_size"),
+        ("rows_removed", "hot_standby_feedback"),
+        ("wal_level_insufficient", "keep wal_level at logical"),
+        ("idle_timeout", "idle_replication_slot_timeout"),
+        ("of a later release", "raise max_slot_wal_keep_size"),
+    ],
+)
+def test_why_a_slot_was_lost_decides_on_what_prevents_it(reason: str | None, sentence: str) -> None:
+    lost = replace(SOUND, wal_status=SlotWalStatus.LOST, invalidation_reason=reason)
+    assert sentence in str(_error(slot_health(lost)))
