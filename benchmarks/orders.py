@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
 
 SCHEMA = "public"
@@ -90,7 +90,7 @@ def relation(table: str, relation_id: int) -> Relation:
         )
         for number, (name, shown, oid, base_type, typmod) in enumerate(described, 1)
     )
-    return Relation(relation_id, SCHEMA, table, "d", columns, ("id",))
+    return Relation(relation_id, SCHEMA, table, ReplicaIdentity.DEFAULT, columns, ("id",))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, connect, sorted
 from pgcdc_assets.postgres.publication import read_members, read_publication
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
 from pgcdc_assets.postgres.wal import read_current_lsn
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -147,11 +147,17 @@ def read_relations(
         for owner, name, type_oid, typmod, attnum, generated, missing in attributes:
             if owner != oid or not is_kept(oid, name, generated):
                 continue
-            is_key = identity == "f" or attnum in identity_attnums
+            is_key = identity == ReplicaIdentity.FULL or attnum in identity_attnums
             column = Column(name, type_oid, typmod, is_key, attnum, missing=missing)
             kept.append(_complete_type(column, types))
         relations[oid] = Relation(
-            oid, schema, table, identity, tuple(kept), tuple(primary_key), attribute_count
+            oid,
+            schema,
+            table,
+            ReplicaIdentity(identity),
+            tuple(kept),
+            tuple(primary_key),
+            attribute_count,
         )
     return relations
 

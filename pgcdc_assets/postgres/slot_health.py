@@ -131,8 +131,8 @@ class SlotHealth:
             )
         if self.problem is SlotProblem.REPLAYING:
             return TransientError(
-                reason=f"The standby has replayed WAL through {status.current_lsn}, but {raw_zone} is "
-                f"captured through {through}. Run it again when the standby has caught up."
+                reason=f"The standby has replayed WAL through {status.current_lsn}, but {raw_zone} "
+                f"is captured through {through}. Run it again when the standby has caught up."
             )
         return RawZoneError(
             raw_zone=raw_zone,

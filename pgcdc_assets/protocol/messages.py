@@ -15,7 +15,7 @@ import struct
 from typing import Any, NamedTuple
 
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 
 # Microseconds from the Unix epoch to the Postgres epoch, 2000-01-01.
 POSTGRES_EPOCH_US = 946_684_800_000_000
@@ -92,8 +92,10 @@ def parse_relation(data: bytes) -> Relation:
     schema = reader.text() or "pg_catalog"
     table = reader.text()
     identity, column_count = reader.unpack(_relation_tail)
-    if identity not in (b"d", b"n", b"f", b"i"):
-        raise reader.error("the replica identity is not d, n, f or i")
+    try:
+        replica_identity = ReplicaIdentity(identity.decode("latin-1"))
+    except ValueError:
+        raise reader.error("the replica identity is not d, n, f or i") from None
     columns = []
     for _ in range(column_count):
         (flags,) = reader.unpack(_flags)
@@ -101,7 +103,7 @@ def parse_relation(data: bytes) -> Relation:
         type_oid, typmod = reader.unpack(_column_tail)
         columns.append(Column(name, type_oid, typmod, is_key=bool(flags & 1)))
     reader.end()
-    return Relation(relation_id, schema, table, identity.decode(), tuple(columns))
+    return Relation(relation_id, schema, table, replica_identity, tuple(columns))
 
 
 def parse_type(data: bytes) -> tuple[int, str]:

@@ -7,11 +7,24 @@ types of domains, element types of arrays, the primary key. A merge therefore ne
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.table_name import TableName
 
-_IDENTITIES = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX"}
+
+class ReplicaIdentity(enum.StrEnum):
+    """`pg_class.relreplident`: what updates and deletes tell about the old row."""
+
+    DEFAULT = "d"
+    NOTHING = "n"
+    FULL = "f"
+    INDEX = "i"
+
+    @property
+    def sql(self) -> str:
+        """The identity as ALTER TABLE names it."""
+        return "USING INDEX" if self is ReplicaIdentity.INDEX else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,6 @@ class Relation:
 
     Attributes:
         relation_id: `pg_class.oid`.
-        replica_identity: `pg_class.relreplident`: d(efault), n(othing), f(ull) or i(ndex).
         columns: the published columns in tuple order.
         primary_key: names of the primary key's columns in key order; empty without a primary key.
         attribute_count: `pg_class.relnatts` at the time of the catalog query, the highest attnum
@@ -68,7 +80,7 @@ class Relation:
     relation_id: int
     schema: str
     table: str
-    replica_identity: str
+    replica_identity: ReplicaIdentity
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...] = ()
     attribute_count: int | None = field(default=None, compare=False)
@@ -84,6 +96,11 @@ class Relation:
         return str(self.name)
 
     @property
+    def has_full_identity(self) -> bool:
+        """Whether updates and deletes bring the whole old row."""
+        return self.replica_identity is ReplicaIdentity.FULL
+
+    @property
     def row_key(self) -> tuple[str, ...]:
         """Names of the columns that identify a row; empty for a table without a key.
 
@@ -91,16 +108,9 @@ class Relation:
         columns. Otherwise the columns of the replica identity's index identify a row.
         """
         identity = tuple(column.name for column in self.columns if column.is_key)
-        if self.primary_key and (
-            self.replica_identity == "f" or set(self.primary_key) <= set(identity)
-        ):
+        if self.primary_key and (self.has_full_identity or set(self.primary_key) <= set(identity)):
             return self.primary_key
-        return identity if self.replica_identity != "f" else ()
-
-    @property
-    def identity_name(self) -> str:
-        """The replica identity in the words of ALTER TABLE ... REPLICA IDENTITY."""
-        return _IDENTITIES.get(self.replica_identity, self.replica_identity)
+        return () if self.has_full_identity else identity
 
     def describes(self, other: Relation) -> bool:
         """Return whether `other` is the same version of the table.

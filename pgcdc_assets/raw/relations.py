@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.scan import data_files, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 from pgcdc_assets.table_name import TableName
@@ -177,7 +177,7 @@ def _row(version: RelationVersion) -> dict[str, Any]:
         "lsn": int(version.lsn),
         "schema": relation.schema,
         "table": relation.table,
-        "replica_identity": relation.replica_identity,
+        "replica_identity": relation.replica_identity.value,
         "columns": [asdict(column) for column in relation.columns],
         "primary_key": list(relation.primary_key),
         "missing": [column.missing for column in relation.columns],
@@ -192,7 +192,7 @@ def _version(row: dict[str, Any]) -> RelationVersion:
         relation_id=row["relation_id"],
         schema=row["schema"],
         table=row["table"],
-        replica_identity=row["replica_identity"],
+        replica_identity=ReplicaIdentity(row["replica_identity"]),
         columns=tuple(
             Column(**column, missing=text)
             for column, text in zip(row["columns"], missing, strict=True)

@@ -202,7 +202,7 @@ class _Run:
             columns = compared_columns(source.relation, dict(frame.dtypes))
         except PgcdcError as error:
             return error
-        key = key_indexes(columns, _key_names(source.relation, table.key))
+        key = key_indexes(columns, table.key or source.relation.row_key)
         return _Comparing(
             source.digests([column.source for column in columns], key),
             TargetDigests(self.session, frame, columns, key, number),
@@ -212,16 +212,6 @@ class _Run:
             member.digits,
             self.named_rows,
         )
-
-
-def _key_names(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]:
-    if key:
-        return tuple(key)
-    if relation.primary_key:
-        return relation.primary_key
-    if relation.replica_identity == "f":
-        return ()
-    return tuple(column.name for column in relation.columns if column.is_key)
 
 
 def _lacking(relation: Relation, frame: DataFrame) -> list[str]:

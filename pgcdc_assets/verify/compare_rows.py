@@ -64,7 +64,7 @@ def compare_table(
     target = open_merged(zone, path, str(TableName(schema, table)))
     with _snapshot(settings, publication, schema, table) as (published, snapshot_name):
         side = _Sides(published.relation, target, key)
-        entries = side.read_scd_state()
+        entries = side.read_target_rows()
         target_rows = len(entries)
         source_rows, missing = 0, 0
         differing: dict[bytes, list[str | None]] = {}
@@ -94,13 +94,12 @@ def compare_table(
 
 
 def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns that identify a row: as configured, else the primary key, else the identity's.
+    """Return the columns that rows are compared by: as configured, the row key, or the whole row.
 
     Raises:
         ConfigurationError: there are none.
     """
-    identity = tuple(column.name for column in relation.columns if column.is_key)
-    found = tuple(key or relation.primary_key or identity)
+    found = tuple(key or relation.row_key) or tuple(c.name for c in relation.columns if c.is_key)
     if not found:
         raise ConfigurationError(
             reason=f"Table {relation.qualified_name} has no key to compare rows by: set its `key`"
@@ -127,7 +126,7 @@ class _Sides:
         self.has_rescued = _RESCUED in arrow.names
         self.keeps_deleted = _DELETED in arrow.names and _DELETED not in names
 
-    def read_scd_state(self) -> dict[bytes, _Entry]:
+    def read_target_rows(self) -> dict[bytes, _Entry]:
         entries = {}
         for values, rescued in self._target_rows():
             entries[_digest([values[i] for i in self.key])] = _Entry(_digest(values), rescued)

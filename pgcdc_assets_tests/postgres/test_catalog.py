@@ -16,7 +16,7 @@ from pgcdc_assets.postgres.catalog import (
 )
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.slots import create_slot
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.postgres.wire import Captured, peek
 
@@ -249,7 +249,7 @@ def test_attnums_are_matched_by_name_and_never_against_the_order(
     announced: str, catalog: dict[str, int], expected: list[int | None]
 ) -> None:
     def relation(columns: list[Column]) -> Relation:
-        return Relation(7, "s", "t", "d", tuple(columns))
+        return Relation(7, "s", "t", ReplicaIdentity.DEFAULT, tuple(columns))
 
     known = relation(
         [Column(name, 23, attnum=attnum, type="integer") for name, attnum in catalog.items()]

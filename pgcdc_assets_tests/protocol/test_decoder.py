@@ -14,7 +14,7 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.protocol import encoding, reference
 from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED
 from pgcdc_assets_tests.support.protocol.streams import streams
@@ -22,7 +22,11 @@ from pgcdc_assets_tests.support.protocol.streams import streams
 FAR = 2**62
 
 ORDERS = Relation(
-    16400, "shop", "orders", "d", (Column("id", 23, -1, True), Column("note", 25), Column("n", 23))
+    16400,
+    "shop",
+    "orders",
+    ReplicaIdentity.DEFAULT,
+    (Column("id", 23, -1, True), Column("note", 25), Column("n", 23)),
 )
 
 
@@ -81,7 +85,7 @@ def test_null_unchanged_and_empty_text_are_three_different_values() -> None:
 
 
 def test_a_truncate_of_three_tables_gives_three_rows_with_ordinals_of_their_own() -> None:
-    others = [Relation(16400 + i, "shop", f"t{i}", "d", ()) for i in (1, 2)]
+    others = [Relation(16400 + i, "shop", f"t{i}", ReplicaIdentity.DEFAULT, ()) for i in (1, 2)]
     messages = [encoding.relation(other) for other in others]
 
     rows, _ = decode(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
 from pgcdc_assets.merge.fold.table_schema import Field, Layout, TableSchema
 from pgcdc_assets.merge.fold.types import delta_type, full_type, keeps_values
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.tables.columns import (
     SCD1_COLUMNS,
@@ -21,6 +21,9 @@ from pgcdc_assets.tables.columns import (
     check_names,
 )
 from pgcdc_assets.tables.properties import key_text
+
+# Identities whose old tuples hold the columns of an index, and nothing else.
+_KEYED = frozenset({ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX})
 
 
 def build_schema(
@@ -66,7 +69,7 @@ def build_schema(
         nullable_key=tuple(
             order.index(name)
             for name in names
-            if newest.replica_identity == "f" and name not in newest.primary_key
+            if newest.has_full_identity and name not in newest.primary_key
         ),
     )
 
@@ -117,10 +120,10 @@ def _check_identity(relation: Relation, key: Sequence[str]) -> None:
                 table=relation.qualified_name,
                 reason=f'its key column "{name}" is not among its published columns',
             )
-        if relation.replica_identity in "di" and not column.is_key:
+        if relation.replica_identity in _KEYED and not column.is_key:
             raise ReplicaIdentityError(
                 relation=relation.qualified_name,
-                identity=relation.identity_name,
+                identity=relation.replica_identity.sql,
                 reason=f'it does not hold key column "{name}", so a delete does not say which row '
                 "it means",
                 remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then pgcdc resnapshot",
@@ -130,7 +133,7 @@ def _check_identity(relation: Relation, key: Sequence[str]) -> None:
 def _layout(version: RelationVersion, newest: Relation) -> Layout:
     relation = version.relation
     positions = _positions(relation, newest)
-    return Layout(version.version, positions, relation.replica_identity == "f")
+    return Layout(version.version, positions, relation.has_full_identity)
 
 
 def _positions(older: Relation, newest: Relation) -> tuple[int | None, ...]:

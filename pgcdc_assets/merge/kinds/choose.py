@@ -76,7 +76,7 @@ def _no_key(relation: Relation, reason: str) -> ReplicaIdentityError:
     """Say that what is asked of a table needs a key."""
     return ReplicaIdentityError(
         relation=relation.qualified_name,
-        identity=relation.identity_name,
+        identity=relation.replica_identity.sql,
         reason=f"it has no primary key, and no key is configured, {reason}",
         remedy="ALTER TABLE ... ADD PRIMARY KEY (...), or name the key in the settings",
     )

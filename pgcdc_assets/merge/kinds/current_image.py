@@ -265,7 +265,7 @@ class CurrentImage(TableKind):
             and not fold.unknown
             # A MERGE matches no NULL. Columns of an identity that is an index have none; under FULL
             # the settings may name a key that has.
-            and not (self.task.plan.target.key and fold.schema.relation.replica_identity == "f")
+            and not (self.task.plan.target.key and fold.schema.relation.has_full_identity)
             and self.may_rewrite(state, fold.schema)
         )
 

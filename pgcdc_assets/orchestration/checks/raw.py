@@ -20,6 +20,7 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import read_slot_status
+from pgcdc_assets.protocol.relation import ReplicaIdentity
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -166,7 +167,8 @@ def build_source_checks(
                 found = {
                     relation.qualified_name: relation.replica_identity
                     for relation in published_relations(conn, capture.publication)
-                    if relation.primary_key or relation.replica_identity != "d"
+                    if relation.primary_key
+                    or relation.replica_identity is not ReplicaIdentity.DEFAULT
                 }
                 yield check_identities(capture, snapshot, found)
         if SOURCE_TABLE in wanted:
@@ -247,13 +249,13 @@ def evaluation_of(
 
 
 def check_identities(
-    capture: CdcCapture, snapshot: dg.AssetKey, usable: dict[str, str]
+    capture: CdcCapture, snapshot: dg.AssetKey, usable: dict[str, ReplicaIdentity]
 ) -> dg.AssetCheckResult:
     """Name the declared tables whose updates and deletes Postgres would refuse or not describe."""
     bad = [
         table.qualified_name
         for table in capture.tables
-        if usable.get(table.qualified_name, "n") == "n"
+        if usable.get(table.qualified_name, ReplicaIdentity.NOTHING) is ReplicaIdentity.NOTHING
     ]
     return dg.AssetCheckResult(
         asset_key=snapshot,

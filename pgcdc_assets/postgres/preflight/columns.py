@@ -92,7 +92,7 @@ def check_key(conn: Connection, relation: Relation, key: Sequence[str]) -> Itera
             "Correct `key` of this table in the capture's settings.",
             relation.qualified_name,
         )
-    nullable = _read_nullable(conn, relation, key) if relation.replica_identity == "f" else []
+    nullable = _read_nullable(conn, relation, key) if relation.has_full_identity else []
     if nullable:
         table = quoted(relation.schema, relation.table)
         changes = ", ".join(f"alter column {quoted(name)} set not null" for name in nullable)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.publication import Publication
+from pgcdc_assets.protocol.relation import ReplicaIdentity
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
@@ -100,11 +101,11 @@ class _Holder:
     @property
     def lack(self) -> str:
         """The reason for the missing replica identity, as an object of "has"."""
-        if self.relation.replica_identity == "d" and self.has_deferrable_key:
+        if self.relation.replica_identity is ReplicaIdentity.DEFAULT and self.has_deferrable_key:
             return "a deferrable primary key, which is no replica identity"
         return {
-            "n": "replica identity NOTHING",
-            "i": "a replica identity index that was dropped",
+            ReplicaIdentity.NOTHING: "replica identity NOTHING",
+            ReplicaIdentity.INDEX: "a replica identity index that was dropped",
         }.get(self.relation.replica_identity, "no primary key")
 
 
@@ -174,8 +175,7 @@ def check_identity(
     if identity.filtered is not None:
         yield _beyond(table.relation, identity.filtered)
     relation = table.relation
-    has_key = bool(relation.primary_key) or relation.replica_identity == "i" or has_declared_key
-    if not has_key:
+    if not (relation.row_key or has_declared_key):
         yield Finding(
             "key",
             "warning",
@@ -263,7 +263,7 @@ def _remedy(holder: _Holder, table: str) -> str:
         table: the quoted table that a primary key would be added to.
     """
     relation, name = holder.relation, holder.sql_name
-    if relation.primary_key and relation.replica_identity != "d":
+    if relation.primary_key and relation.replica_identity is not ReplicaIdentity.DEFAULT:
         return f"alter table {name} replica identity default"
     full = f"alter table {name} replica identity full"
     if relation.primary_key:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
@@ -90,7 +90,7 @@ def relation(
         )
         for number, c in enumerate(columns, 1)
     )
-    return Relation(relation_id, "shop", table, identity, described, tuple(key))
+    return Relation(relation_id, "shop", table, ReplicaIdentity(identity), described, tuple(key))
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 
 
 class Reader:
@@ -35,7 +35,7 @@ class Reader:
         for _ in range(self.take("h")):
             is_key = bool(self.take("B"))
             columns.append(Column(self.text(), self.take("I"), self.take("i"), is_key))
-        return Relation(oid, schema, table, identity, (*columns,))
+        return Relation(oid, schema, table, ReplicaIdentity(identity), (*columns,))
 
     def tuple(self) -> list[str | None]:
         texts: list[str | None] = []

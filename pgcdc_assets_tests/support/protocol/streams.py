@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.protocol import encoding
 from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED, Value
 
@@ -19,7 +19,7 @@ _new_values: st.SearchStrategy[Value] = st.one_of(_texts, _bytes, st.none(), st.
 
 def _relation(number: int, column_count: int) -> Relation:
     columns = tuple(Column(f"c{i}", 25, -1, is_key=i == 0) for i in range(column_count))
-    return Relation(16384 + number, "", f"t{number}", "d", columns)
+    return Relation(16384 + number, "", f"t{number}", ReplicaIdentity.DEFAULT, columns)
 
 
 @st.composite

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.scan import read_changes
 from pgcdc_assets.raw.zone import RawZone
@@ -60,4 +60,6 @@ def relation(table: str = "orders", relation_id: int = 16400, *names: str) -> Re
         Column(name=name, type_oid=25, is_key=number == 0, attnum=number + 1, base_type="text")
         for number, name in enumerate(names or ("id", "note"))
     )
-    return Relation(relation_id, "shop", table, "d", columns, (columns[0].name,))
+    return Relation(
+        relation_id, "shop", table, ReplicaIdentity.DEFAULT, columns, (columns[0].name,)
+    )
