@@ -11,13 +11,27 @@ from __future__ import annotations
 import os
 import signal
 
+# Capture, in the order of a run.
+MID_STREAM = "mid_stream"
 BEFORE_DELTA_COMMIT = "before_delta_commit"
 AFTER_RELATIONS_COMMIT = "after_relations_commit"
 AFTER_DELTA_COMMIT = "after_delta_commit"
 AFTER_STATUS_PACKET = "after_status_packet"
-MID_STREAM = "mid_stream"
+
+# Snapshot and renewal.
+AFTER_SLOT_DROP = "after_slot_drop"
+AFTER_SLOT_CREATION = "after_slot_creation"
+AFTER_EPOCH_COMMIT = "after_epoch_commit"
+MID_COPY = "mid_copy"
+BEFORE_COPY_COMMIT = "before_copy_commit"
+AFTER_COPY_COMMIT = "after_copy_commit"
+
+# Merge, rebuild and maintenance.
 AFTER_COLUMNS_ADDED = "after_columns_added"
 AFTER_MERGE_STEP = "after_merge_step"
+AFTER_REBUILD_STAGED = "after_rebuild_staged"
+AFTER_REBUILD_MOVED = "after_rebuild_moved"
+AFTER_REBUILD_COMMIT = "after_rebuild_commit"
 AFTER_FILE_DELETED = "after_file_deleted"
 
 _passed: dict[str, int] = {}

@@ -17,8 +17,8 @@ import datetime as dt
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy
-from pgcdc_assets.failpoints import reach
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.publication import read_publication
@@ -103,10 +103,10 @@ def renew_epoch(
                     application_name=status.active_application_name,
                 )
             drop_slot(conn, slot)
-        reach("after_slot_drop")
+        failpoints.reach(failpoints.AFTER_SLOT_DROP)
         with create_slot(settings, slot) as made:
             start = made.consistent_point
-        reach("after_slot_creation")
+        failpoints.reach(failpoints.AFTER_SLOT_CREATION)
         renewed = replace(
             old,
             epoch=old.epoch + 1,

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.errors import (
     ConfigurationError,
@@ -30,7 +31,6 @@ from pgcdc_assets.errors import (
     TableChanged,
     TransientError,
 )
-from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
@@ -189,10 +189,10 @@ def _establish(
                     )
                 assert status.confirmed_flush_lsn is not None
                 start, snapshot = status.confirmed_flush_lsn, None
-            reach("after_slot_creation")
+            failpoints.reach(failpoints.AFTER_SLOT_CREATION)
             zone.epochs.append(_epoch(slot, publication, identity, start))
             claim_slot(conn, slot, publication)
-    reach("after_epoch_commit")
+    failpoints.reach(failpoints.AFTER_EPOCH_COMMIT)
     _logger.info("Epoch 1 of slot %s starts at %s", slot, start)
     return 1, snapshot
 

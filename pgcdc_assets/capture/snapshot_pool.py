@@ -15,9 +15,9 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -148,9 +148,9 @@ class SnapshotPool:
 
     def report(self, copy: _TableSnapshot) -> SnapshotReport:
         """Commit a table's files, and return the report."""
-        reach("before_copy_commit")
+        failpoints.reach(failpoints.BEFORE_COPY_COMMIT)
         row_count = copy.landing.commit(self.snapshot.taken_at)
-        reach("after_copy_commit")
+        failpoints.reach(failpoints.AFTER_COPY_COMMIT)
         relation = copy.table.relation
         return SnapshotReport(
             schema=relation.schema,
@@ -279,7 +279,7 @@ class _Crew:
                 raise _Stopped
             copy.count(batch)
             yield batch
-            reach("mid_copy")
+            failpoints.reach(failpoints.MID_COPY)
 
     def _end_part(self, copy: _TableSnapshot) -> None:
         """Complete the table after its last range."""

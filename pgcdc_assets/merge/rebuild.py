@@ -23,6 +23,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.errors import (
     ConfigurationError,
     RawExpired,
@@ -30,10 +31,10 @@ from pgcdc_assets.errors import (
     TransientError,
     resnapshot_remedy,
 )
-from pgcdc_assets.failpoints import reach
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.merge.replaced_table import ReplacedTable, describe_replaced
+from pgcdc_assets.raw.delta_log import open_delta_table, read_commit
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
@@ -41,6 +42,7 @@ from pgcdc_assets.raw.table_files import move_files, replace_log
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
+from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
 from pgcdc_assets.tables.properties import BEGINS_WITH, OURS
 from pgcdc_assets.tables.state import check_written, is_unsupported, table_path
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 _ATTEMPTS = 5
 
 # Columns of the kinds of table that show what was before their newest snapshot.
-_SHOWS_THE_PAST = frozenset({"_valid_from", "_deleted", "_op"})
+_SHOWS_THE_PAST = frozenset({VALID_FROM, DELETED, OP})
 _TO_BEGIN_ANEW = (
     "What it shows of the time before cannot be made again; to begin again, move {path} away. "
     "{remedy}"
@@ -107,7 +109,7 @@ def rebuild_table(
     remove_stale(zone.lake, zone.name, STALE_AFTER)
     with staging_root(zone.lake, zone.name, REBUILD) as root:
         changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
-        reach("after_rebuild_staged")
+        failpoints.reach(failpoints.AFTER_REBUILD_STAGED)
         staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
         row_count = _replace_contents(spark, zone, staged, before, window)
     return RebuildReport(
@@ -249,12 +251,12 @@ def _replace_contents(
         _commit_by_spark(spark, zone, staged, staged_path, live, window)
     else:
         move_files(zone, [action.path for action in actions], staged_path, path)
-        reach("after_rebuild_moved")
+        failpoints.reach(failpoints.AFTER_REBUILD_MOVED)
         if live.is_readable:
             _commit(zone, staged, live, actions, window)
         else:
             replace_log(zone, staged_path, path)
-    reach("after_rebuild_commit")
+    failpoints.reach(failpoints.AFTER_REBUILD_COMMIT)
     if live.is_readable:
         _keep_properties_in_step(spark, zone, staged, path)
     return sum(json.loads(action.stats)["numRecords"] for action in actions)
@@ -262,11 +264,14 @@ def _replace_contents(
 
 def _open(zone: RawZone, path: str) -> DeltaTable:
     try:
-        return DeltaTable(path, storage_options=dict(zone.lake.storage_options) or None)
+        table = open_delta_table(zone.lake, path)
     except (DeltaError, OSError) as error:
         raise TransientError(
             reason=f"The Delta table {path} cannot be read ({type(error).__name__}). Run it again."
         ) from error
+    if table is None:
+        raise TransientError(reason=f"There is no Delta table {path} any more. Run it again.")
+    return table
 
 
 def _added_files(zone: RawZone, staged: DeltaTable, path: str) -> list[AddAction]:
@@ -275,9 +280,8 @@ def _added_files(zone: RawZone, staged: DeltaTable, path: str) -> list[AddAction
     files = filesystem(zone.lake, path)
     found: dict[str, dict[str, Any]] = {}
     for version in range(staged.version() + 1):
-        with files.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
-            lines = [json.loads(line) for line in entry.read().splitlines() if line.strip()]
-        found.update({line["add"]["path"]: line["add"] for line in lines if "add" in line})
+        added = [action["add"] for action in read_commit(files, version) if "add" in action]
+        found.update({add["path"]: add for add in added})
     now = int(time.time() * 1000)
     return [
         AddAction(name, add["size"], add["partitionValues"], now, True, add["stats"])

@@ -34,6 +34,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune
+from pgcdc_assets.tables.columns import LSN, VALID_FROM_LSN
 from pgcdc_assets.tables.state import (
     ScdState,
     advance_watermark,
@@ -47,7 +48,7 @@ from pgcdc_assets.tables.state import (
 # How far the recorded watermark of a table without changes may fall behind: its next merge looks
 # through the records of that many windows.
 IDLE_WINDOWS = 10
-_POSITION = {1: "_lsn", 2: "_valid_from_lsn"}
+_POSITION = {1: LSN, 2: VALID_FROM_LSN}
 
 
 def merge_tables(

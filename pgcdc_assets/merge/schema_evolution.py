@@ -20,7 +20,7 @@ from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
 from pgcdc_assets.merge.fold.typed_columns import name_columns
 from pgcdc_assets.merge.write import alter_all, overwrite_schema, table_properties
 from pgcdc_assets.spark.sql import delta_table, identifier, string
-from pgcdc_assets.tables.columns import normalize_name
+from pgcdc_assets.tables.columns import RESCUED, normalize_name
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import OwnedColumns
 from pgcdc_assets.tables.properties import OURS
@@ -162,7 +162,7 @@ def retype_columns(
     new = {name: F.expr(_typed(field, there[name])) for name, field in changed.items()}
     if changed:
         kept = f"map_filter(coalesce(_rescued, {_EMPTY}), (k, v) -> k NOT IN ({names}))"
-        new["_rescued"] = F.expr(_rescued_sql(kept, entries))
+        new[RESCUED] = F.expr(_rescued_sql(kept, entries))
     columns = []
     for column in rows.schema:
         value = new.get(column.name, F.col(identifier(column.name)))
@@ -193,7 +193,7 @@ def _renamed(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
     rescued = F.expr(f"transform_keys(_rescued, (k, v) -> CASE k {names} ELSE k END)")
     return rows.select(
         *(
-            (rescued if column.name == "_rescued" else F.col(identifier(column.name))).alias(
+            (rescued if column.name == RESCUED else F.col(identifier(column.name))).alias(
                 renamed.get(column.name, column.name), metadata=dict(column.metadata)
             )
             for column in rows.schema

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-_TEXTS = pa.list_(pa.field("element", pa.large_string(), nullable=True))
+from pgcdc_assets.protocol.arrow_batch import DECODED
+from pgcdc_assets.protocol.tuples import TEXTS_TYPE
 
 CHANGES = pa.schema(
     [
         pa.field("epoch", pa.int32(), nullable=False),
         pa.field("window", pa.string(), nullable=False),
-        pa.field("commit_lsn", pa.int64(), nullable=False),
-        pa.field("ordinal", pa.int64(), nullable=False),
-        pa.field("xid", pa.int64(), nullable=False),
-        pa.field("commit_ts", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("origin", pa.string()),
-        pa.field("op", pa.string(), nullable=False),
-        pa.field("relation_id", pa.int64()),
-        pa.field("relation_version", pa.int32()),
-        pa.field("schema", pa.string()),
-        pa.field("table", pa.string()),
-        pa.field("old_kind", pa.string()),
-        pa.field("old", _TEXTS),
-        pa.field("new", _TEXTS),
-        pa.field("unchanged", pa.list_(pa.field("element", pa.int32(), nullable=False))),
+        *DECODED,
     ]
 )
 
@@ -72,7 +60,7 @@ SNAPSHOTS = pa.schema(
         pa.field("relation_id", pa.int64(), nullable=False),
         pa.field("relation_version", pa.int32(), nullable=False),
         pa.field("chunk", pa.int32(), nullable=False),
-        pa.field("new", _TEXTS, nullable=False),
+        pa.field("new", TEXTS_TYPE, nullable=False),
     ]
 )
 

@@ -21,10 +21,11 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
+from pgcdc_assets.raw.delta_log import FOLDER, commit_path, open_delta_table, read_commit
 from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
 from pgcdc_assets.raw.lake import Lake
 
@@ -81,11 +82,11 @@ class RawTable:
             ConfigurationError: the table cannot be read.
         """
         try:
-            table = DeltaTable(self.uri, storage_options=dict(self.lake.storage_options) or None)
-        except TableNotFoundError:
-            return None
+            table = open_delta_table(self.lake, self.uri)
         except (DeltaError, OSError) as error:
             raise self._unreadable(error) from error
+        if table is None:
+            return None
         owner = table.metadata().configuration.get(MARK)
         if owner != self.capture:
             raise RawZoneError(
@@ -255,7 +256,7 @@ class RawTable:
         table.create_checkpoint()
         if self.lake.is_local:
             # Before the removal: a power failure must not lose both the entries and the checkpoint.
-            log = Path(self.uri) / "_delta_log"
+            log = Path(self.uri) / FOLDER
             for entry in log.glob(f"{table.version():020d}.checkpoint*"):
                 push_to_disk(entry)
             push_to_disk(log / "_last_checkpoint")
@@ -274,8 +275,7 @@ class RawTable:
         files = filesystem(self.lake, self.uri)
 
         def read(version: int) -> list[dict[str, Any]]:
-            with files.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
-                actions = [json.loads(line) for line in entry.read().splitlines() if line.strip()]
+            actions = read_commit(files, version)
             infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
             return [info[RECORD] for info in infos if RECORD in info]
 
@@ -305,8 +305,7 @@ class RawTable:
 
     def _push_log_to_disk(self, version: int) -> None:
         """Synchronise a local table's log entries from `version` on, because delta-rs does not."""
-        log = Path(self.uri) / "_delta_log"
-        while (entry := log / f"{version:020d}.json").exists():
+        while (entry := Path(self.uri) / commit_path(version)).exists():
             push_to_disk(entry)
             version += 1
 

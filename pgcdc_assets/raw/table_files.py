@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pyarrow.fs as pafs
 
+from pgcdc_assets.raw.delta_log import FOLDER
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
-
-_LOG = "_delta_log"
 
 
 def move_files(zone: RawZone, names: Sequence[str], source: str, target: str) -> None:
@@ -33,7 +32,7 @@ def replace_log(zone: RawZone, source: str, target: str) -> None:
     between, the target has no readable log, and the next merge builds the table from the raw zone.
     """
     store = _store(zone)
-    new, old = (f"{_inside(zone, folder)}/{_LOG}" for folder in (source, target))
+    new, old = (f"{_inside(zone, folder)}/{FOLDER}" for folder in (source, target))
     aside = f"{old}_damaged_{time.time_ns()}"
     for name in _file_names(store, old):
         store.copy_file(f"{old}/{name}", f"{aside}_{name}")

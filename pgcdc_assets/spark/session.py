@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.spark.errors import text_of
+from pgcdc_assets.spark.errors import condition_of, text_of
 from pgcdc_assets.spark.jars import looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf
@@ -112,7 +112,7 @@ def connecting(remote: str | None) -> Iterator[None]:
             raise
         raise TransientError(
             reason=f"The Spark server at {shown(remote)} does not answer "
-            f"({error.getCondition() or type(error).__name__}). Check that the server runs, and "
+            f"({condition_of(error)}). Check that the server runs, and "
             "run it again"
         ) from error
 

@@ -5,43 +5,59 @@ from __future__ import annotations
 from pgcdc_assets.errors import MergeConflict
 from pgcdc_assets.protocol.relation import Relation
 
+# The names of the columns that merges add. They are contracts with the readers of tables.
+LSN = "_lsn"
+ORDINAL = "_ordinal"
+COMMIT_TS = "_commit_ts"
+RESCUED = "_rescued"
+DELETED = "_deleted"
+DELETED_AT_LSN = "_deleted_at_lsn"
+OP = "_op"
+VALID_FROM = "_valid_from"
+VALID_TO = "_valid_to"
+IS_CURRENT = "_is_current"
+VALID_FROM_LSN = "_valid_from_lsn"
+VALID_TO_LSN = "_valid_to_lsn"
+VALID_FROM_EPOCH = "_valid_from_epoch"
+VALID_TO_EPOCH = "_valid_to_epoch"
+
 SystemColumns = tuple[tuple[str, str, str], ...]
-_RESCUED = ("_rescued", "MAP<STRING, STRING>", "texts that their typed columns cannot hold")
+_RESCUED = (RESCUED, "MAP<STRING, STRING>", "texts that their typed columns cannot hold")
 UNKNOWN_TYPE = "(type no longer known)"
 
 SCD1_COLUMNS: SystemColumns = (
-    ("_lsn", "BIGINT", "commit_lsn of the change that this row is"),
-    ("_ordinal", "BIGINT", "position of that change in its transaction; negative for a copied row"),
-    ("_commit_ts", "TIMESTAMP", "commit time of that change; NULL for a copied row"),
+    (LSN, "BIGINT", "commit_lsn of the change that this row is"),
+    (ORDINAL, "BIGINT", "position of that change in its transaction; negative for a copied row"),
+    (COMMIT_TS, "TIMESTAMP", "commit time of that change; NULL for a copied row"),
     _RESCUED,
 )
 
 SOFT_DELETE_COLUMNS: SystemColumns = (
     *SCD1_COLUMNS,
-    ("_deleted", "BOOLEAN", "the source deleted this row, which is kept as it last was"),
-    ("_deleted_at_lsn", "BIGINT", "commit_lsn of the delete or truncate; NULL for a row in place"),
+    (DELETED, "BOOLEAN", "the source deleted this row, which is kept as it last was"),
+    (DELETED_AT_LSN, "BIGINT", "commit_lsn of the delete or truncate; NULL for a row in place"),
 )
 
 CHANGE_LOG_COLUMNS: SystemColumns = (
     *SCD1_COLUMNS,
-    ("_op", "STRING", "I insert, U update, D delete with the old row, T truncate, S copied row"),
+    (OP, "STRING", "I insert, U update, D delete with the old row, T truncate, S copied row"),
 )
 
 SCD2_COLUMNS: SystemColumns = (
-    ("_valid_from", "TIMESTAMP", "commit time of the change that made this version"),
-    ("_valid_to", "TIMESTAMP", "commit time of the change that ended it; NULL while current"),
-    ("_is_current", "BOOLEAN", "no change has ended this version"),
-    ("_valid_from_lsn", "BIGINT", "commit_lsn of the change that made this version"),
-    ("_valid_to_lsn", "BIGINT", "commit_lsn of the change that ended it; NULL while current"),
-    ("_valid_from_epoch", "INT", "epoch of _valid_from_lsn"),
-    ("_valid_to_epoch", "INT", "epoch of _valid_to_lsn; NULL while current"),
-    ("_ordinal", "BIGINT", "position of the making change in its transaction; -1 for a copy"),
-    ("_op", "STRING", "I insert, U update, S copied row"),
+    (VALID_FROM, "TIMESTAMP", "commit time of the change that made this version"),
+    (VALID_TO, "TIMESTAMP", "commit time of the change that ended it; NULL while current"),
+    (IS_CURRENT, "BOOLEAN", "no change has ended this version"),
+    (VALID_FROM_LSN, "BIGINT", "commit_lsn of the change that made this version"),
+    (VALID_TO_LSN, "BIGINT", "commit_lsn of the change that ended it; NULL while current"),
+    (VALID_FROM_EPOCH, "INT", "epoch of _valid_from_lsn"),
+    (VALID_TO_EPOCH, "INT", "epoch of _valid_to_lsn; NULL while current"),
+    (ORDINAL, "BIGINT", "position of the making change in its transaction; -1 for a copy"),
+    (OP, "STRING", "I insert, U update, S copied row"),
     _RESCUED,
 )
 
 # The system columns of a history that earlier releases did not write.
-EPOCH_COLUMNS = ("_valid_from_epoch", "_valid_to_epoch")
+EPOCH_COLUMNS = (VALID_FROM_EPOCH, VALID_TO_EPOCH)
 
 
 def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> None:

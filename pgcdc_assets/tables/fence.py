@@ -23,6 +23,7 @@ from deltalake import DeltaTable, Transaction
 
 from pgcdc_assets.errors import TableDamaged
 from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.raw.delta_log import read_commit_lines
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -150,11 +151,9 @@ def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> Step:
 def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[Step]:
     """Give the writes in a table's log, the newest first."""
     log = filesystem(lake, path)
-    # Not by `DeltaTable.history`: it refuses the statistics of a CLONE.
     for version in range(table.version(), -1, -1):
         try:
-            with log.open_input_stream(f"_delta_log/{version:020d}.json") as entry:
-                lines = entry.read().splitlines()
+            lines = read_commit_lines(log, version)
         except FileNotFoundError:
             return
         step = _parse_step(lines, app_id)

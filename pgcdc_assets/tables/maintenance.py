@@ -102,7 +102,9 @@ def _merge_files(session: SparkSession, path: str) -> MaintenanceReport:
 
 
 def _failure(path: str, error: Exception) -> TransientError:
+    from pgcdc_assets.spark.errors import condition_of
+
     return TransientError(
-        reason=f"The upkeep of {path} failed: Spark reported {type(error).__name__}. No row is "
-        "harmed; the next upkeep goes on."
+        reason=f"The maintenance of {path} failed: Spark reported {condition_of(error)}. No row is "
+        "harmed; the next maintenance continues."
     )

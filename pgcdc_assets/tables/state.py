@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pgcdc_assets.errors import TableDamaged, TransientError
 from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.raw.delta_log import open_delta_table
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
@@ -286,10 +287,7 @@ def open_table(lake: Lake, path: str) -> DeltaTable | None:
         TableDamaged: its log cannot be read.
     """
     with explain_read_errors(path):
-        try:
-            return DeltaTable(path, storage_options=dict(lake.storage_options) or None)
-        except TableNotFoundError:
-            return None
+        return open_delta_table(lake, path)
 
 
 @contextmanager

@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.failpoints import AFTER_FILE_DELETED, reach
+from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.state import explain_read_errors, open_table
@@ -152,7 +153,7 @@ def _delete(
         for file in old:
             with suppress(FileNotFoundError):
                 store.delete_file(file.path)
-            reach(AFTER_FILE_DELETED)
+            failpoints.reach(failpoints.AFTER_FILE_DELETED)
         young = {file.path: file for file in files.values() if file.removed_at >= before}
         _write_ledger(store, _Ledger(ledger.through, young))
     except OSError as error:
@@ -194,9 +195,8 @@ def _caught_up(store: pafs.FileSystem, ledger: _Ledger, version: int) -> _Ledger
 def _removed_by(store: pafs.FileSystem, version: int) -> list[ReplacedFile]:
     """List the data files that a commit removes; none where the log was cleaned up."""
     try:
-        with store.open_input_stream(f"_delta_log/{version:020d}.json") as commit:
-            actions = map(json.loads, commit.read().splitlines())
-            removed = [action["remove"] for action in actions if "remove" in action]
+        actions = read_commit(store, version)
+        removed = [action["remove"] for action in actions if "remove" in action]
     except (FileNotFoundError, ValueError):
         return []
     now = time.time()

@@ -14,12 +14,11 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.digests import DigestedColumn, Form
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.tables.columns import RESCUED
 
 _FLOATS = frozenset({"float", "double"})
 _SOURCE_FLOATS = frozenset({"float4", "float8"})
 _PRINTED_ALIKE = frozenset({"tinyint", "smallint", "int", "bigint", "date", "timestamp_ntz"})
-
-_RESCUED = "_rescued"
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ def compared_columns(relation: Relation, types: Mapping[str, str]) -> list[Compa
                 reason=f'Table {relation.qualified_name}: column "{column.name}" is a {kind} in '
                 "the lake, which cannot be compared with the source."
             )
-        if _RESCUED in types and kind != "string":
-            text = f"coalesce(try_element_at({_RESCUED}, {string(column.name)}), {text})"
+        if RESCUED in types and kind != "string":
+            text = f"coalesce(try_element_at({RESCUED}, {string(column.name)}), {text})"
         columns.append(ComparedColumn(DigestedColumn(column.name, _form(kind, column)), text))
     return columns
 

@@ -27,6 +27,7 @@ from pgcdc_assets.postgres.copy import copy_published
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName, quoted
+from pgcdc_assets.tables.columns import DELETED, RESCUED
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.report import Comparison
 from pgcdc_assets.verify.table_version import open_merged
@@ -34,9 +35,6 @@ from pgcdc_assets.verify.values import Reader, Unreadable, comparable, reader_fo
 
 # Differing rows whose columns are looked at; more would tell nothing new.
 _EXAMINED_ROWS = 1000
-
-_RESCUED = "_rescued"
-_DELETED = "_deleted"
 
 
 @dataclass
@@ -123,8 +121,8 @@ class _Sides:
         self.readers: list[Reader] = [reader_for(arrow.field(name).type) for name in common]
         wanted = key_columns(relation, key)
         self.key = [common.index(name) for name in wanted if name in common]
-        self.has_rescued = _RESCUED in arrow.names
-        self.keeps_deleted = _DELETED in arrow.names and _DELETED not in names
+        self.has_rescued = RESCUED in arrow.names
+        self.keeps_deleted = DELETED in arrow.names and DELETED not in names
 
     def read_target_rows(self) -> dict[bytes, _Entry]:
         entries = {}
@@ -158,15 +156,15 @@ class _Sides:
         return values
 
     def _target_rows(self) -> Iterator[tuple[list[Any], Mapping[str, str]]]:
-        wanted = [*self.columns, *([_RESCUED] if self.has_rescued else [])]
-        wanted += [_DELETED] if self.keeps_deleted else []
+        wanted = [*self.columns, *([RESCUED] if self.has_rescued else [])]
+        wanted += [DELETED] if self.keeps_deleted else []
         for batch in self.target.scan(columns=wanted):
             rows = pa.record_batch(batch)
             columns = [comparable(rows.column(name)) for name in self.columns]
             rescues = (
-                rows.column(_RESCUED).to_pylist() if self.has_rescued else [None] * rows.num_rows
+                rows.column(RESCUED).to_pylist() if self.has_rescued else [None] * rows.num_rows
             )
-            deleted = rows.column(_DELETED).to_pylist() if self.keeps_deleted else None
+            deleted = rows.column(DELETED).to_pylist() if self.keeps_deleted else None
             for index, rescue in enumerate(rescues):
                 if deleted is not None and deleted[index]:
                     continue

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.tables.columns import IS_CURRENT
 from pgcdc_assets.verify.merge_key import MergeKey
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class VersionRules:
         """
         assert self.since is not None
         (
-            self.history.where("_is_current")
+            self.history.where(IS_CURRENT)
             .where(f"_valid_from_lsn < {int(self.since)}")
             .where(within)
             .selectExpr(*self.key.expressions())

@@ -205,8 +205,10 @@ def _explained(name: str) -> Iterator[None]:
     except PgcdcError:
         raise
     except Exception as error:
-        kind = getattr(error, "getCondition", lambda: None)() or type(error).__name__
+        # Imported late: a check of a small table needs no Spark.
+        from pgcdc_assets.spark.errors import condition_of
+
         raise TransientError(
-            reason=f"The invariants of table {name} were not checked: Spark reported {kind}. Run "
-            "the check again."
+            reason=f"The invariants of table {name} were not checked: Spark reported "
+            f"{condition_of(error)}. Run the check again."
         ) from error

@@ -18,7 +18,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import identifier, string
-from pgcdc_assets.tables.columns import SCD2_COLUMNS
+from pgcdc_assets.tables.columns import DELETED, IS_CURRENT, SCD2_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.merge_key import MergeKey
 from pgcdc_assets.verify.table_version import PinnedTable, open_merged, pin_table, read_pinned
@@ -31,7 +31,6 @@ _CURRENT_VIEW = "pgcdc_current"
 _IMAGE_VIEW = "pgcdc_image"
 
 # A row that the source deleted, where SCD1 keeps such rows.
-_DELETED = "_deleted"
 
 
 @dataclass(frozen=True)
@@ -127,15 +126,15 @@ class Comparing:
 
     def _history(self) -> DataFrame:
         rows = read_pinned(self.session, self.pair.history, is_small=self.is_small)
-        return rows.where("_is_current")
+        return rows.where(IS_CURRENT)
 
     def _image(self) -> DataFrame:
         rows = read_pinned(self.session, self.pair.image, is_small=self.is_small)
-        return rows.where(f"NOT coalesce({_DELETED}, false)") if self._marks_deleted() else rows
+        return rows.where(f"NOT coalesce({DELETED}, false)") if self._marks_deleted() else rows
 
     def _marks_deleted(self) -> bool:
         """Whether SCD1 keeps deleted rows; a column of the source is in both tables."""
-        return _DELETED in self.pair.image.columns and _DELETED not in self.pair.history.columns
+        return DELETED in self.pair.image.columns and DELETED not in self.pair.history.columns
 
 
 def _content(history: DataFrame, image: DataFrame) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.postgres.digests import BYTES_MARK, NULL_MARK, Bucket, RowDetail
 from pgcdc_assets.spark.sql import string
+from pgcdc_assets.tables.columns import DELETED
 from pgcdc_assets.verify.canonical_text import ComparedColumn
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _VIEW = "pgcdc_verified_"
 
 # A row that the source deleted, where the table keeps such rows.
-_DELETED = "_deleted"
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class TargetDigests:
         self._key = tuple(key)
         names = {column.name for column in columns}
         is_kept = ""
-        if _DELETED in frame.columns and _DELETED not in names:
-            is_kept = f" WHERE NOT {_DELETED}"
+        if DELETED in frame.columns and DELETED not in names:
+            is_kept = f" WHERE NOT {DELETED}"
         view = f"{_VIEW}{number}"
         frame.createOrReplaceTempView(view)
         texts = ", ".join(f"{column.text} AS t{i}" for i, column in enumerate(columns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.capture import snapshot
+from pgcdc_assets import failpoints
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
@@ -72,7 +72,7 @@ def test_a_table_that_joins_while_the_snapshot_starts_loses_no_row(
             database.execute(joining)
             database.execute("insert into u values (3, 3)")
 
-    monkeypatch.setattr(snapshot, "reach", join)
+    monkeypatch.setattr(failpoints, "reach", join)
     copies = {
         report.table: report for report in snapshot_tables(database.settings(), zone, slot, "pub")
     }
@@ -97,7 +97,7 @@ def test_a_publication_that_is_altered_for_another_table_costs_no_second_snapsho
         if name == "after_slot_creation":
             database.execute("alter publication pub add table u; analyze t")
 
-    monkeypatch.setattr(snapshot, "reach", join)
+    monkeypatch.setattr(failpoints, "reach", join)
     [report] = snapshot_tables(
         database.settings(), zone, f"s_{database.name}", "pub", [TableName("public", "t")]
     )

@@ -14,10 +14,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeReport, rebuild
+from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.merge.rebuild import RebuildReport, rebuild_table
 from pgcdc_assets.raw.staging import REBUILD, remove_stale
 from pgcdc_assets.raw.zone import RawZone
@@ -253,7 +254,7 @@ def test_a_failure_before_the_commit_leaves_the_table_as_it_was(
             raise OSError("the disk is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rebuild, "reach", reach)
+        patched.setattr(failpoints, "reach", reach)
         with pytest.raises(OSError, match="the disk"):
             rebuilt(pipeline)
     assert DeltaTable(pipeline.path()).version() == version

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.tables.columns import SCD1_COLUMNS, SCD2_COLUMNS, SystemColumns
+from pgcdc_assets.tables.columns import (
+    COMMIT_TS,
+    LSN,
+    OP,
+    SCD1_COLUMNS,
+    SCD2_COLUMNS,
+    VALID_FROM,
+    VALID_FROM_LSN,
+    SystemColumns,
+)
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,8 @@ class TableSchema:
     def stored_position(self) -> tuple[str, str, str]:
         """SQL of the LSN, commit time and operation that a row of the table has from its change."""
         if self.system is SCD2_COLUMNS:
-            return "_valid_from_lsn", "_valid_from", "_op"
-        return "_lsn", "_commit_ts", "CAST(NULL AS STRING)"
+            return VALID_FROM_LSN, VALID_FROM, OP
+        return LSN, COMMIT_TS, "CAST(NULL AS STRING)"
 
     @property
     def key_names(self) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ from pgcdc_assets.merge.read import snapshot_version
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.columns import SystemColumns
+from pgcdc_assets.tables.columns import DELETED, OP, SystemColumns
 from pgcdc_assets.tables.properties import KEY
 from pgcdc_assets.tables.state import ScdState
 
 # Columns that some kinds of SCD1 have and others do not.
-_MARKS = {"_deleted": "soft deletes", "_op": "a log of changes"}
+_MARKS = {DELETED: "soft deletes", OP: "a log of changes"}
 
 
 def choose_table_kind(spark: SparkSession, zone: RawZone, task: MergeTask) -> TableKind:

@@ -41,6 +41,7 @@ from pgcdc_assets.merge.write import (
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.spark.tuning import is_tiny
+from pgcdc_assets.tables.columns import COMMIT_TS, LSN, ORDINAL, RESCUED
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.state import ScdState, check_written, read_scd_state
 
@@ -69,7 +70,7 @@ def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> Da
     )
     if stored is None or not fold.stats.has_old_tuples:
         return rows
-    return fetch_unknown(rows, fold, stored, "_lsn")
+    return fetch_unknown(rows, fold, stored, LSN)
 
 
 def rows_alone(rows: DataFrame, fold: Fold) -> DataFrame:
@@ -125,10 +126,10 @@ def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
     rescued = "s.rescued"
     if fold.unknown:
         rescued = f"IF(s.unknown IS NULL, s.rescued, {joined_rescued_sql(fold)})"
-    system = {"_lsn": "s.lsn", "_ordinal": "s.ordinal", "_commit_ts": "s.commit_ts"}
+    system = {LSN: "s.lsn", ORDINAL: "s.ordinal", COMMIT_TS: "s.commit_ts"}
     updates += [f"t.{name} = {value}" for name, value in system.items()]
     updates.append(f"t._rescued = {rescued}")
-    inserts += [*system.items(), ("_rescued", "s.rescued")]
+    inserts += [*system.items(), (RESCUED, "s.rescued")]
     return (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {match_sql(fold, key_range)}\n"
         f"WHEN MATCHED AND {NEWER} AND NOT s.is_content THEN DELETE\n"

@@ -19,7 +19,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.write import overwrite_with_new_columns
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.columns import EPOCH_COLUMNS, SCD2_COLUMNS
+from pgcdc_assets.tables.columns import EPOCH_COLUMNS, SCD2_COLUMNS, VALID_FROM, VALID_TO
 from pgcdc_assets.tables.fence import Step, read_watermarks
 from pgcdc_assets.tables.state import open_table
 
@@ -52,7 +52,7 @@ def add_epochs(spark: SparkSession, zone: RawZone, path: str, name: TableName, s
         F.expr(epoch_sql(merged, f"{end}_lsn", end)).alias(
             f"{end}_epoch", metadata={"comment": comments[f"{end}_epoch"]}
         )
-        for end in ("_valid_from", "_valid_to")
+        for end in (VALID_FROM, VALID_TO)
     ]
     rows = spark.read.format("delta").load(path).drop(*EPOCH_COLUMNS)
     overwrite_with_new_columns(rows.select("*", *columns), path, step)

@@ -37,7 +37,15 @@ from pgcdc_assets.merge.write import (
     values_by_name,
 )
 from pgcdc_assets.spark.sql import delta_table, identifier, timestamp
-from pgcdc_assets.tables.columns import EPOCH_COLUMNS, SCD2_COLUMNS, SystemColumns
+from pgcdc_assets.tables.columns import (
+    EPOCH_COLUMNS,
+    IS_CURRENT,
+    SCD2_COLUMNS,
+    VALID_TO,
+    VALID_TO_EPOCH,
+    VALID_TO_LSN,
+    SystemColumns,
+)
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.state import ScdState, check_written
 
@@ -46,7 +54,7 @@ from pgcdc_assets.tables.state import ScdState, check_written
 REPLACED_PER_CHANGE = 4
 _IS_CURRENT = "partition._is_current"
 
-PARTITIONED_BY = ("_is_current",)
+PARTITIONED_BY = (IS_CURRENT,)
 
 
 def write_first_snapshot(path: str, copied: SnapshotRows, epoch: int, step: Step) -> None:
@@ -68,7 +76,7 @@ def write_first_snapshot(path: str, copied: SnapshotRows, epoch: int, step: Step
 
 def current_rows(spark: SparkSession, path: str) -> DataFrame:
     """Read the versions that no change has ended."""
-    return spark.read.format("delta").load(path).where("_is_current")
+    return spark.read.format("delta").load(path).where(IS_CURRENT)
 
 
 def merge_sql(
@@ -81,7 +89,7 @@ def merge_sql(
         key_range: of a part of the table that holds every version to be ended.
     """
     fields = list(enumerate(fold.schema.fields))
-    ends = ["_valid_to", "_valid_to_lsn", "_valid_to_epoch", "_is_current"]
+    ends = [VALID_TO, VALID_TO_LSN, VALID_TO_EPOCH, IS_CURRENT]
     updates = [f"t.{name} = s.{name.removeprefix('_')}" for name in ends]
     if tracked is not None:
         updates += [f"t.{identifier(f.name)} = s.c{i}" for i, f in fields if i not in tracked]

@@ -29,7 +29,7 @@ from pgcdc_assets.merge.write import (
 )
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.spark.sql import delta_table, identifier, string
-from pgcdc_assets.tables.columns import CHANGE_LOG_COLUMNS, SystemColumns
+from pgcdc_assets.tables.columns import CHANGE_LOG_COLUMNS, LSN, ORDINAL, SystemColumns
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.state import ScdState
 
@@ -210,9 +210,9 @@ def _removed(wanted: DataFrame, stored: DataFrame | None, schema: TableSchema) -
     there = stored.selectExpr(
         *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(schema.fields)),
         "_rescued AS rescued",
-        "_lsn",
-        "_ordinal",
-    ).selectExpr(f"{comparable_sql(schema)} AS stored_content", "_lsn", "_ordinal")
+        LSN,
+        ORDINAL,
+    ).selectExpr(f"{comparable_sql(schema)} AS stored_content", LSN, ORDINAL)
     found = wanted.join(there, on=F.expr("content = stored_content"), how="left")
     age = "row_number() OVER (PARTITION BY content ORDER BY _lsn DESC, _ordinal DESC) AS age"
     return (
