@@ -295,7 +295,9 @@ def _has_ntz(state: ScdState) -> bool:
 
 
 def _types_of(spark: SparkSession, schema: TableSchema) -> list[str]:
-    nulls = (f"CAST(NULL AS {field.type.ddl}) AS c{i}" for i, field in enumerate(schema.fields))
+    nulls = (
+        f"CAST(NULL AS {field.type.ddl}) AS value_{i}" for i, field in enumerate(schema.fields)
+    )
     types = spark.sql(f"SELECT {', '.join(nulls)}").schema
     return [field.dataType.simpleString() for field in types]
 

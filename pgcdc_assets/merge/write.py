@@ -119,7 +119,7 @@ def append(path: str, rows: DataFrame, schema: TableSchema, step: Step) -> None:
 
 def values_by_name(schema: TableSchema) -> list[tuple[str, str]]:
     """Pair each column of the table with the SQL of its value in `SOURCE_VIEW` `s`."""
-    values = [(identifier(field.name), f"s.c{i}") for i, field in enumerate(schema.fields)]
+    values = [(identifier(field.name), f"s.value_{i}") for i, field in enumerate(schema.fields)]
     return values + [(name, f"s.{name.removeprefix('_')}") for name, _, _ in schema.system]
 
 

@@ -49,7 +49,7 @@ class MergeKey:
     @property
     def bounded(self) -> tuple[str, ...]:
         """The aliases of the parts that have bounds."""
-        return tuple(f"k{n}" for n in self._whole_numbers())
+        return tuple(f"key_{n}" for n in self._whole_numbers())
 
     def bounds(self, counts: str = "true") -> list[str]:
         """Write the aggregates over the parts that `within` wants.
@@ -59,16 +59,16 @@ class MergeKey:
         """
         aggregates = []
         for n in self._whole_numbers():
-            unknown = f"count_if({counts} AND k{n} IS NULL) AS unknown{n}"
-            aggregates += [f"min(k{n}) AS least{n}", f"max(k{n}) AS most{n}", unknown]
+            unknown = f"count_if({counts} AND key_{n} IS NULL) AS unknown_{n}"
+            aggregates += [f"min(key_{n}) AS least_{n}", f"max(key_{n}) AS most_{n}", unknown]
         return aggregates
 
     def bounds_of_groups(self) -> list[str]:
         """Write the aggregates over groups that were aggregated so."""
         aggregates = []
         for n in self._whole_numbers():
-            unknown = f"sum(unknown{n}) AS unknown{n}"
-            aggregates += [f"min(least{n}) AS least{n}", f"max(most{n}) AS most{n}", unknown]
+            unknown = f"sum(unknown_{n}) AS unknown_{n}"
+            aggregates += [f"min(least_{n}) AS least_{n}", f"max(most_{n}) AS most_{n}", unknown]
         return aggregates
 
     def within(self, found: Mapping[str, object]) -> str:
@@ -78,18 +78,18 @@ class MergeKey:
         """
         parts = []
         for n, name in self._whole_numbers().items():
-            if found[f"unknown{n}"] == 0:
-                least, most = found[f"least{n}"], found[f"most{n}"]
+            if found[f"unknown_{n}"] == 0:
+                least, most = found[f"least_{n}"], found[f"most_{n}"]
                 parts.append(between_sql(identifier(name), least, most, self.types[name]))
         return " AND ".join(parts) or "true"
 
     def _parts(self) -> list[tuple[str, str]]:
         parts = []
         for number, name in enumerate(self.names):
-            parts.append((f"k{number}", identifier(name)))
+            parts.append((f"key_{number}", identifier(name)))
             if self.types[name] not in _COMPLETE:
                 text = f"try_element_at(_rescued, {string(name)})"
-                parts.append((f"r{number}", text))
+                parts.append((f"key_rescued_{number}", text))
         return parts
 
     def _whole_numbers(self) -> dict[int, str]:

@@ -150,4 +150,4 @@ def _content(history: DataFrame, image: DataFrame) -> str:
     # Maps cannot be compared; their order says nothing.
     listed = ", ".join(map(string, columns))
     parts.append(f"array_sort(filter(map_entries(_rescued), entry -> entry.key IN ({listed})))")
-    return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"
+    return f"struct({', '.join(f'{part} AS compared_{n}' for n, part in enumerate(parts))})"

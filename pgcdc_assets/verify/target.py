@@ -57,7 +57,7 @@ class TargetDigests:
             is_kept = f" WHERE NOT {DELETED}"
         view = f"{_VIEW}{number}"
         frame.createOrReplaceTempView(view)
-        texts = ", ".join(f"{column.text} AS t{i}" for i, column in enumerate(columns))
+        texts = ", ".join(f"{column.text} AS text_{i}" for i, column in enumerate(columns))
         pieces = [_piece(i) for i in range(len(columns))]
         self._rows = (
             f"SELECT *, md5(concat({', '.join(pieces[i] for i in self._key)})) AS key_digest, "
@@ -88,7 +88,7 @@ class TargetDigests:
         """Look closely at the rows with these keys."""
         if not key_digests:
             return
-        key = ", ".join(f"t{i}" for i in self._key)
+        key = ", ".join(f"text_{i}" for i in self._key)
         columns = ", ".join(f"md5({_piece(i)})" for i in range(len(self._columns)))
         wanted = ", ".join(string(digest) for digest in key_digests)
         rows = self._session.sql(
@@ -128,7 +128,7 @@ def read_version(session: SparkSession, target: TargetVersion) -> DataFrame:
 
 
 def _piece(index: int) -> str:
-    text = f"t{index}"
+    text = f"text_{index}"
     # The form of bytes that are not UTF-8, see `protocol/utf8.py`: U+0000, `\x` and hex.
     hex_digits = f"substr({text}, 4)"
     return (

@@ -7,10 +7,11 @@ An insert or an update is a *content* of its key. A delete is the *departure* of
 that changes the key is both: the departure of the old key and a content of the new one. The order
 is (commit_lsn, ordinal), and nothing else.
 
-Columns of an events frame: `k0`, `k1` ... the typed key (and `r0` ... where the type cannot hold
-every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`, `op`, `is_content`,
-`tuple` (the texts in the newest layout; NULL for a departure) and, where the changes need it,
-`unknown` (the fields that this change does not say: unchanged TOAST), `is_arrival` and `is_move`.
+Columns of an events frame: `key_0`, `key_1` ... the typed key (and `key_rescued_0` ... where the
+type cannot hold every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`,
+`op`, `is_content`, `tuple` (the texts in the newest layout; NULL for a departure) and, where the
+changes need it, `unknown` (the fields that this change does not say: unchanged TOAST), `is_arrival`
+and `is_move`.
 """
 
 from __future__ import annotations
@@ -73,15 +74,15 @@ class Fold:
     @property
     def key_columns(self) -> tuple[str, ...]:
         """The events' columns that together are the key."""
-        return self.named("k", "r")
+        return self.named("key", "key_rescued")
 
     def named(self, typed: str, rescued: str) -> tuple[str, ...]:
         """Name one column per key field, and one more where its type may not hold the text."""
         names = []
         for number, index in enumerate(self.schema.key):
-            names.append(f"{typed}{number}")
+            names.append(f"{typed}_{number}")
             if self.schema.fields[index].type.may_rescue:
-                names.append(f"{rescued}{number}")
+                names.append(f"{rescued}_{number}")
         return tuple(names)
 
     def key_values(self, typed: str, rescued: str, text: Callable[[int], str]) -> list[str]:
@@ -89,12 +90,12 @@ class Fold:
         expressions = []
         for number, index in enumerate(self.schema.key):
             kind, given = self.schema.fields[index].type, text(index)
-            if typed == "k" and index in self.schema.nullable_key:
+            if typed == "key" and index in self.schema.nullable_key:
                 given = f"coalesce({given}, {null_key_sql(number)})"
             value = kind.expression(given)
-            expressions.append(f"{value} AS {typed}{number}")
+            expressions.append(f"{value} AS {typed}_{number}")
             if kind.may_rescue:
-                expressions.append(f"IF({value} IS NULL, {given}, NULL) AS {rescued}{number}")
+                expressions.append(f"IF({value} IS NULL, {given}, NULL) AS {rescued}_{number}")
         return expressions
 
     def same_key(self, typed: str, rescued: str) -> str:
@@ -104,11 +105,11 @@ class Fold:
             field = self.schema.fields[index]
             name = identifier(field.name)
             if not field.type.may_rescue:
-                parts.append(f"t.{name} = s.{typed}{number}")
+                parts.append(f"t.{name} = s.{typed}_{number}")
                 continue
             text = f"try_element_at(t._rescued, {string(field.name)})"
-            parts.append(f"t.{name} <=> s.{typed}{number}")
-            parts.append(f"{text} <=> s.{rescued}{number}")
+            parts.append(f"t.{name} <=> s.{typed}_{number}")
+            parts.append(f"{text} <=> s.{rescued}_{number}")
         return " AND ".join(parts)
 
     def stored_key(self) -> list[str]:
@@ -116,10 +117,10 @@ class Fold:
         expressions = []
         for number, index in enumerate(self.schema.key):
             field = self.schema.fields[index]
-            expressions.append(f"{identifier(field.name)} AS k{number}")
+            expressions.append(f"{identifier(field.name)} AS key_{number}")
             if field.type.may_rescue:
                 text = f"try_element_at(_rescued, {string(field.name)})"
-                expressions.append(f"{text} AS r{number}")
+                expressions.append(f"{text} AS key_rescued_{number}")
         return expressions
 
     def old_text(self, index: int) -> str:
@@ -135,7 +136,7 @@ class Fold:
 
     def known_text(self, index: int) -> str:
         """Write the SQL of a field's text in an event to which `toast.py` added what it knows."""
-        return f"v{index}.text" if index in self.unknown else f"tuple[{index}]"
+        return f"known_{index}.text" if index in self.unknown else f"tuple[{index}]"
 
     def is_unchanged(self, index: int) -> str:
         """Write the SQL that says whether the new tuple leaves a field out."""
@@ -198,13 +199,13 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
         return f"IF(op = 'D', {fold.old_text(index)}, {fold.new_text(index)})"
 
     own = [
-        *fold.key_values("k", "r", key_text),
+        *fold.key_values("key", "key_rescued", key_text),
         *_COMMON,
         "op <> 'D' AS is_content",
         f"IF(op = 'D', NULL, {fold.tuple_in_newest_layout()}) AS tuple",
     ]
     left = [
-        *fold.key_values("k", "r", fold.old_text),
+        *fold.key_values("key", "key_rescued", fold.old_text),
         *_COMMON,
         "false AS is_content",
         "CAST(NULL AS ARRAY<STRING>) AS tuple",
@@ -231,13 +232,13 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
 def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
     """Turn changes that bring their whole old rows into rows put in and rows taken out."""
     put_in = changes.where("op IN ('I', 'U')").selectExpr(
-        *fold.key_values("k", "r", fold.new_text),
+        *fold.key_values("key", "key_rescued", fold.new_text),
         *_COMMON,
         "true AS is_content",
         f"{fold.tuple_in_newest_layout()} AS tuple",
     )
     taken_out = changes.where("op IN ('U', 'D')").selectExpr(
-        *fold.key_values("k", "r", fold.old_text),
+        *fold.key_values("key", "key_rescued", fold.old_text),
         *_COMMON,
         "false AS is_content",
         f"{fold.old_tuple_in_newest_layout()} AS tuple",

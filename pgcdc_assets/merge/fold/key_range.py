@@ -101,7 +101,7 @@ def between_sql(column: str, least: object, most: object, ddl: str) -> str:
 
 def match_sql(fold: Fold, key_range: KeyRange | None) -> str:
     """Write the SQL of a MERGE's ON: rows `s` and `t` have one key, and `t` is in the range."""
-    same_key = fold.same_key("k", "r")
+    same_key = fold.same_key("key", "key_rescued")
     return same_key if key_range is None else f"{key_range.condition('t')} AND {same_key}"
 
 
@@ -111,7 +111,7 @@ def find_key_range(rows: DataFrame, fold: Fold) -> KeyRange | None:
     None where no field of the key has a range.
 
     Args:
-        rows: with `k0` ...; they are read once.
+        rows: with `key_0` ...; they are read once.
     """
     indexes = {
         number: fold.schema.fields[index]
@@ -121,12 +121,12 @@ def find_key_range(rows: DataFrame, fold: Fold) -> KeyRange | None:
     if not indexes:
         return None
     row = rows.selectExpr(
-        *(f"min(k{number}) AS least{number}" for number in indexes),
-        *(f"max(k{number}) AS most{number}" for number in indexes),
+        *(f"min(key_{number}) AS least_{number}" for number in indexes),
+        *(f"max(key_{number}) AS most_{number}" for number in indexes),
     ).collect()[0]
     ranges = []
     for number, field in indexes.items():
-        least, most = row[f"least{number}"], row[f"most{number}"]
+        least, most = row[f"least_{number}"], row[f"most_{number}"]
         if least is None:
             return None
         ddl = field.type.ddl

@@ -10,7 +10,7 @@ key change begins a stay, and the departure at its position ends the stay before
 found by doubling: after n joins every key change knows the one that is 2^n changes before it, or
 the first of its chain. One window over each chain then gives the last value said. If the row was
 there before the range, the table has the value: under the row's own key the MERGE itself takes it,
-and under another key (`o0` ...) the row is fetched first.
+and under another key (`origin_0` ...) the row is fetched first.
 
 REPLICA IDENTITY FULL never comes here: its old tuple has the value (`events.Fold.new_text`).
 """
@@ -36,8 +36,9 @@ _IS_MOVED = "coalesce(stay.is_move, false)"
 def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
     """Add, per field that is ever left out, the last value said in the same stay.
 
-    Adds `stay` (where it began, and whether by a key change; NULL if before the range) and `v3` ...
-    (a struct with the text; NULL if unknown), and keeps in `unknown` only what stays unknown.
+    Adds `stay` (where it began, and whether by a key change; NULL if before the range) and
+    `known_3` ... (a struct with the text; NULL if unknown), and keeps in `unknown` only what stays
+    unknown.
     """
     keys = ", ".join(fold.key_columns)
     start = "struct(commit_lsn AS lsn, ordinal AS ordinal, is_move)"
@@ -48,7 +49,7 @@ def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
         said = f"is_content AND NOT coalesce(array_contains(unknown, {i}), false)"
         values.append(
             f"last(IF({said}, struct(tuple[{i}] AS text), NULL), true) "
-            f"OVER (PARTITION BY {keys}, stay.lsn, stay.ordinal {_PAST}) AS v{i}"
+            f"OVER (PARTITION BY {keys}, stay.lsn, stay.ordinal {_PAST}) AS known_{i}"
         )
     names = [name for name in events.columns if name != "unknown"]
     return stays.selectExpr(*names, "stay", "unknown", *values).selectExpr(
@@ -57,13 +58,14 @@ def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
 
 
 def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> DataFrame:
-    """Fill unknown fields of rows that came from another key; add the key to fetch from, `o0` ...
+    """Fill unknown fields of rows that came from another key; add the key to fetch from, `origin_0`
+    ...
 
     Args:
         winners: the events wanted, one or several of a key.
         known: all events as `with_known_values` gave them.
     """
-    keys, origin = fold.key_columns, fold.named("o", "u")
+    keys, origin = fold.key_columns, fold.named("origin", "origin_rescued")
     nothing = [f"CAST(NULL AS {winners.schema[k].dataType.simpleString()})" for k in keys]
     empty = [f"{null} AS {o}" for null, o in zip(nothing, origin, strict=True)]
     empty.append("false AS is_elsewhere")
@@ -82,7 +84,7 @@ def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> Data
         chains.selectExpr(
             *(name for name in names if name not in _values(fold)),
             "has_left",
-            *(f"last(v{i}, true) {past} AS v{i}" for i in fold.unknown),
+            *(f"last(known_{i}, true) {past} AS known_{i}" for i in fold.unknown),
             f"last({before}, true) {past} AS before",
         )
         .where("NOT has_left")
@@ -126,18 +128,18 @@ def _find_chains(known: DataFrame) -> DataFrame:
 
 
 def _values(fold: Fold) -> list[str]:
-    return [f"v{i}" for i in fold.unknown]
+    return [f"known_{i}" for i in fold.unknown]
 
 
 def _still_unknown(fold: Fold) -> str:
     left = ", ".join(
-        f"IF(array_contains(unknown, {i}) AND v{i} IS NULL, {i}, NULL)" for i in fold.unknown
+        f"IF(array_contains(unknown, {i}) AND known_{i} IS NULL, {i}, NULL)" for i in fold.unknown
     )
     return f"nullif(array_compact(array({left})), CAST(array() AS ARRAY<INT>))"
 
 
 def fetch_unknown(rows: DataFrame, fold: Fold, stored: DataFrame, position: str) -> DataFrame:
-    """Fill what is unknown from the table's row under the key that each row names, `o0` ...
+    """Fill what is unknown from the table's row under the key that each row names, `origin_0` ...
 
     Rows with `is_elsewhere` are filled; the others keep their `unknown`.
 
@@ -146,22 +148,22 @@ def fetch_unknown(rows: DataFrame, fold: Fold, stored: DataFrame, position: str)
         position: a column of theirs that is never NULL.
     """
     schema = fold.schema
-    met = fold.same_key("o", "u")
+    met = fold.same_key("origin", "origin_rescued")
     joined = rows.alias("s").join(
-        stored.alias("t"), on=F.expr(f"is_elsewhere AND {met}"), how="left"
+        stored.alias("t"), on=F.expr(f"s.is_elsewhere AND {met}"), how="left"
     )
     kept = [
         name
         for name in rows.columns
-        if name not in {"unknown", "rescued", *(f"c{i}" for i in fold.unknown)}
+        if name not in {"unknown", "rescued", *(f"value_{i}" for i in fold.unknown)}
     ]
     columns = [f"s.{name} AS {name}" for name in kept]
     for i in fold.unknown:
-        mine, theirs = f"s.c{i}", f"t.{identifier(schema.fields[i].name)}"
+        mine, theirs = f"s.value_{i}", f"t.{identifier(schema.fields[i].name)}"
         taken = f"s.is_elsewhere AND array_contains(s.unknown, {i})"
         missing = f"t.{identifier(position)} IS NULL"
         found = f"IF({missing}, {_error(schema.fields[i].type.ddl)}, {theirs})"
-        columns.append(f"IF({taken}, {found}, {mine}) AS c{i}")
+        columns.append(f"IF({taken}, {found}, {mine}) AS value_{i}")
     columns.append(f"IF(s.is_elsewhere, {joined_rescued_sql(fold)}, s.rescued) AS rescued")
     columns.append("IF(s.is_elsewhere, NULL, s.unknown) AS unknown")
     return joined.selectExpr(*columns)
@@ -170,9 +172,9 @@ def fetch_unknown(rows: DataFrame, fold: Fold, stored: DataFrame, position: str)
 def value_or_error_sql(fold: Fold, index: int, prefix: str) -> str:
     """Write the SQL of a field's value where there is no row to take an unknown one from."""
     if index not in fold.unknown:
-        return f"{prefix}c{index}"
+        return f"{prefix}value_{index}"
     unknown = f"coalesce(array_contains({prefix}unknown, {index}), false)"
-    return f"IF({unknown}, {_error(fold.schema.fields[index].type.ddl)}, {prefix}c{index})"
+    return f"IF({unknown}, {_error(fold.schema.fields[index].type.ddl)}, {prefix}value_{index})"
 
 
 def joined_rescued_sql(fold: Fold) -> str:

@@ -1,4 +1,4 @@
-"""From texts to the typed columns of a table: `c0`, `c1` ... and `rescued`.
+"""From texts to the typed columns of a table: `value_0`, `value_1` ... and `rescued`.
 
 Columns are numbered until they are written, because a source column may have any name.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,27 +50,29 @@ def type_columns(
         keep: further select expressions over the frame's columns; their results are kept.
     """
     width = range(len(schema.fields))
-    texts = frame.selectExpr(*(f"{text(i)} AS x{i}" for i in width), *keep)
-    kept = [name for name in texts.columns if not (name[0] == "x" and name[1:].isdigit())]
+    texts = frame.selectExpr(*(f"{text(i)} AS text_{i}" for i in width), *keep)
+    kept = [name for name in texts.columns if not re.fullmatch(r"text_\d+", name)]
     values = texts.selectExpr(
-        *(f"x{i} AS x{i}" for i in width),
-        *(f"{schema.fields[i].type.expression(f'x{i}')} AS c{i}" for i in width),
+        *(f"text_{i} AS text_{i}" for i in width),
+        *(f"{schema.fields[i].type.expression(f'text_{i}')} AS value_{i}" for i in width),
         *kept,
     )
-    return values.selectExpr(*(f"c{i}" for i in width), f"{_rescued(schema)} AS rescued", *kept)
+    return values.selectExpr(
+        *(f"value_{i}" for i in width), f"{_rescued(schema)} AS rescued", *kept
+    )
 
 
 def _rescued(schema: TableSchema) -> str:
     """Write the SQL of the map of texts without a typed value; NULL when every value is typed."""
     lost = {
-        i: f"(x{i} IS NOT NULL AND c{i} IS NULL)"
+        i: f"(text_{i} IS NOT NULL AND value_{i} IS NULL)"
         for i, field in enumerate(schema.fields)
         if not field.type.is_text
     }
     if not lost:
         return "CAST(NULL AS MAP<STRING, STRING>)"
     entries = ", ".join(
-        f"IF({condition}, struct({string(schema.fields[i].name)} AS key, x{i} AS value), NULL)"
+        f"IF({condition}, struct({string(schema.fields[i].name)} AS key, text_{i} AS value), NULL)"
         for i, condition in lost.items()
     )
     return (
@@ -83,7 +86,7 @@ def name_columns(schema: TableSchema, comments: Mapping[str, str] | None = None)
     Args:
         comments: by folded name, those of the table's owner.
     """
-    numbered = [(f"c{i}", f.name, f.comment) for i, f in enumerate(schema.fields)]
+    numbered = [(f"value_{i}", f.name, f.comment) for i, f in enumerate(schema.fields)]
     numbered += [(name.removeprefix("_"), name, comment) for name, _, comment in schema.system]
     kept = comments or {}
     return [

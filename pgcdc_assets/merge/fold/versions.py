@@ -43,7 +43,7 @@ def key_events(changes: DataFrame, fold: Fold) -> DataFrame:
 def typed_events(
     events: DataFrame, fold: Fold, current: DataFrame | None, stored: DataFrame | None
 ) -> DataFrame:
-    """Give events typed values: `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `op`.
+    """Give events typed values: `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `op`.
 
     Args:
         current: all current rows of the table before the range; None when there are none.
@@ -56,7 +56,7 @@ def typed_events(
         return type_columns(events, fold.schema, lambda i: f"tuple[{i}]", keep)
     known = with_known_values(events, fold)
     events = follow_key_changes(known, known, fold)
-    origin = fold.named("o", "u")
+    origin = fold.named("origin", "origin_rescued")
     is_own = "unknown IS NOT NULL AND NOT is_elsewhere"
     events = events.selectExpr(
         *(name for name in events.columns if name not in {*origin, "is_elsewhere"}),
@@ -71,8 +71,8 @@ def typed_events(
         events, fold.schema, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin]
     )
     if current is None:
-        others = [name for name in rows.columns if name not in {f"c{i}" for i in fold.unknown}]
-        values = [f"{value_or_error_sql(fold, i, '')} AS c{i}" for i in fold.unknown]
+        others = [name for name in rows.columns if name not in {f"value_{i}" for i in fold.unknown}]
+        values = [f"{value_or_error_sql(fold, i, '')} AS value_{i}" for i in fold.unknown]
         return rows.selectExpr(*others, *values)
     return fetch_unknown(rows, fold, current, fold.schema.stored_position[0])
 
@@ -86,8 +86,8 @@ def build_versions(
 ) -> DataFrame:
     """Find the versions that the events open, and what becomes of those of the table.
 
-    Columns: the key, `c0` ..., `rescued`, `is_stored` (it is in the table already), `valid_from`,
-    `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `valid_from_epoch`,
+    Columns: the key, `value_0` ..., `rescued`, `is_stored` (it is in the table already),
+    `valid_from`, `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `valid_from_epoch`,
     `valid_to_epoch`, `ordinal`, `op`, and `is_touched`: false for a version that is in the table
     and stays as it is.
 
@@ -99,7 +99,7 @@ def build_versions(
         epoch: of the events.
     """
     keys = ", ".join(fold.key_columns)
-    values = [*(f"c{i}" for i in range(len(fold.schema.fields))), "rescued"]
+    values = [*(f"value_{i}" for i in range(len(fold.schema.fields))), "rescued"]
     names = [*fold.key_columns, *values, *_COPIED, "epoch"]
     rows = events.selectExpr("*", f"{epoch} AS epoch").selectExpr(*names, "false AS is_stored")
     if stored is not None:
@@ -118,27 +118,27 @@ def build_versions(
         )
     parts = comparable_parts_sql(fold.schema, tracked)
     # A plain column stands for itself: what is named anew is carried through the shuffle twice.
-    named = [part if part in values else f"s{n}" for n, part in enumerate(parts)]
-    is_same = "".join(f" AND b{n} <=> {name}" for n, name in enumerate(named))
+    named = [part if part in values else f"compared_{n}" for n, part in enumerate(parts)]
+    is_same = "".join(f" AND before_{n} <=> {name}" for n, name in enumerate(named))
     steps = (
         rows.selectExpr(
             *names,
             "is_stored",
-            f"{count_before_sql(truncates)} AS seg",
-            *(f"{part} AS s{n}" for n, part in enumerate(parts) if part not in values),
+            f"{count_before_sql(truncates)} AS segment",
+            *(f"{part} AS compared_{n}" for n, part in enumerate(parts) if part not in values),
         )
         .selectExpr(
             "*",
             f"lag(is_content) {window} AS follows_content",
-            f"lag(seg) {window} AS last_seg",
-            *(f"lag({name}) {window} AS b{n}" for n, name in enumerate(named)),
+            f"lag(segment) {window} AS last_segment",
+            *(f"lag({name}) {window} AS before_{n}" for n, name in enumerate(named)),
         )
         .selectExpr(
             *names,
             "is_stored",
-            "seg",
-            f"NOT (is_content AND coalesce(follows_content AND last_seg = seg, false){is_same}) "
-            "AS starts",
+            "segment",
+            "NOT (is_content AND coalesce(follows_content AND last_segment = segment, false)"
+            f"{is_same}) AS starts",
         )
     )
     changed = "false"
@@ -150,7 +150,7 @@ def build_versions(
     )
     ended = "next_at"
     if truncates:
-        ended = f"least(next_at, {next_truncate_sql(truncates, 'seg')})"
+        ended = f"least(next_at, {next_truncate_sql(truncates, 'segment')})"
     return (
         started.selectExpr("*", f"{ended} AS ended")
         .where("is_content")
@@ -177,7 +177,7 @@ def stored_rows(stored: DataFrame, fold: Fold, *further: str) -> DataFrame:
     lsn, commit_ts, op = fold.schema.stored_position
     return stored.selectExpr(
         *fold.stored_key(),
-        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(fold.schema.fields)),
+        *(f"{identifier(field.name)} AS value_{i}" for i, field in enumerate(fold.schema.fields)),
         "_rescued AS rescued",
         f"{lsn} AS lsn",
         "_ordinal AS ordinal",
@@ -225,23 +225,25 @@ def _untangle(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame
         )
         rows = rows.unionAll(there)
     held = (
-        f"sum(IF(is_content, 1, -1)) OVER (PARTITION BY {keys}, seg "
+        f"sum(IF(is_content, 1, -1)) OVER (PARTITION BY {keys}, segment "
         "ORDER BY is_stored DESC, commit_lsn, ordinal, is_content "
         "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
     )
     marked = (
-        rows.selectExpr("*", f"{count_before_sql(fold.stats.truncates, 'commit_lsn')} AS seg")
+        rows.selectExpr("*", f"{count_before_sql(fold.stats.truncates, 'commit_lsn')} AS segment")
         .selectExpr("*", f"{held} NOT IN (0, 1) AS is_odd")
         .where("NOT is_stored")
         .selectExpr(
             *names,
-            "seg",
-            f"bool_or(is_odd) OVER (PARTITION BY {keys}, seg, commit_lsn) AS is_tangled",
+            "segment",
+            f"bool_or(is_odd) OVER (PARTITION BY {keys}, segment, commit_lsn) AS is_tangled",
         )
     )
     clean = marked.where("NOT is_tangled").select(*names)
     tangled = marked.where("is_tangled").selectExpr("*", "commit_lsn AS transaction")
-    return clean.unionByName(keep_bag_remainder(tangled, fold, "seg", "transaction").select(*names))
+    return clean.unionByName(
+        keep_bag_remainder(tangled, fold, "segment", "transaction").select(*names)
+    )
 
 
 @dataclass(frozen=True)
@@ -294,14 +296,14 @@ def with_affected_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFr
     """Keep the rows of the table whose keys are among the events'."""
     touched = events.select(*fold.key_columns).distinct()
     return rows.alias("t").join(
-        touched.alias("s"), on=F.expr(fold.same_key("k", "r")), how="left_semi"
+        touched.alias("s"), on=F.expr(fold.same_key("key", "key_rescued")), how="left_semi"
     )
 
 
 def comparable_sql(schema: TableSchema) -> str:
     """Write the SQL of a content's value, such that equal rows and no others are equal."""
     parts = comparable_parts_sql(schema)
-    return f"struct({', '.join(f'{part} AS s{n}' for n, part in enumerate(parts))})"
+    return f"struct({', '.join(f'{part} AS compared_{n}' for n, part in enumerate(parts))})"
 
 
 def comparable_parts_sql(schema: TableSchema, tracked: Sequence[int] | None = None) -> list[str]:
@@ -311,7 +313,7 @@ def comparable_parts_sql(schema: TableSchema, tracked: Sequence[int] | None = No
         tracked: indexes of the fields that count; None: all.
     """
     wanted = range(len(schema.fields)) if tracked is None else tracked
-    parts = [comparable_value_sql(f"c{i}", schema.fields[i].type.ddl) for i in wanted]
+    parts = [comparable_value_sql(f"value_{i}", schema.fields[i].type.ddl) for i in wanted]
     if schema.may_rescue:
         # Maps cannot be compared; their order says nothing.
         entries = "array_sort(map_entries(rescued))"

@@ -327,7 +327,11 @@ def snapshot_events(copied: SnapshotRows, current: DataFrame | None) -> DataFram
         f"{timestamp(copied.at)} AS commit_ts",
         "'S' AS op",
     ]
-    keep = [*fold.key_values("k", "r", lambda i: f"new[{i}]"), *position, "true AS is_content"]
+    keep = [
+        *fold.key_values("key", "key_rescued", lambda i: f"new[{i}]"),
+        *position,
+        "true AS is_content",
+    ]
     rows = type_columns(copied.frame, copied.schema, lambda i: f"new[{i}]", keep)
     if current is None:
         return rows

@@ -49,8 +49,8 @@ from pgcdc_assets.tables.state import ScdState, check_written, read_scd_state
 def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
     """Fold raw changes to one row per key: what the key holds after them.
 
-    Columns: `k0` ..., `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content` and, where a
-    change left something out, `unknown`: fields to be taken from the table's row.
+    Columns: `key_0` ..., `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content` and,
+    where a change left something out, `unknown`: fields to be taken from the table's row.
 
     Args:
         stored: the table's rows; None when there were none at the beginning of the range.
@@ -64,7 +64,7 @@ def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> Da
         return type_columns(winners, fold.schema, lambda i: f"tuple[{i}]", keep)
     events = with_known_values(build_events(changes, fold), fold)
     winners = follow_key_changes(keep_newest_per_key(events, fold), events, fold)
-    origin = fold.named("o", "u")
+    origin = fold.named("origin", "origin_rescued")
     rows = type_columns(
         winners, fold.schema, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin]
     )
@@ -78,10 +78,10 @@ def rows_alone(rows: DataFrame, fold: Fold) -> DataFrame:
     rows = rows.where("is_content")
     if fold.unknown:
         width = range(len(fold.schema.fields))
-        others = [n for n in rows.columns if n not in {f"c{i}" for i in fold.unknown}]
-        known = [f"{value_or_error_sql(fold, i, '')} AS c{i}" for i in fold.unknown]
+        others = [n for n in rows.columns if n not in {f"value_{i}" for i in fold.unknown}]
+        known = [f"{value_or_error_sql(fold, i, '')} AS value_{i}" for i in fold.unknown]
         rows = rows.selectExpr(*others, *known).select(
-            *(f"c{i}" for i in width), "rescued", "lsn", "ordinal", "commit_ts"
+            *(f"value_{i}" for i in width), "rescued", "lsn", "ordinal", "commit_ts"
         )
     return rows
 
@@ -118,9 +118,9 @@ def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
     inserts = []
     for i, field in enumerate(fields):
         name = identifier(field.name)
-        mine = f"s.c{i}"
+        mine = f"s.value_{i}"
         if i in fold.unknown:
-            mine = f"IF(coalesce(array_contains(s.unknown, {i}), false), t.{name}, s.c{i})"
+            mine = f"IF(coalesce(array_contains(s.unknown, {i}), false), t.{name}, s.value_{i})"
         updates.append(f"t.{name} = {mine}")
         inserts.append((name, value_or_error_sql(fold, i, "s.")))
     rescued = "s.rescued"
@@ -172,7 +172,7 @@ class WholeTable:
             rows: without unknown fields.
             stored: all of the table's rows; no key of theirs is NULL.
         """
-        values = [*(f"c{i}" for i in range(len(fold.schema.fields))), "rescued"]
+        values = [*(f"value_{i}" for i in range(len(fold.schema.fields))), "rescued"]
         names = [*fold.key_columns, *values, "lsn", "ordinal", "commit_ts", "is_content"]
         both = rows.selectExpr(*names, "false AS is_stored").unionAll(
             stored_rows(stored, fold).selectExpr(*names, "true AS is_stored")

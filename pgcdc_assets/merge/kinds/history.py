@@ -92,7 +92,7 @@ def merge_sql(
     ends = [VALID_TO, VALID_TO_LSN, VALID_TO_EPOCH, IS_CURRENT]
     updates = [f"t.{name} = s.{name.removeprefix('_')}" for name in ends]
     if tracked is not None:
-        updates += [f"t.{identifier(f.name)} = s.c{i}" for i, f in fields if i not in tracked]
+        updates += [f"t.{identifier(f.name)} = s.value_{i}" for i, f in fields if i not in tracked]
         updates.append("t._rescued = s.rescued")
     statement = (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"

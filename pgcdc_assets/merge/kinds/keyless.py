@@ -141,7 +141,7 @@ def copied_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:
 def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
     """Fold raw changes to rows to be added and rows of the table to be removed.
 
-    Columns: `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content`: a removal has
+    Columns: `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content`: a removal has
     only the position of its row. A removal without a row raises `MISSING_ROW` when Spark gets
     there.
 
@@ -150,7 +150,7 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
     """
     keep = ["commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
     rows = type_columns(build_bag(changes, fold), fold.schema, lambda i: f"tuple[{i}]", keep)
-    values = [f"c{i}" for i in range(len(fold.schema.fields))]
+    values = [f"value_{i}" for i in range(len(fold.schema.fields))]
     if not fold.stats.old_kinds:
         return rows.select(*values, *_COLUMNS)
     order = "OVER (PARTITION BY content ORDER BY lsn, ordinal, is_content ROWS BETWEEN"
@@ -166,7 +166,7 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
     wanted = stacks.groupBy("content").agg(F.expr("-min(height) AS wanted")).where("wanted > 0")
     removed = _removed(wanted, stored, fold.schema)
     types = [field.type.ddl for field in fold.schema.fields]
-    nothing = [f"CAST(NULL AS {ddl}) AS c{i}" for i, ddl in enumerate(types)]
+    nothing = [f"CAST(NULL AS {ddl}) AS value_{i}" for i, ddl in enumerate(types)]
     return added.unionByName(
         removed.selectExpr(
             *nothing,
@@ -208,7 +208,7 @@ def _removed(wanted: DataFrame, stored: DataFrame | None, schema: TableSchema) -
     if stored is None:
         return wanted.selectExpr(f"CAST({error} AS BIGINT) AS lsn", "0L AS ordinal")
     there = stored.selectExpr(
-        *(f"{identifier(field.name)} AS c{i}" for i, field in enumerate(schema.fields)),
+        *(f"{identifier(field.name)} AS value_{i}" for i, field in enumerate(schema.fields)),
         "_rescued AS rescued",
         LSN,
         ORDINAL,

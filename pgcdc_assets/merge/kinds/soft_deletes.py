@@ -55,7 +55,7 @@ def snapshot_events(copied: SnapshotRows, rows: DataFrame | None) -> DataFrame:
 def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
     """Find what each key last held, and which commit took it away.
 
-    Columns: the key, `c0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `deleted`,
+    Columns: the key, `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `deleted`,
     `deleted_at_lsn`, and `is_stored`: the row is in the table, and goes.
 
     Args:
@@ -65,7 +65,7 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
     keys = ", ".join(fold.key_columns)
     kept = [
         *fold.key_columns,
-        *(f"c{i}" for i in range(len(fold.schema.fields))),
+        *(f"value_{i}" for i in range(len(fold.schema.fields))),
         *("rescued", "lsn", "ordinal", "commit_ts"),
     ]
     rows = events.selectExpr(
@@ -82,11 +82,11 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
     gone = "coalesce(gone_at, left_at)"
     truncates = fold.stats.truncates
     if truncates:
-        gone = f"coalesce(gone_at, least(left_at, {next_truncate_sql(truncates, 'seg')}.lsn))"
+        gone = f"coalesce(gone_at, least(left_at, {next_truncate_sql(truncates, 'segment')}.lsn))"
     last = (
         rows.selectExpr("*", f"lead(lsn) {forward} AS left_at", f"row_number() {backward} AS age")
         .where("is_content AND age = 1")
-        .selectExpr("*", f"{count_before_sql(truncates)} AS seg")
+        .selectExpr("*", f"{count_before_sql(truncates)} AS segment")
         .selectExpr(*kept, "is_stored", "gone_at", f"{gone} AS deleted_at_lsn")
     )
     return last.where(
