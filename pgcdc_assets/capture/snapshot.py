@@ -55,8 +55,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
-
+    from pgcdc_assets.postgres.connection import Connection
     from pgcdc_assets.raw.zone import RawZone
 
 _logger = logging.getLogger(__name__)

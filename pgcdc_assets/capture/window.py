@@ -52,7 +52,7 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
+    from pgcdc_assets.postgres.connection import Connection
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.raw.scan import read_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 
 _GROUP = ("schema", "table", "relation_id", "relation_version", "op", "old_kind")
 _COLUMNS = (*_GROUP, "commit_lsn", "ordinal", "commit_ts", "unchanged")
-
-Range = tuple[int, Lsn, Lsn]
 
 
 @dataclass(frozen=True, order=True)
@@ -74,29 +72,33 @@ class ChangeStats:
 
 
 def read_change_stats(
-    zone: RawZone, ranges: Mapping[Range, Collection[TableName]]
-) -> dict[tuple[Range, TableName], ChangeStats]:
+    zone: RawZone, ranges: Mapping[LsnWindow, Collection[TableName]]
+) -> dict[tuple[LsnWindow, TableName], ChangeStats]:
     """Count the changes of tables in their ranges: one scan for each range.
 
     Args:
         ranges: per epoch, start and end the tables (schema, table) that are folded over it.
     """
-    found: dict[tuple[Range, TableName], ChangeStats] = {}
-    for (epoch, start, end), tables in sorted(ranges.items()):
+    found: dict[tuple[LsnWindow, TableName], ChangeStats] = {}
+    for within, tables in sorted(ranges.items()):
         stats: dict[TableName, ChangeStats] = {}
         batches = read_changes(
-            zone.changes.table, epoch=epoch, start=start, end=end, columns=_COLUMNS
+            zone.changes.table,
+            epoch=within.epoch,
+            start=within.start,
+            end=within.end,
+            columns=_COLUMNS,
         )
         for batch in batches:
             _add(stats, tables, pa.Table.from_batches([batch]))
         for table, own in stats.items():
             own.truncates.sort()
-            found[(epoch, start, end), table] = own
+            found[within, table] = own
     return found
 
 
 def versions_in_order(
-    zone: RawZone, within: Range, table: TableName, stats: ChangeStats
+    zone: RawZone, within: LsnWindow, table: TableName, stats: ChangeStats
 ) -> list[int]:
     """List the relation versions of a range by when the stream last used them."""
     last = stats.versions

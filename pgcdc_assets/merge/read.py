@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
@@ -14,30 +13,13 @@ from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.spark.sql import schema_ddl, string
 from pgcdc_assets.tables.columns import SystemColumns
 from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
 from pgcdc_assets.tables.state import ScdState
 
-_SPARK_TYPES = {
-    pa.int32(): "INT",
-    pa.int64(): "BIGINT",
-    pa.string(): "STRING",
-    pa.large_string(): "STRING",
-    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
-}
-
-
-def _spark_type(kind: pa.DataType) -> str:
-    """Name an Arrow type of the raw zone as Spark does."""
-    if pa.types.is_list(kind):
-        return f"ARRAY<{_spark_type(kind.value_type)}>"
-    return _SPARK_TYPES[kind]
-
-
-# Given to Spark, which would otherwise open a file for it before the merge is planned:
-# `epoch` INT, `commit_lsn` BIGINT, ... `new` ARRAY<STRING>, `unchanged` ARRAY<INT>
-_RAW = ", ".join(f"{identifier(field.name)} {_spark_type(field.type)}" for field in CHANGES)
+# Given to Spark, which would otherwise open a file for it before it plans the merge.
+_RAW = schema_ddl(CHANGES)
 _READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new unchanged".split()
 
 

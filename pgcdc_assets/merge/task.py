@@ -10,7 +10,7 @@ from functools import cache
 
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableMoved, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.change_stats import ChangeStats, Range, read_change_stats, versions_in_order
+from pgcdc_assets.merge.change_stats import ChangeStats, read_change_stats, versions_in_order
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.policies import StepLimit
@@ -297,7 +297,7 @@ def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:
 
 
 def _with_stats(zone: RawZone, tasks: Sequence[MergeTask]) -> Iterator[MergeTask]:
-    ranges: dict[Range, set[TableName]] = {}
+    ranges: dict[LsnWindow, set[TableName]] = {}
     for task in tasks:
         if task.plan.recorded_changes:
             ranges.setdefault(_range(task.plan), set()).add(task.name)
@@ -311,5 +311,5 @@ def _with_stats(zone: RawZone, tasks: Sequence[MergeTask]) -> Iterator[MergeTask
         yield replace(task, stats=found, version_order=tuple(order))
 
 
-def _range(plan: Plan) -> Range:
-    return plan.epoch, plan.first_change, plan.end
+def _range(plan: Plan) -> LsnWindow:
+    return LsnWindow(plan.epoch, plan.first_change, plan.end)

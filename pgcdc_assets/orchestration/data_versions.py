@@ -12,7 +12,7 @@ import dagster as dg
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from pgcdc_assets.lsn import LsnWindow, Position
-from pgcdc_assets.merge.report import MergeReport
+from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
 
 NO_CHANGE = ""

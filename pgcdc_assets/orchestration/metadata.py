@@ -21,7 +21,7 @@ from pgcdc_assets.tables.state import open_table
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture.window import CaptureReport
-    from pgcdc_assets.merge.report import MergeReport
+    from pgcdc_assets.merge import MergeReport
 
 # As Spark SQL writes them, and the UI knows them.
 _SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}

@@ -20,8 +20,8 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.server import SparkServer
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
-    from pyspark.sql import SparkSession
+    from pgcdc_assets.postgres.connection import Connection
+    from pgcdc_assets.spark.session import SparkSession
 
 
 class PostgresResource(dg.ConfigurableResource[None]):

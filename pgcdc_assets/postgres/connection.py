@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import psycopg2
+import psycopg2.extensions
 from psycopg import ProgrammingError as InvalidConninfo
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -21,8 +22,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.errors import connection_failure, statement_failure
 
-if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
+# The type of an ordinary SQL connection, for rooms that do not know the driver.
+Connection: TypeAlias = psycopg2.extensions.connection
 
 _MAX_NAME_BYTES = 63
 

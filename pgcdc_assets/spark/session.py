@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.spark.errors import condition_of, text_of

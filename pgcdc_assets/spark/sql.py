@@ -8,6 +8,19 @@ from __future__ import annotations
 
 import datetime as dt
 
+import pyarrow as pa
+
+# Types of whole numbers, and the bits of their values.
+WHOLE_NUMBER_BITS = {"SMALLINT": 16, "INT": 32, "BIGINT": 64}
+
+_ARROW_TYPES = {
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.string(): "STRING",
+    pa.large_string(): "STRING",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
+}
+
 
 def identifier(name: str) -> str:
     """Return a quoted identifier. The name may contain any character except NUL."""
@@ -28,3 +41,27 @@ def delta_table(path: str) -> str:
 def timestamp(at: dt.datetime) -> str:
     """Return an expression of a TIMESTAMP with microseconds."""
     return f"timestamp_micros({round(at.timestamp() * 1_000_000)})"
+
+
+def between_sql(column: str, least: object, most: object, ddl: str) -> str:
+    """Write a range, both ends included, with literals of the column's own type."""
+    return f"{column} BETWEEN CAST({least} AS {ddl}) AND CAST({most} AS {ddl})"
+
+
+def comparable_sql(column: str, ddl: str) -> str:
+    """Write the SQL by which values of a column are equal if Postgres prints them alike.
+
+    Spark takes 0 and -0 for equal, and Postgres prints them differently.
+    """
+    return f"CAST({column} AS STRING)" if "FLOAT" in ddl or "DOUBLE" in ddl else column
+
+
+def schema_ddl(schema: pa.Schema) -> str:
+    """Write the columns of an Arrow schema of the raw zone: `op` STRING, `new` ARRAY<STRING> ..."""
+    return ", ".join(f"{identifier(field.name)} {_type_ddl(field.type)}" for field in schema)
+
+
+def _type_ddl(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_type_ddl(kind.value_type)}>"
+    return _ARROW_TYPES[kind]

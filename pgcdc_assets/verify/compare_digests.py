@@ -25,7 +25,7 @@ from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS
 from pgcdc_assets.verify.canonical_text import compared_columns, key_indexes
 from pgcdc_assets.verify.comparison_point import Moment
 from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, Kind
-from pgcdc_assets.verify.small_table import read_small, row_limit
+from pgcdc_assets.verify.small_table import local_rows, read_small, row_limit
 from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.target import TargetDigests, TargetVersion, read_version, sum_buckets
 from pgcdc_assets.verify.target_at import targets_at
@@ -145,8 +145,6 @@ class _Run:
 
     def open_target(self, table: CdcTable, version: TargetVersion | PgcdcError) -> _Member:
         """Open the table's version; a small one is read at once, and needs no job of Spark."""
-        from pgcdc_assets.merge.fold.typed_columns import local_rows
-
         if isinstance(version, PgcdcError):
             return _Member(table, error=version)
         try:
@@ -155,7 +153,7 @@ class _Run:
             return _Member(table, error=error)
         small = read_small(log)
         if small is not None:
-            frame = local_rows(self.session, small.rows, small.schema)
+            frame = local_rows(self.session, small)
             return _Member(table, frame, _digits(small.rows.num_rows))
         frame = read_version(self.session, version)
         rows = row_limit(log)

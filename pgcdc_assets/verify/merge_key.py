@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pgcdc_assets.merge.fold.key_range import between_sql, has_range
-from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.spark.sql import WHOLE_NUMBER_BITS, between_sql, identifier, string
 
 # Types that hold every text of theirs, as `merge/fold/types.py` chooses them.
 _COMPLETE = frozenset({"string", "boolean", "smallint", "int", "bigint", "float", "double"})
@@ -93,4 +92,8 @@ class MergeKey:
         return parts
 
     def _whole_numbers(self) -> dict[int, str]:
-        return {n: name for n, name in enumerate(self.names) if has_range(self.types[name])}
+        return {
+            n: name
+            for n, name in enumerate(self.names)
+            if self.types[name].upper() in WHOLE_NUMBER_BITS
+        }

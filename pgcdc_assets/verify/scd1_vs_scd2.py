@@ -17,7 +17,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.spark.sql import comparable_sql, identifier, string
 from pgcdc_assets.tables.columns import DELETED, IS_CURRENT, SCD2_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.merge_key import MergeKey
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _CURRENT_VIEW = "pgcdc_current"
 _IMAGE_VIEW = "pgcdc_image"
-
-# A row that the source deleted, where SCD1 keeps such rows.
 
 
 @dataclass(frozen=True)
@@ -139,14 +137,12 @@ class Comparing:
 
 def _content(history: DataFrame, image: DataFrame) -> str:
     """Write the SQL of what is compared: the columns of the source that both tables have alike."""
-    from pgcdc_assets.merge.fold.versions import comparable_value_sql
-
     types = dict(image.dtypes)
     ours = {name for name, _, _ in SCD2_COLUMNS}
     columns = {
         name: kind for name, kind in history.dtypes if name not in ours and types.get(name) == kind
     }
-    parts = [comparable_value_sql(identifier(name), kind.upper()) for name, kind in columns.items()]
+    parts = [comparable_sql(identifier(name), kind.upper()) for name, kind in columns.items()]
     # Maps cannot be compared; their order says nothing.
     listed = ", ".join(map(string, columns))
     parts.append(f"array_sort(filter(map_entries(_rescued), entry -> entry.key IN ({listed})))")

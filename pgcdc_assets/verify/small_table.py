@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.raw.lake import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 # What one message to a Spark server carries and the driver plans without effort.
 _SMALL_BYTES = 2 << 20
@@ -80,3 +85,10 @@ def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
     )
     write_deltalake(made, small.rows, mode="append")
     return True
+
+
+def local_rows(spark: SparkSession, small: SmallTable) -> DataFrame:
+    """Give rows that this process holds to Spark, typed as the table's log types them."""
+    from pyspark.sql.types import StructType
+
+    return spark.createDataFrame(small.rows, StructType.fromJson(json.loads(small.schema)))

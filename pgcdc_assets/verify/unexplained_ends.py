@@ -17,24 +17,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.change_stats import Range
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
+from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.spark.sql import string
+from pgcdc_assets.spark.sql import schema_ddl, string
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify.table_version import PinnedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_RAW = (
-    "epoch INT, commit_lsn BIGINT, op STRING, relation_id BIGINT, relation_version INT, "
-    "schema STRING, table STRING, old_kind STRING, old ARRAY<STRING>, new ARRAY<STRING>, "
-    "unchanged ARRAY<INT>"
-)
+_RAW = schema_ddl(CHANGES)
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class JudgedEnds:
     schema: str
     table: str
     key: tuple[str, ...]
-    ranges: tuple[Range, ...]
+    ranges: tuple[LsnWindow, ...]
     snapshot_at: tuple[Lsn, ...]
 
     def condition(self, column: str) -> str:
@@ -77,7 +73,7 @@ def judged_ends(
         floor = zone.changes.kept_from(epoch.epoch)
         start = max(epoch.start_lsn, since or Lsn(0), floor or Lsn(0))
         if start < watermark:
-            ranges.append((epoch.epoch, start, watermark))
+            ranges.append(LsnWindow(epoch.epoch, start, watermark))
     snapshot_at = [
         copy.snapshot_lsn for copy in zone.snapshots.complete_snapshots() if copy.name == name
     ]

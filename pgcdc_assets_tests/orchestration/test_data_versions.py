@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.report import MergeReport
+from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.orchestration.data_versions import NO_CHANGE, data_version, version_tags
 from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
 

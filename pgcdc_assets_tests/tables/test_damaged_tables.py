@@ -10,8 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TableDamaged
-from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
-from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
 from pgcdc_assets.orchestration.jobs.maintenance import lowest_watermark
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.zone import RawZone

@@ -14,8 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeReport, merge_tables
-from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.merge import MergeReport, merge_tables, rebuild_table
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone

@@ -9,8 +9,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import MergeConflict
-from pgcdc_assets.merge import MergeFailure, merge_tables
-from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table

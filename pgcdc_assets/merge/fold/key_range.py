@@ -15,20 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.spark.sql import identifier
+from pgcdc_assets.spark.sql import WHOLE_NUMBER_BITS, between_sql, identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from pgcdc_assets.merge.fold.events import Fold
-
-# And the bits of their values.
-_WHOLE_NUMBERS = {"SMALLINT": 16, "INT": 32, "BIGINT": 64}
-
-
-def has_range(ddl: str) -> bool:
-    """Say whether the range of a column of this type is asked for."""
-    return ddl.upper() in _WHOLE_NUMBERS
 
 
 def widen_range(least: int, most: int, ddl: str) -> tuple[int, int]:
@@ -38,7 +30,7 @@ def widen_range(least: int, most: int, ddl: str) -> tuple[int, int]:
     rows most often have keys above all others, so the upper end moves and may be taken farther: it
     grows by up to half of the range's length, the lower end by up to an eighth.
     """
-    limit = 1 << (_WHOLE_NUMBERS[ddl.upper()] - 1)
+    limit = 1 << (WHOLE_NUMBER_BITS[ddl] - 1)
     size = 1 << (most - least).bit_length()
     down, up = max(1, size // 16), max(1, size // 4)
     return max(-limit, least // down * down), min(limit, -(-(most + 1) // up) * up) - 1
@@ -94,11 +86,6 @@ class KeyRange:
         return float(rows.sum())
 
 
-def between_sql(column: str, least: object, most: object, ddl: str) -> str:
-    """Write the SQL of a range, with literals of the column's own type."""
-    return f"{column} BETWEEN CAST({least} AS {ddl}) AND CAST({most} AS {ddl})"
-
-
 def match_sql(fold: Fold, key_range: KeyRange | None) -> str:
     """Write the SQL of a MERGE's ON: rows `s` and `t` have one key, and `t` is in the range."""
     same_key = fold.same_key("key", "key_rescued")
@@ -116,7 +103,7 @@ def find_key_range(rows: DataFrame, fold: Fold) -> KeyRange | None:
     indexes = {
         number: fold.schema.fields[index]
         for number, index in enumerate(fold.schema.key)
-        if has_range(fold.schema.fields[index].type.ddl)
+        if fold.schema.fields[index].type.ddl in WHOLE_NUMBER_BITS
     }
     if not indexes:
         return None

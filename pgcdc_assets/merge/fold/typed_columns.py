@@ -6,15 +6,12 @@ Columns are numbered until they are written, because a source column may have an
 from __future__ import annotations
 
 import datetime as dt
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fold.table_schema import TableSchema
@@ -93,15 +90,6 @@ def name_columns(schema: TableSchema, comments: Mapping[str, str] | None = None)
         F.col(number).alias(name, metadata={"comment": kept.get(normalize_name(name), comment)})
         for number, name, comment in numbered
     ]
-
-
-def local_rows(spark: SparkSession, rows: pa.Table, schema: str) -> DataFrame:
-    """Give rows that this process holds to Spark.
-
-    Args:
-        schema: as a Delta table's log writes it: in JSON.
-    """
-    return spark.createDataFrame(rows, StructType.fromJson(json.loads(schema)))
 
 
 def type_snapshot_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:

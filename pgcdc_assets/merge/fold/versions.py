@@ -30,7 +30,7 @@ from pgcdc_assets.merge.fold.toast import (
 )
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import type_columns
-from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.spark.sql import comparable_sql, identifier, string
 
 _COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")
 
@@ -300,7 +300,7 @@ def with_affected_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFr
     )
 
 
-def comparable_sql(schema: TableSchema) -> str:
+def contents_sql(schema: TableSchema) -> str:
     """Write the SQL of a content's value, such that equal rows and no others are equal."""
     parts = comparable_parts_sql(schema)
     return f"struct({', '.join(f'{part} AS compared_{n}' for n, part in enumerate(parts))})"
@@ -313,7 +313,7 @@ def comparable_parts_sql(schema: TableSchema, tracked: Sequence[int] | None = No
         tracked: indexes of the fields that count; None: all.
     """
     wanted = range(len(schema.fields)) if tracked is None else tracked
-    parts = [comparable_value_sql(f"value_{i}", schema.fields[i].type.ddl) for i in wanted]
+    parts = [comparable_sql(f"value_{i}", schema.fields[i].type.ddl) for i in wanted]
     if schema.may_rescue:
         # Maps cannot be compared; their order says nothing.
         entries = "array_sort(map_entries(rescued))"
@@ -322,9 +322,3 @@ def comparable_parts_sql(schema: TableSchema, tracked: Sequence[int] | None = No
             entries = f"filter({entries}, e -> e.key IN ({names}))"
         parts.append(entries)
     return parts
-
-
-def comparable_value_sql(column: str, ddl: str) -> str:
-    """Write the SQL by which values of a column are equal when Postgres prints them alike."""
-    # Spark takes 0 and -0 for equal, and Postgres prints them differently.
-    return f"CAST({column} AS STRING)" if "FLOAT" in ddl or "DOUBLE" in ddl else column

@@ -14,7 +14,7 @@ from pgcdc_assets.merge.change_stats import ChangeStats
 from pgcdc_assets.merge.fold.events import Fold, build_bag
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.typed_columns import type_columns
-from pgcdc_assets.merge.fold.versions import comparable_sql
+from pgcdc_assets.merge.fold.versions import contents_sql
 from pgcdc_assets.merge.kinds.base import Counts, TableKind, rows_in
 from pgcdc_assets.merge.read import build_changes_schema, read_changes, read_snapshot
 from pgcdc_assets.merge.task import MergeTask
@@ -155,7 +155,7 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
         return rows.select(*values, *_COLUMNS)
     order = "OVER (PARTITION BY content ORDER BY lsn, ordinal, is_content ROWS BETWEEN"
     stacks = (
-        rows.selectExpr("*", f"{comparable_sql(fold.schema)} AS content")
+        rows.selectExpr("*", f"{contents_sql(fold.schema)} AS content")
         .selectExpr(
             "*",
             f"sum(IF(is_content, 1, -1)) {order} UNBOUNDED PRECEDING AND CURRENT ROW) AS height",
@@ -212,7 +212,7 @@ def _removed(wanted: DataFrame, stored: DataFrame | None, schema: TableSchema) -
         "_rescued AS rescued",
         LSN,
         ORDINAL,
-    ).selectExpr(f"{comparable_sql(schema)} AS stored_content", LSN, ORDINAL)
+    ).selectExpr(f"{contents_sql(schema)} AS stored_content", LSN, ORDINAL)
     found = wanted.join(there, on=F.expr("content = stored_content"), how="left")
     age = "row_number() OVER (PARTITION BY content ORDER BY _lsn DESC, _ordinal DESC) AS age"
     return (

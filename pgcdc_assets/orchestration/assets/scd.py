@@ -16,7 +16,7 @@ import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge.report import MergeFailure, MergeReport
+from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergedChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
@@ -38,7 +38,7 @@ from pgcdc_assets.tables.state import read_scd_state
 from pgcdc_assets.tables.vacuum import vacuum_after_merge
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pgcdc_assets.spark.session import SparkSession
 
 Place = tuple[CdcTable, int]
 Result = dg.MaterializeResult[Any] | dg.AssetCheckResult

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from pgcdc_assets.lsn import Position
-from pgcdc_assets.merge.report import MergeReport
+from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.orchestration.runs.failures import sentence_of
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -22,7 +22,7 @@ from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify import Findings, check_merged
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pgcdc_assets.spark.session import SparkSession
 
 INVARIANTS = "invariants"
 INVARIANTS_IN_FULL = "invariants_in_full"

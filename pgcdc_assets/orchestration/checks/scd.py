@@ -38,7 +38,7 @@ from pgcdc_assets.verify import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pgcdc_assets.spark.session import SparkSession
 
 EQUALS_SOURCE = "equals_source"
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.rebuild import RebuildReport, rebuild_table
+from pgcdc_assets.merge import RebuildReport, rebuild_table
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claim_run

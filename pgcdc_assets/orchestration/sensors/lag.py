@@ -61,7 +61,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
+    from pgcdc_assets.postgres.connection import Connection
 
 MINIMUM_INTERVAL_SECONDS = 2
 

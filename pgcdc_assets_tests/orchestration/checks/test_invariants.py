@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.report import MergeReport
+from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.checks import invariants as invariant_checks
 from pgcdc_assets.orchestration.checks.invariants import (

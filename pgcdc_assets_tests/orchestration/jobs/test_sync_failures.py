@@ -23,7 +23,7 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.report import MergeFailure
+from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.orchestration.assets import raw as capture_assets
 from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
 from pgcdc_assets.orchestration.project import code_location as loading
