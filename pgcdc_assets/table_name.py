@@ -99,7 +99,7 @@ def folder_name(name: str) -> str:
     return f"~2e~{text[1:]}" if text.startswith(".") else text
 
 
-def identifier(parts: Sequence[str], reserved_endings: Sequence[str] = ()) -> str:
+def output_name(parts: Sequence[str], reserved_endings: Sequence[str] = ()) -> str:
     """Return names joined by `__`, in letters, digits and underscores.
 
     Other characters become `X`, hexadecimal code point, `X`.

@@ -9,7 +9,10 @@ import yaml
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.defs_tables import component_yaml
-from pgcdc_assets.orchestration.settings_metadata import capture_metadata, capture_of
+from pgcdc_assets.orchestration.settings_metadata import (
+    read_capture_settings,
+    write_capture_settings,
+)
 from pgcdc_assets.policies import (
     CheckPolicy,
     RetentionPolicy,
@@ -115,7 +118,7 @@ def test_settings_survive_a_round_trip_through_an_asset_s_metadata() -> None:
         stream=StreamPolicy(total_seconds=60),
         checks=CheckPolicy(None),
     )
-    assert capture_of(capture_metadata(capture)) == capture
+    assert read_capture_settings(write_capture_settings(capture)) == capture
 
 
 def test_the_yaml_of_init_names_every_table_with_its_key() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.table_name import TableName, encode_name, folder_name, identifier
+from pgcdc_assets.table_name import TableName, encode_name, folder_name, output_name
 
 # Every character except NUL, and texts of the characters that the encodings use.
 LEGAL = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1)
@@ -46,7 +46,7 @@ def test_encodings_can_be_decoded_so_two_names_never_share_one(name: TableName) 
     assert decoded(folder_name(name.table)) == decoded(encode_name(name.table)) == name.table
     assert decoded_partition_key(name.partition_key) == name
     parts = ["shop", "scd1", name.schema, name.table]
-    assert decoded_identifier(identifier(parts, CHECKS)) == parts
+    assert decoded_identifier(output_name(parts, CHECKS)) == parts
 
 
 @given(NAMES)
@@ -54,7 +54,7 @@ def test_encodings_have_allowed_characters_only(name: TableName) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_$~-][A-Za-z0-9_$.~-]*", folder_name(name.table))
     assert re.fullmatch(r"[A-Za-z0-9_$.~-]+", name.partition_key)
     assert "..." not in name.partition_key
-    assert re.fullmatch(r"[A-Za-z0-9_]+", identifier([name.schema, name.table]))
+    assert re.fullmatch(r"[A-Za-z0-9_]+", output_name([name.schema, name.table]))
 
 
 @given(NAMES, NAMES)
@@ -69,7 +69,7 @@ def test_record_names_of_different_tables_differ(one: TableName, other: TableNam
 def test_no_output_of_a_step_has_the_name_of_another_s_check(
     one: TableName, other: TableName
 ) -> None:
-    outputs = [identifier([name.schema, name.table], CHECKS) for name in (one, other)]
+    outputs = [output_name([name.schema, name.table], CHECKS) for name in (one, other)]
     assert outputs[0] not in [f"{outputs[1]}_{check}" for check in CHECKS]
 
 
@@ -82,7 +82,7 @@ def test_a_plain_name_is_written_as_it_is(name: str) -> None:
 
 
 def test_identifiers_of_plain_names_are_as_they_were() -> None:
-    assert identifier(["shop", "scd1", "shop", "order_items"], CHECKS) == (
+    assert output_name(["shop", "scd1", "shop", "order_items"], CHECKS) == (
         "shop__scd1__shop__order_items"
     )
 

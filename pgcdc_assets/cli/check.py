@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
-from pgcdc_assets.orchestration.checks.source_tables import find_moved_tables_of
+from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         settings = loaded.postgres.settings()
         zone = loaded.lake.zone(loaded.capture.name)
         findings = check_capture(settings, loaded.capture, zone)
-        for error in find_moved_tables_of(settings, zone, loaded.capture, "check"):
+        for error in find_declared_moves(settings, zone, loaded.capture, "check"):
             findings.append(Finding("moved", "error", str(error), table=error.relation))
         report(settings, loaded.capture.publication, _with_places(findings, declared))
         loaded.lake.lake().check_writable()

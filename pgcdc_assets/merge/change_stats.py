@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.raw.scan import read_changes
+from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 
@@ -82,7 +82,7 @@ def read_change_stats(
     found: dict[tuple[LsnWindow, TableName], ChangeStats] = {}
     for within, tables in sorted(ranges.items()):
         stats: dict[TableName, ChangeStats] = {}
-        batches = read_changes(
+        batches = scan_changes(
             zone.changes.table,
             epoch=within.epoch,
             start=within.start,
@@ -107,7 +107,7 @@ def versions_in_order(
     # Several shapes in one transaction: its ordinals decide.
     epoch, start, end = within
     positions: dict[int, tuple[int, int]] = {}
-    for batch in read_changes(
+    for batch in scan_changes(
         zone.changes.table,
         epoch=epoch,
         start=start,

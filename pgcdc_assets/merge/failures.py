@@ -23,7 +23,7 @@ from pgcdc_assets.merge.fold.toast import UNKNOWN_VALUE
 from pgcdc_assets.merge.kinds.keyless import MISSING_ROW
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
-from pgcdc_assets.spark.session import has_ended, runs_embedded
+from pgcdc_assets.spark.session import runs_embedded, session_has_ended
 from pgcdc_assets.table_name import quoted
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
@@ -72,7 +72,7 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     for number, column in enumerate(task.plan.target.key or ()):
         if f"{NULL_KEY} {number};" in text:
             return _null_key(task, column)
-    if _OUT_OF_MEMORY in text or (session is not None and has_ended(session, error)):
+    if _OUT_OF_MEMORY in text or (session is not None and session_has_ended(session, error)):
         return _ended(name, is_lasting=_OUT_OF_MEMORY in text or runs_embedded())
     if any(part in condition or part in text for part in _MISSING_FILE):
         if task.path in text:

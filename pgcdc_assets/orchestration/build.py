@@ -29,9 +29,9 @@ from pgcdc_assets.orchestration.partitions import SpecificPartitionsPartitionMap
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
-from pgcdc_assets.orchestration.sensors.lag import LagSensorTargets, build_lag_sensor
+from pgcdc_assets.orchestration.sensors.lag import LagSensorAssets, build_lag_sensor
 from pgcdc_assets.orchestration.sensors.merge import build_merge_sensor
-from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, capture_metadata
+from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, write_capture_settings
 from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTranslator
 from pgcdc_assets.settings import CdcCapture, CdcTable
 
@@ -87,7 +87,9 @@ class _Builder:
     ) -> dg.Definitions:
         sources = {table: self._spec(Layer.SOURCE, table) for table in self.capture.tables}
         raw = self._spec(Layer.RAW)
-        raw = raw.merge_attributes(metadata={CAPTURE_METADATA: capture_metadata(self.capture)})
+        raw = raw.merge_attributes(
+            metadata={CAPTURE_METADATA: write_capture_settings(self.capture)}
+        )
         snapshot = self._spec(Layer.SNAPSHOT)
         scds = {
             (table, scd): self._scd_spec(table, scd, raw.key, snapshot.key)
@@ -98,10 +100,12 @@ class _Builder:
         capture_job, snapshot_job, merge_job, check_job = self._jobs(
             raw.key, snapshot.key, list(scd_keys.values())
         )
-        upkeep_job, upkeep_schedule = build_maintenance_job(self.capture, raw.key, scd_keys)
+        maintenance_job, maintenance_schedule = build_maintenance_job(
+            self.capture, raw.key, scd_keys
+        )
         keys = {table: spec.key for table, spec in sources.items()}
         tables = {place: spec.key for place, spec in scds.items()}
-        targets = LagSensorTargets(raw.key, snapshot.key, tables, (capture_job, snapshot_job))
+        targets = LagSensorAssets(raw.key, snapshot.key, tables, (capture_job, snapshot_job))
         return dg.Definitions(
             assets=[
                 *sources.values(),
@@ -119,9 +123,9 @@ class _Builder:
                 merge_job,
                 check_job,
                 build_rebuild_job(self.capture, scd_keys),
-                upkeep_job,
+                maintenance_job,
             ],
-            schedules=[upkeep_schedule, *self._check_schedule(check_job)],
+            schedules=[maintenance_schedule, *self._check_schedule(check_job)],
             sensors=[
                 build_lag_sensor(self.capture, targets),
                 build_merge_sensor(self.capture, scd_keys, snapshot.key, merge_job),

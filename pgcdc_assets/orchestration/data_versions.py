@@ -18,7 +18,7 @@ from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
 NO_CHANGE = ""
 
 
-def shown_through(instance: dg.DagsterInstance, key: dg.AssetKey) -> LsnWindow | None:
+def find_shown_through(instance: dg.DagsterInstance, key: dg.AssetKey) -> LsnWindow | None:
     """Return the window through which a table's newest materialisation went.
 
     A range run reports all its partitions, in no order: what it merged through is metadata.
@@ -46,7 +46,7 @@ def data_version(
     """
     before = report.watermark_before
     if not (report.changes_read or report.snapshot_lsn is not None or before is None):
-        shown = shown_through(instance, key)
+        shown = find_shown_through(instance, key)
         if shown is not None and shown.end_position >= Position(through.epoch, before):
             return _shown_version(instance, key, through)
     version = f"{through.epoch}:{report.watermark_after or through.end}"

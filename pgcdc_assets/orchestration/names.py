@@ -9,7 +9,7 @@ import dagster as dg
 
 from pgcdc_assets.orchestration.feature_warnings import checks_definition
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.table_name import identifier
+from pgcdc_assets.table_name import output_name
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Names:
         return f"{self.name}_rebuild"
 
     @property
-    def upkeep_job(self) -> str:
+    def maintenance_job(self) -> str:
         """Removes what is old and tidies up; its schedule has the same name."""
         return f"{self.name}_upkeep"
 
@@ -104,7 +104,7 @@ class Names:
         return f"pgcdc/{self.name}/snapshot"
 
     @property
-    def upkeep_pool(self) -> str:
+    def maintenance_pool(self) -> str:
         """Pool: one run that tidies up; it holds up neither capture nor merge."""
         return f"pgcdc/{self.name}/upkeep"
 
@@ -132,7 +132,7 @@ class StepKeys:
     def key(self, layer: str, table: CdcTable, own: dg.AssetKey) -> dg.AssetKey:
         """Return the key to define a table's asset under."""
         names = (self.capture, layer, table.schema, table.table)
-        key = dg.AssetKey([identifier(names, tuple(self.checks))])
+        key = dg.AssetKey([output_name(names, tuple(self.checks))])
         self.own[key] = own
         return key
 

@@ -40,7 +40,7 @@ class SpecificPartitionsPartitionMapping(dg.SpecificPartitionsPartitionMapping):
         return hash(type(self).__name__)
 
 
-def unknown_windows(
+def find_unknown_windows(
     zone: RawZone, epoch: Epoch, known: Sequence[LsnWindow], through: Position
 ) -> list[WindowSummary]:
     """List landed windows above an instance's newest key, the newest ones when there are very many.
@@ -57,7 +57,7 @@ def unknown_windows(
     return [summary for summary in landed if summary.window not in there][-MAX_ADOPTED:]
 
 
-def surplus_keys(
+def find_surplus_keys(
     windows: Sequence[LsnWindow], keep: int, merged_through: Position | None
 ) -> list[str]:
     """List the oldest keys above the number to keep, as far as every table has them merged."""
@@ -68,12 +68,12 @@ def surplus_keys(
     return [window.key for window in oldest if window.end_position <= merged_through]
 
 
-def shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequence[LsnWindow]:
+def find_shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequence[LsnWindow]:
     """Keep the newest of the windows that a merge folds: those that it shows as materialised."""
     return windows[-max(1, MAX_MATERIALIZATIONS // max(1, asset_count)) :]
 
 
-def range_tags(first: str, last: str) -> dict[str, str]:
+def build_range_tags(first: str, last: str) -> dict[str, str]:
     """Tags that make a run cover all partitions from one key through another."""
     return dict(zip(RANGE_TAGS, (first, last), strict=True))
 
@@ -89,7 +89,7 @@ def covered_keys(tags: Mapping[str, str], order: Sequence[str]) -> list[str]:
     return list(order)
 
 
-def neighbours(order: Sequence[str], wanted: Sequence[str]) -> list[tuple[str, str]]:
+def group_neighbours(order: Sequence[str], wanted: Sequence[str]) -> list[tuple[str, str]]:
     """Group wanted keys that follow each other, as (first, last)."""
     groups: list[tuple[str, str]] = []
     previous = -2

@@ -20,12 +20,12 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 CAPTURE_METADATA = "pgcdc/capture"
 
 
-def capture_metadata(capture: CdcCapture) -> dg.JsonMetadataValue:
+def write_capture_settings(capture: CdcCapture) -> dg.JsonMetadataValue:
     """Write the settings."""
     return dg.MetadataValue.json(_lists(asdict(capture)))
 
 
-def capture_of(metadata: Any) -> CdcCapture:
+def read_capture_settings(metadata: Any) -> CdcCapture:
     """Read the settings."""
     data = dict(metadata.data)
     tables = tuple(CdcTable.of_fields(table) for table in data["tables"])

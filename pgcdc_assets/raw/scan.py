@@ -122,7 +122,7 @@ def scan(
             yield batch
 
 
-def read_changes(
+def scan_changes(
     table: RawTable,
     *,
     epoch: int,

@@ -127,7 +127,7 @@ def release_at_exit(session: SparkSession) -> SparkSession:
     return session
 
 
-def has_ended(session: SparkSession, error: Exception) -> bool:
+def session_has_ended(session: SparkSession, error: Exception) -> bool:
     """Return whether a session's work failed because its JVM, or its local server, has ended.
 
     A JVM that is exiting raises various errors, so the function waits some seconds for the end of

@@ -10,14 +10,14 @@ from pgcdc_assets.verify.compare_rows import compare_table, key_columns
 from pgcdc_assets.verify.comparison_point import Moment, source_moment, wait_captured
 from pgcdc_assets.verify.findings import Findings, Rule
 from pgcdc_assets.verify.invariants import check_all, check_merged
-from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, Kind
+from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, DifferenceKind
 
 __all__ = [
     "Comparison",
     "ComparisonFailure",
     "Difference",
+    "DifferenceKind",
     "Findings",
-    "Kind",
     "Moment",
     "Rule",
     "check_all",

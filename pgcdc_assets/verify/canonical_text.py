@@ -38,7 +38,7 @@ class ComparedColumn:
         return self.source.name
 
 
-def compared_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedColumn]:
+def pair_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedColumn]:
     """Pair the source's columns with the target's, those that both have.
 
     Args:

@@ -22,9 +22,9 @@ from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS
-from pgcdc_assets.verify.canonical_text import compared_columns, key_indexes
+from pgcdc_assets.verify.canonical_text import key_indexes, pair_columns
 from pgcdc_assets.verify.comparison_point import Moment
-from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, Kind
+from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, DifferenceKind
 from pgcdc_assets.verify.small_table import local_rows, read_small, row_limit
 from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.target import TargetDigests, TargetVersion, read_version, sum_buckets
@@ -163,7 +163,7 @@ class _Run:
         """Compare tables, whose buckets both servers sum up at the same time."""
         with ExitStack() as held, ThreadPoolExecutor(1, "pgcdc-verify") as pool:
             sides = [self._open_source(held, n, member) for n, member in enumerate(members)]
-            opened = [side for side in sides if isinstance(side, _Comparing)]
+            opened = [side for side in sides if isinstance(side, _TableComparison)]
             asked = [pool.submit(side.source.buckets, side.digits) for side in opened]
             sums = sum_buckets(self.session, [(side.target, side.digits) for side in opened])
             found = iter(zip(asked, sums, strict=True))
@@ -181,7 +181,7 @@ class _Run:
 
     def _open_source(
         self, held: ExitStack, number: int, member: _Member
-    ) -> _Comparing | PgcdcError:
+    ) -> _TableComparison | PgcdcError:
         """Open the source's side of a table, until the stack is closed."""
         if member.frame is None:
             assert member.error is not None
@@ -197,11 +197,11 @@ class _Run:
                     self.moment.snapshot_name,
                 )
             )
-            columns = compared_columns(source.relation, dict(frame.dtypes))
+            columns = pair_columns(source.relation, dict(frame.dtypes))
         except PgcdcError as error:
             return error
         key = key_indexes(columns, table.key or source.relation.row_key)
-        return _Comparing(
+        return _TableComparison(
             source.digests([column.source for column in columns], key),
             TargetDigests(self.session, frame, columns, key, number),
             tuple(column.name for column in columns),
@@ -230,7 +230,7 @@ def _digits(rows: int) -> int:
 
 
 @dataclass
-class _Comparing:
+class _TableComparison:
     """The three steps over one table, and what they found."""
 
     source: SourceDigests
@@ -243,10 +243,12 @@ class _Comparing:
     source_rows: int = 0
     target_rows: int = 0
     is_counted: bool = True
-    counts: Counter[Kind] = field(default_factory=Counter)
+    counts: Counter[DifferenceKind] = field(default_factory=Counter)
     named: list[Difference] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
-    _examined: dict[Kind, list[str]] = field(default_factory=lambda: {kind: [] for kind in Kind})
+    _examined: dict[DifferenceKind, list[str]] = field(
+        default_factory=lambda: {kind: [] for kind in DifferenceKind}
+    )
 
     def run(self, source: Mapping[str, Bucket], target: Mapping[str, Bucket]) -> None:
         """Take the steps after the first one, whose sums are given."""
@@ -272,9 +274,9 @@ class _Comparing:
             table.table,
             self.source_rows,
             self.target_rows,
-            missing=self.counts[Kind.MISSING],
-            extra=self.counts[Kind.EXTRA],
-            differing=self.counts[Kind.DIFFERS],
+            missing=self.counts[DifferenceKind.MISSING],
+            extra=self.counts[DifferenceKind.EXTRA],
+            differing=self.counts[DifferenceKind.DIFFERS],
             columns=tuple(dict.fromkeys([*self.lacking, *self.columns])),
             lsn=moment.lsn,
             key_columns=self.key_names,
@@ -287,7 +289,7 @@ class _Comparing:
         for kind, key_digest in found:
             self.counts[kind] += 1
             examined = self._examined[kind]
-            if len(examined) < (_EXAMINED_ROWS if kind is Kind.DIFFERS else self.limit):
+            if len(examined) < (_EXAMINED_ROWS if kind is DifferenceKind.DIFFERS else self.limit):
                 examined.append(key_digest)
 
     def _examine(self) -> None:
@@ -295,7 +297,9 @@ class _Comparing:
         wanted = sorted({digest for digests in self._examined.values() for digest in digests})
         source = _by_key(self.source.details(wanted))
         target = _by_key(self.target.details(wanted))
-        differences = {kind: list(self._differences(kind, source, target)) for kind in Kind}
+        differences = {
+            kind: list(self._differences(kind, source, target)) for kind in DifferenceKind
+        }
         found = {name for rows in differences.values() for row in rows for name in row.columns}
         self.columns = [name for name in self.names if name in found]
         # Some of each kind, before more of one.
@@ -305,7 +309,7 @@ class _Comparing:
 
     def _differences(
         self,
-        kind: Kind,
+        kind: DifferenceKind,
         source: Mapping[str, Sequence[RowDetail]],
         target: Mapping[str, Sequence[RowDetail]],
     ) -> Iterator[Difference]:
@@ -314,7 +318,7 @@ class _Comparing:
             if not (ours or theirs):
                 continue
             columns: tuple[str, ...] = ()
-            if kind is Kind.DIFFERS and ours and theirs:
+            if kind is DifferenceKind.DIFFERS and ours and theirs:
                 pairs = zip(self.names, ours[0].columns, theirs[0].columns, strict=True)
                 columns = tuple(name for name, mine, other in pairs if mine != other)
             yield Difference(kind, (ours or theirs)[0].key, columns)
@@ -336,31 +340,33 @@ def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 
 def _differing_keys(
     source: Iterable[tuple[str, str]], target: Iterable[tuple[str, str]]
-) -> Iterator[tuple[Kind, str]]:
+) -> Iterator[tuple[DifferenceKind, str]]:
     """Compare two streams of digests of key and row, sorted by key; several rows may share one."""
     ours, theirs = _runs(source), _runs(target)
     mine, other = next(ours, None), next(theirs, None)
     while mine is not None or other is not None:
         if other is None or (mine is not None and mine[0] < other[0]):
             assert mine is not None
-            yield from itertools.repeat((Kind.MISSING, mine[0]), len(mine[1]))
+            yield from itertools.repeat((DifferenceKind.MISSING, mine[0]), len(mine[1]))
             mine = next(ours, None)
         elif mine is None or other[0] < mine[0]:
-            yield from itertools.repeat((Kind.EXTRA, other[0]), len(other[1]))
+            yield from itertools.repeat((DifferenceKind.EXTRA, other[0]), len(other[1]))
             other = next(theirs, None)
         else:
             yield from _of_one_key(mine[0], mine[1], other[1])
             mine, other = next(ours, None), next(theirs, None)
 
 
-def _of_one_key(key: str, mine: list[str], other: list[str]) -> Iterator[tuple[Kind, str]]:
+def _of_one_key(
+    key: str, mine: list[str], other: list[str]
+) -> Iterator[tuple[DifferenceKind, str]]:
     if mine == other:
         return
     only_mine, only_other = Counter(mine) - Counter(other), Counter(other) - Counter(mine)
     pairs = min(only_mine.total(), only_other.total())
-    yield from itertools.repeat((Kind.DIFFERS, key), pairs)
-    yield from itertools.repeat((Kind.MISSING, key), only_mine.total() - pairs)
-    yield from itertools.repeat((Kind.EXTRA, key), only_other.total() - pairs)
+    yield from itertools.repeat((DifferenceKind.DIFFERS, key), pairs)
+    yield from itertools.repeat((DifferenceKind.MISSING, key), only_mine.total() - pairs)
+    yield from itertools.repeat((DifferenceKind.EXTRA, key), only_other.total() - pairs)
 
 
 def _runs(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:

@@ -66,7 +66,7 @@ class VersionCounts:
 
 
 @dataclass(frozen=True)
-class VersionRules:
+class HistoryRules:
     """Checks one version of an SCD2 table.
 
     Attributes:

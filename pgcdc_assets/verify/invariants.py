@@ -27,12 +27,12 @@ from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import EPOCH_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.findings import Findings, Rule
-from pgcdc_assets.verify.history_rules import VersionRules
+from pgcdc_assets.verify.history_rules import HistoryRules
 from pgcdc_assets.verify.image_rules import count_duplicates
 from pgcdc_assets.verify.merge_key import MergeKey
-from pgcdc_assets.verify.scd1_vs_scd2 import Comparing, find_pair
-from pgcdc_assets.verify.table_version import PinnedTable, pin_table, read_pinned
-from pgcdc_assets.verify.unexplained_ends import judged_ends, leaving_changes
+from pgcdc_assets.verify.scd1_vs_scd2 import PairComparison, find_pair
+from pgcdc_assets.verify.table_version import TableVersion, read_pinned, read_table_version
+from pgcdc_assets.verify.unexplained_ends import find_explainable_ends, read_leaving_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +97,7 @@ class _Check:
         with _explained(name):
             path = table_path(self.zone.lake, self.zone.name, *self._name, self.scd)
             epochs = self.zone.epochs.all()
-            pinned = pin_table(self.zone, path, name, epochs)
+            pinned = read_table_version(self.zone, path, name, epochs)
             begin = None
             if pinned.key:
                 tune(self.session, 0, pinned.size_bytes)
@@ -121,41 +121,41 @@ class _Check:
     def _name(self) -> TableName:
         return self.table.name
 
-    def _begin(self, pinned: PinnedTable, epochs: Sequence[Epoch]) -> Lsn | None:
+    def _begin(self, pinned: TableVersion, epochs: Sequence[Epoch]) -> Lsn | None:
         """Say from which LSN on rows are looked at; None: all are."""
         return None if self._is_small(pinned) else self._touched_from(pinned, epochs)
 
-    def _is_small(self, *tables: PinnedTable) -> bool:
+    def _is_small(self, *tables: TableVersion) -> bool:
         return all(pinned.size_bytes <= self.whole_below_bytes for pinned in tables)
 
-    def _touched_from(self, pinned: PinnedTable, epochs: Sequence[Epoch]) -> Lsn | None:
+    def _touched_from(self, pinned: TableVersion, epochs: Sequence[Epoch]) -> Lsn | None:
         """Say from which LSN on everything lies that the merge touched; None: no LSN says that."""
         if self.since is None or pinned.watermark is None:
             return None
         epoch, lsn = self.since
         return lsn if pinned.watermark[0] == epoch or pinned.is_ordered(epochs) else None
 
-    def _check_image(self, pinned: PinnedTable, begin: Lsn | None) -> None:
+    def _check_image(self, pinned: TableVersion, begin: Lsn | None) -> None:
         rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
         key = MergeKey(pinned.key, dict(rows.dtypes))
         self.row_count, duplicates = count_duplicates(self.session, rows, key, begin)
         self.violations[Rule.DUPLICATE_KEYS] = duplicates
 
     def _check_history(
-        self, pinned: PinnedTable, begin: Lsn | None, epochs: Sequence[Epoch]
+        self, pinned: TableVersion, begin: Lsn | None, epochs: Sequence[Epoch]
     ) -> None:
         rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
         key = MergeKey(pinned.key, dict(rows.dtypes))
         is_ordered = pinned.is_ordered(epochs)
         touched_from = self._touched_from(pinned, epochs)
         while True:
-            judged = judged_ends(self.zone, self._name, pinned, epochs, touched_from)
-            leaving = leaving_changes(self.session, self.zone, judged)
+            judged = find_explainable_ends(self.zone, self._name, pinned, epochs, touched_from)
+            leaving = read_leaving_changes(self.session, self.zone, judged)
             condition = judged.condition("to_lsn")
-            rules = VersionRules(self.session, rows, key, begin, condition, leaving)
+            rules = HistoryRules(self.session, rows, key, begin, condition, leaving)
             counts = rules.count()
             # Retention may have removed changes meanwhile.
-            if not counts.unexplained or judged == judged_ends(
+            if not counts.unexplained or judged == find_explainable_ends(
                 self.zone, self._name, pinned, epochs, touched_from
             ):
                 break
@@ -176,7 +176,7 @@ class _Check:
 
     def _compare_kinds(
         self,
-        history: PinnedTable,
+        history: TableVersion,
         epochs: Sequence[Epoch],
         touched_from: Lsn | None,
         is_ordered: bool,
@@ -186,7 +186,7 @@ class _Check:
             self.not_judged.update(dict.fromkeys((Rule.NOT_IN_SCD1, Rule.ROW_COUNTS), pair))
             return
         is_small = self._is_small(pair.image, pair.history)
-        comparing = Comparing(self.session, pair, is_small)
+        comparing = PairComparison(self.session, pair, is_small)
         self.violations[Rule.ROW_COUNTS] = comparing.count_difference()
         if is_small:
             touched_from = None

@@ -10,7 +10,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.table_name import TableName
 
 
-class Kind(enum.Enum):
+class DifferenceKind(enum.Enum):
     """How a row differs."""
 
     MISSING = "missing"
@@ -27,7 +27,7 @@ class Difference:
         columns: where the two rows differ; empty where one side has none.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     key: tuple[str | None, ...]
     columns: tuple[str, ...] = ()
 

@@ -21,7 +21,12 @@ from pgcdc_assets.spark.sql import comparable_sql, identifier, string
 from pgcdc_assets.tables.columns import DELETED, IS_CURRENT, SCD2_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.merge_key import MergeKey
-from pgcdc_assets.verify.table_version import PinnedTable, open_merged, pin_table, read_pinned
+from pgcdc_assets.verify.table_version import (
+    TableVersion,
+    open_merged,
+    read_pinned,
+    read_table_version,
+)
 from pgcdc_assets.verify.target_at import version_through
 
 if TYPE_CHECKING:
@@ -35,14 +40,14 @@ _IMAGE_VIEW = "pgcdc_image"
 class Pair:
     """Both tables of one source table at the same watermark."""
 
-    image: PinnedTable
-    history: PinnedTable
+    image: TableVersion
+    history: TableVersion
 
 
 def find_pair(
     zone: RawZone,
     table: CdcTable,
-    history: PinnedTable,
+    history: TableVersion,
     epochs: Sequence[Epoch],
     *,
     goes_back: bool,
@@ -55,7 +60,7 @@ def find_pair(
     name = table.qualified_name
     path = table_path(zone.lake, zone.name, table.schema, table.table, 1)
     try:
-        image = pin_table(zone, path, name, epochs)
+        image = read_table_version(zone, path, name, epochs)
     except ConfigurationError:
         return "there is no SCD1 table"
     if image.key != history.key:
@@ -70,18 +75,18 @@ def find_pair(
     found = version_through(zone, open_merged(zone, ahead.path, name), ahead.path, epoch, lsn)
     if found is None or found[1] != lsn:
         return stand
-    earlier = pin_table(zone, ahead.path, name, epochs, found[0])
+    earlier = read_table_version(zone, ahead.path, name, epochs, found[0])
     if earlier.watermark != (epoch, lsn) or earlier.key != history.key:
         return stand
     return Pair(earlier, history) if ahead is image else Pair(image, earlier)
 
 
-def _text(pinned: PinnedTable) -> str:
+def _text(pinned: TableVersion) -> str:
     return "nothing" if pinned.watermark is None else str(pinned.watermark[1])
 
 
 @dataclass(frozen=True)
-class Comparing:
+class PairComparison:
     """Compares a pair.
 
     Attributes:

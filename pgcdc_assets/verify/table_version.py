@@ -35,7 +35,7 @@ _PLAIN_FEATURES = frozenset({"deletionVectors", "timestampNtz"})
 
 
 @dataclass(frozen=True)
-class PinnedTable:
+class TableVersion:
     """A version of an SCD table.
 
     Attributes:
@@ -77,9 +77,9 @@ class PinnedTable:
         return True
 
 
-def pin_table(
+def read_table_version(
     zone: RawZone, path: str, name: str, epochs: Sequence[Epoch], version: int | None = None
-) -> PinnedTable:
+) -> TableVersion:
     """Describe a version of an SCD table; the newest where none is given.
 
     Raises:
@@ -93,7 +93,7 @@ def pin_table(
 
 def _pin(
     zone: RawZone, path: str, table: DeltaTable, epochs: Sequence[Epoch], version: int | None
-) -> PinnedTable:
+) -> TableVersion:
     from pgcdc_assets.tables.properties import KEY
 
     if version is not None:
@@ -111,7 +111,7 @@ def _pin(
     if rows is not None and _CURRENT in files.column_names:
         flags = files.column(_CURRENT).to_pylist()
         current = sum(count for count, flag in zip(rows, flags, strict=True) if flag)
-    return PinnedTable(
+    return TableVersion(
         path=path,
         version=table.version(),
         watermarks=watermarks,
@@ -124,7 +124,7 @@ def _pin(
     )
 
 
-def read_pinned(session: SparkSession, pinned: PinnedTable, *, is_small: bool) -> DataFrame:
+def read_pinned(session: SparkSession, pinned: TableVersion, *, is_small: bool) -> DataFrame:
     """Read the rows of the version.
 
     Args:

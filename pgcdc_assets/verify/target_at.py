@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.errors import DefiniteError, PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure
-from pgcdc_assets.raw.scan import read_changes
+from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.staging import VERIFY, staging_root
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -121,7 +121,7 @@ def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn
     for copy in zone.snapshots.complete_snapshots(moment.epoch):
         if copy.name == table.name and watermark < copy.snapshot_lsn <= moment.lsn:
             return False
-    changes = read_changes(
+    changes = scan_changes(
         zone.changes.table,
         epoch=moment.epoch,
         start=watermark,

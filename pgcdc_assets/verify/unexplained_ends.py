@@ -25,7 +25,7 @@ from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import schema_ddl, string
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.verify.table_version import PinnedTable
+from pgcdc_assets.verify.table_version import TableVersion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +34,7 @@ _RAW = schema_ddl(CHANGES)
 
 
 @dataclass(frozen=True)
-class JudgedEnds:
+class ExplainableEnds:
     """Which ends the raw zone can tell about.
 
     Attributes:
@@ -57,13 +57,13 @@ class JudgedEnds:
         return f"({within} AND {column} NOT IN ({listed}))"
 
 
-def judged_ends(
+def find_explainable_ends(
     zone: RawZone,
     name: TableName,
-    pinned: PinnedTable,
+    pinned: TableVersion,
     epochs: Sequence[Epoch],
     since: Lsn | None,
-) -> JudgedEnds:
+) -> ExplainableEnds:
     """Find the ends to judge: those since an LSN, as far as retention left their changes."""
     ranges = []
     for epoch in epochs:
@@ -77,10 +77,12 @@ def judged_ends(
     snapshot_at = [
         copy.snapshot_lsn for copy in zone.snapshots.complete_snapshots() if copy.name == name
     ]
-    return JudgedEnds(*name, pinned.key, tuple(ranges), tuple(snapshot_at))
+    return ExplainableEnds(*name, pinned.key, tuple(ranges), tuple(snapshot_at))
 
 
-def leaving_changes(session: SparkSession, zone: RawZone, judged: JudgedEnds) -> DataFrame:
+def read_leaving_changes(
+    session: SparkSession, zone: RawZone, judged: ExplainableEnds
+) -> DataFrame:
     """Read the changes that may have taken a key away: `commit_lsn` and `is_truncate`."""
     files = {
         file

@@ -9,7 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pgcdc_assets.orchestration.data_versions import shown_through
+from pgcdc_assets.orchestration.data_versions import find_shown_through
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.orchestration.daemon import SECONDS, running_daemon
@@ -63,17 +63,19 @@ def test_an_asset_is_made_after_merges_with_changes_of_its_table_and_after_no_ot
         return output.read_text().split() if output.exists() else []
 
     def shows_another(before: object) -> bool:
-        return shown_through(instance, B) != before
+        return find_shown_through(instance, B) != before
 
     with running_daemon(orchestrated, tmp_path, code) as daemon:
         wait_until(lambda: made() == ["10"], "the first contents", limit_seconds=SECONDS)
         for number in range(2):
-            before = shown_through(instance, B)
+            before = find_shown_through(instance, B)
             orchestrated.commit(f"insert into b values ({number}, 1)")
             wait_until(
                 partial(shows_another, before), "a merge of the other table", limit_seconds=SECONDS
             )
-        wait_until(lambda: shown_through(instance, A) == shown_through(instance, B), "both")
+        wait_until(
+            lambda: find_shown_through(instance, A) == find_shown_through(instance, B), "both"
+        )
         merged_at = time.time()
         wait_until(lambda: daemon.ticks("marts", merged_at) >= 3, "ticks", limit_seconds=60)
         assert made() == ["10"]

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus
 
-from pgcdc_assets.orchestration.data_versions import shown_through
+from pgcdc_assets.orchestration.data_versions import find_shown_through
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.orchestration.daemon import SECONDS, Daemon, running_daemon
 from pgcdc_assets_tests.support.waits import wait_until
@@ -79,7 +79,7 @@ def test_all_is_materialised_beside_the_sensors(orchestrated: Orchestrated, tmp_
         return found.status
 
     with running_daemon(orchestrated, tmp_path, code) as daemon, writing(orchestrated):
-        wait_until(lambda: shown_through(instance, a), "a first merge", limit_seconds=SECONDS)
+        wait_until(lambda: find_shown_through(instance, a), "a first merge", limit_seconds=SECONDS)
         identifier = launch(daemon)
         began = last_news = time.monotonic()
         longest, last_landed = 0.0, landed()
@@ -93,6 +93,8 @@ def test_all_is_materialised_beside_the_sensors(orchestrated: Orchestrated, tmp_
         assert longest < STALLED_SECONDS
         # The sensors continue, and all locks of the backfill are released.
         wait_until(lambda: landed() > last_landed, "a window", limit_seconds=SECONDS)
-        before = shown_through(instance, b)
-        wait_until(lambda: shown_through(instance, b) != before, "a merge", limit_seconds=SECONDS)
+        before = find_shown_through(instance, b)
+        wait_until(
+            lambda: find_shown_through(instance, b) != before, "a merge", limit_seconds=SECONDS
+        )
     assert instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE])) == []

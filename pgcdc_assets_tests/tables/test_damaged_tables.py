@@ -17,7 +17,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import read_scd_state, read_watermark, table_path
-from pgcdc_assets.verify.table_version import pin_table
+from pgcdc_assets.verify.table_version import read_table_version
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
 
@@ -94,7 +94,7 @@ def test_a_damaged_table_fails_alone_and_a_rebuild_makes_it_whole(
     assert str(path) in str(failure.error)
     assert "pgcdc rebuild" in str(failure.error)
     with pytest.raises(TableDamaged):
-        pin_table(zone, str(path), "shop.items", zone.epochs.all())
+        read_table_version(zone, str(path), "shop.items", zone.epochs.all())
     rebuild_table(spark, zone, _ITEMS, 1)
     assert read_watermark(zone.lake, zone.name, "shop", "items", 1) == (1, landing.windows[-1].end)
     rows = spark.read.format("delta").load(str(path)).select("id", "v").collect()

@@ -13,7 +13,7 @@ from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,
     Difference,
-    Kind,
+    DifferenceKind,
     compare_at,
     compare_tables,
     small_table,
@@ -47,7 +47,7 @@ def plant(pipeline: Pipeline, statement: str, table: str = "t") -> None:
     pipeline.spark.sql(statement.format(t=delta_table(pipeline.path(table))))
 
 
-def found_in(comparison: Comparison) -> set[tuple[Kind, tuple[str | None, ...]]]:
+def found_in(comparison: Comparison) -> set[tuple[DifferenceKind, tuple[str | None, ...]]]:
     return {(difference.kind, difference.key) for difference in comparison.differences}
 
 
@@ -96,9 +96,9 @@ def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
     assert found.columns == ("v", "n")
     assert found.key_columns == ("id",)
     assert set(found.differences) == {
-        Difference(Kind.MISSING, ("1234",)),
-        Difference(Kind.EXTRA, ("9999",)),
-        Difference(Kind.DIFFERS, ("17",), ("v", "n")),
+        Difference(DifferenceKind.MISSING, ("1234",)),
+        Difference(DifferenceKind.EXTRA, ("9999",)),
+        Difference(DifferenceKind.DIFFERS, ("17",), ("v", "n")),
     }
 
 
@@ -132,8 +132,8 @@ def test_tables_compared_together_have_separate_results_and_a_failure_stops_no_o
     assert [each.table for each in found] == ["t", "u", "unmerged", "w"]
     assert isinstance(equal, Comparison) and equal.is_equal
     assert isinstance(wrong, Comparison) and isinstance(missing, Comparison)
-    assert wrong.differences == (Difference(Kind.DIFFERS, ("1",), ("v",)),)
-    assert missing.differences == (Difference(Kind.MISSING, ("2",)),)
+    assert wrong.differences == (Difference(DifferenceKind.DIFFERS, ("1",), ("v",)),)
+    assert missing.differences == (Difference(DifferenceKind.MISSING, ("2",)),)
     assert isinstance(failure, ComparisonFailure)
     assert "never merged" in str(failure.error)
 
@@ -143,7 +143,7 @@ def test_a_row_that_is_there_twice_is_extra(pipeline: Pipeline) -> None:
     pipeline.sync()
     plant(pipeline, "INSERT INTO {t} SELECT * FROM {t}")
     found = verify(pipeline)
-    assert found_in(found) == {(Kind.EXTRA, ("1",))}
+    assert found_in(found) == {(DifferenceKind.EXTRA, ("1",))}
 
 
 def test_composite_and_odd_keys_are_named_as_they_are(pipeline: Pipeline) -> None:
@@ -159,7 +159,9 @@ def test_composite_and_odd_keys_are_named_as_they_are(pipeline: Pipeline) -> Non
     found = verify(pipeline)
     assert found.differing == len(ODD_TEXTS)
     assert found.key_columns == ("a %s", "b")
-    expected = {(Kind.DIFFERS, (str(number % 3), text)) for number, text in enumerate(ODD_TEXTS)}
+    expected = {
+        (DifferenceKind.DIFFERS, (str(number % 3), text)) for number, text in enumerate(ODD_TEXTS)
+    }
     assert found_in(found) == expected
 
 
@@ -197,7 +199,10 @@ def test_many_differences_are_counted_and_some_are_named(pipeline: Pipeline) -> 
     assert (found.missing, found.extra, found.differing) == (1000, 0, 20000)
     assert found.is_counted
     assert len(found.differences) == 20
-    assert {difference.kind for difference in found.differences} == {Kind.MISSING, Kind.DIFFERS}
+    assert {difference.kind for difference in found.differences} == {
+        DifferenceKind.MISSING,
+        DifferenceKind.DIFFERS,
+    }
 
 
 def test_row_filter_and_column_list_hold_on_the_source_too(pipeline: Pipeline) -> None:
@@ -259,7 +264,7 @@ def test_a_table_of_its_own_key_in_the_settings_is_compared_by_it(pipeline: Pipe
     pipeline.merge(None, CdcTable("public", "t", key=("v",)))
     plant(pipeline, "UPDATE {t} SET id = 7 WHERE v = 'b'")
     found = verify(pipeline, key=("v",))
-    assert found.differences == (Difference(Kind.DIFFERS, ("b",), ("id",)),)
+    assert found.differences == (Difference(DifferenceKind.DIFFERS, ("b",), ("id",)),)
 
 
 def test_a_column_that_one_side_lacks_is_a_difference(pipeline: Pipeline) -> None:

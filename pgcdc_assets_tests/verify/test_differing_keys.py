@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.verify.compare_digests import _differing_keys, _grouped
-from pgcdc_assets.verify.report import Kind
+from pgcdc_assets.verify.report import DifferenceKind
 
-M, E, D = Kind.MISSING, Kind.EXTRA, Kind.DIFFERS
+M, E, D = DifferenceKind.MISSING, DifferenceKind.EXTRA, DifferenceKind.DIFFERS
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ M, E, D = Kind.MISSING, Kind.EXTRA, Kind.DIFFERS
     ],
 )
 def test_rows_are_compared_by_key_and_counted(
-    source: list[str], target: list[str], found: list[tuple[Kind, str]]
+    source: list[str], target: list[str], found: list[tuple[DifferenceKind, str]]
 ) -> None:
     def streams(rows: list[str]) -> list[tuple[str, str]]:
         return [(row[0], row[1]) for row in rows]

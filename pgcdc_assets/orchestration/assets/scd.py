@@ -17,12 +17,12 @@ import dagster as dg
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
-from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergedChecks, invariant_spec
+from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergeChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
 from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage, read_columns
 from pgcdc_assets.orchestration.names import Names, StepKeys
-from pgcdc_assets.orchestration.partitions import shown_windows
+from pgcdc_assets.orchestration.partitions import find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
@@ -40,13 +40,13 @@ from pgcdc_assets.tables.vacuum import vacuum_after_merge
 if TYPE_CHECKING:
     from pgcdc_assets.spark.session import SparkSession
 
-Place = tuple[CdcTable, int]
+ScdKey = tuple[CdcTable, int]
 Result = dg.MaterializeResult[Any] | dg.AssetCheckResult
 
 
 def build_scd_assets(
     capture: CdcCapture,
-    specs: Mapping[Place, dg.AssetSpec],
+    specs: Mapping[ScdKey, dg.AssetSpec],
     sources: Mapping[CdcTable, dg.AssetKey],
     partitions: dg.PartitionsDefinition[str],
     snapshot: dg.AssetKey,
@@ -100,7 +100,7 @@ def build_scd_assets(
             while not rounds.failures and (
                 windows := following.find(lambda: rounds.landed_since(following))
             ):
-                shown = shown_windows(windows, len(context.selected_asset_keys))
+                shown = find_shown_windows(windows, len(context.selected_asset_keys))
                 yield from rounds.merge(shown, is_first=False)
             rounds.raise_failures()
 
@@ -118,7 +118,7 @@ class _Rounds:
 
     context: dg.AssetExecutionContext
     capture: CdcCapture
-    specs: Mapping[Place, dg.AssetSpec]
+    specs: Mapping[ScdKey, dg.AssetSpec]
     sources: Mapping[CdcTable, dg.AssetKey]
     copying: RunningSnapshots
     zone: RawZone
@@ -276,7 +276,7 @@ class _Rounds:
             (0, set()) if epoch is None else (epoch.epoch, set(newest_snapshots(self.zone, epoch)))
         )
 
-    def _checks(self) -> MergedChecks:
+    def _checks(self) -> MergeChecks:
         wanted = set(self.context.selected_asset_check_keys)
         if self.context.run.tags.get(PURPOSE_TAG) == MERGE_PURPOSE:
             # The sensor selects no checks: Dagster would enter each into its history when the run
@@ -285,7 +285,7 @@ class _Rounds:
                 dg.AssetCheckKey(self.specs[place].key, INVARIANTS) for place in self._selected
             }
         keys = {name: self.specs[place].key for name, place in self._by_name.items()}
-        return MergedChecks(
+        return MergeChecks(
             self.zone,
             open_session=lambda: self._checking_session,
             targets={t.name: t for t, _ in self.specs},
@@ -317,7 +317,7 @@ def _held_back(table: CdcTable) -> MergeFailure:
     return MergeFailure(table.schema, table.table, TransientError(reason=reason))
 
 
-def _targets(places: Iterable[Place]) -> list[CdcTable]:
+def _targets(places: Iterable[ScdKey]) -> list[CdcTable]:
     kinds: dict[CdcTable, list[int]] = {}
     for table, scd in places:
         kinds.setdefault(table, []).append(scd)

@@ -33,7 +33,7 @@ _HOLDS = {
     "the rows of SCD1 where there is one",
 }
 
-Place = tuple[str, str, int]
+ScdName = tuple[str, str, int]
 
 
 def invariant_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
@@ -116,7 +116,7 @@ class _Touched:
 
 
 @dataclass
-class MergedChecks:
+class MergeChecks:
     """Checks tables of a step that merges them, as their reports come in.
 
     A history is compared with SCD1, so where the step merges both, it waits for SCD1's report.
@@ -131,10 +131,10 @@ class MergedChecks:
     zone: RawZone
     open_session: Callable[[], SparkSession]
     targets: Mapping[TableName, CdcTable]
-    merging: Collection[Place]
-    wanted: Mapping[Place, dg.AssetCheckKey]
-    _touched: dict[Place, _Touched] = field(default_factory=dict)
-    _waiting: set[Place] = field(default_factory=set)
+    merging: Collection[ScdName]
+    wanted: Mapping[ScdName, dg.AssetCheckKey]
+    _touched: dict[ScdName, _Touched] = field(default_factory=dict)
+    _waiting: set[ScdName] = field(default_factory=set)
     _session: SparkSession | None = None
 
     def after(self, report: MergeReport, epoch: int) -> Iterator[dg.AssetCheckResult]:
@@ -162,13 +162,13 @@ class MergedChecks:
         for place in sorted(set(self.wanted) - set(self.merging)):
             yield from self._check(place, _Touched(None))
 
-    def _check_history(self, place: Place) -> Iterator[dg.AssetCheckResult]:
+    def _check_history(self, place: ScdName) -> Iterator[dg.AssetCheckResult]:
         self._waiting.discard(place)
         touched = self._touched[place]
         image = self._touched.get((place[0], place[1], 1))
         yield from self._check(place, touched if image is None else touched.together(image))
 
-    def _check(self, place: Place, touched: _Touched) -> Iterator[dg.AssetCheckResult]:
+    def _check(self, place: ScdName, touched: _Touched) -> Iterator[dg.AssetCheckResult]:
         check = self.wanted.get(place)
         if check is None or touched.is_idle:
             return

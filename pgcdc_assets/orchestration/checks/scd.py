@@ -89,7 +89,7 @@ def build_table_checks(
         failures: list[tuple[str, Exception]] = []
         with dagster_failures(capture.name):
             zone = lake.zone(capture.name)
-            checking = _Checking(capture, zone, postgres.settings, spark.session)
+            checking = _CheckRun(capture, zone, postgres.settings, spark.session)
             checks = sorted(context.selected_asset_check_keys)
             if not materialised.isdisjoint(context.job_def.asset_layer.selected_asset_keys):
                 checks = [check for check in checks if check.name != EQUALS_SOURCE]
@@ -115,7 +115,7 @@ def build_table_checks(
 
 
 @dataclass(frozen=True)
-class _Checking:
+class _CheckRun:
     """The checks of one run."""
 
     capture: CdcCapture

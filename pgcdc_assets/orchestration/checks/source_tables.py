@@ -28,7 +28,7 @@ def read_table_places(
     return {table: moved.get(str(table.name)) for table in capture.tables if table.name in known}
 
 
-def find_moved_tables_of(
+def find_declared_moves(
     settings: ConnectionSettings, zone: RawZone, capture: CdcCapture, purpose: str
 ) -> list[TableMoved]:
     """Find the declared tables that are not where their changes came from."""

@@ -71,7 +71,7 @@ def build_maintenance_job(
 
     @dg.op(
         name=f"{capture.name}_tidy_up",
-        pool=names.upkeep_pool,
+        pool=names.maintenance_pool,
         required_resource_keys={names.lake, names.spark},
         ins={"start": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
@@ -109,22 +109,22 @@ def build_maintenance_job(
             raise_failed("Not tidied up", failures, capture.name)
 
     @dg.job(
-        name=names.upkeep_job,
+        name=names.maintenance_job,
         description="Removes windows past retention, merges small files, deletes old ones.",
         executor_def=run_executor,
         tags={CAPTURE_TAG: capture.name},
     )
-    def upkeep_job() -> None:
+    def maintenance_job() -> None:
         tidy_up(start=remove_old_windows())
 
     schedule = dg.ScheduleDefinition(
-        name=names.upkeep_job,
-        job=upkeep_job,
+        name=names.maintenance_job,
+        job=maintenance_job,
         cron_schedule=policy.schedule,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         tags={CAPTURE_TAG: capture.name},
     )
-    return upkeep_job, schedule
+    return maintenance_job, schedule
 
 
 def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:

@@ -22,15 +22,15 @@ import dagster as dg
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.orchestration.checks.source_tables import find_moved_tables_of
+from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
     PARTITION_TAG,
     RANGE_TAGS,
+    build_range_tags,
     covered_keys,
-    neighbours,
-    range_tags,
+    group_neighbours,
 )
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, LoadedCapture
 from pgcdc_assets.orchestration.runs.claims import beating, new_claim
@@ -113,7 +113,7 @@ class _Sync:
                 self._resnapshot(resnapshot)
             self._come_through()
             settings, zone = self.loaded.postgres.settings(), self.loaded.lake.zone(self.name)
-            self.failures += find_moved_tables_of(settings, zone, self.loaded.capture, "sync")
+            self.failures += find_declared_moves(settings, zone, self.loaded.capture, "sync")
         except PgcdcError as error:
             self.failures.append(error)
         finally:
@@ -161,8 +161,12 @@ class _Sync:
                 )
             time.sleep(self.limits.poll_seconds)
         order = [table.partition_key for table in self.loaded.capture.tables]
-        for first, last in neighbours(order, [table.partition_key for table in tables]):
-            tags = {CAPTURE_TAG: self.name, PURPOSE_TAG: "resnapshot", **range_tags(first, last)}
+        for first, last in group_neighbours(order, [table.partition_key for table in tables]):
+            tags = {
+                CAPTURE_TAG: self.name,
+                PURPOSE_TAG: "resnapshot",
+                **build_range_tags(first, last),
+            }
             self._execute(dg.RunRequest(job_name=self.names.snapshot_job, tags=tags))
 
     def _is_through(self, merges: Sequence[dg.RunRequest]) -> bool:

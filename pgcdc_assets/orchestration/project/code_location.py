@@ -24,7 +24,7 @@ from pgcdc_assets.orchestration.feature_warnings import (
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, capture_of
+from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, read_capture_settings
 from pgcdc_assets.settings import CdcCapture
 
 DEFAULT_MODULE = "pgcdc_assets.definitions"
@@ -130,7 +130,7 @@ def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
         value = spec.metadata.get(CAPTURE_METADATA)
         if value is None:
             continue
-        capture = capture_of(value)
+        capture = read_capture_settings(value)
         names = Names.of(capture)
         resources = definitions.resources or {}
         found[capture.name] = LoadedCapture(

@@ -25,7 +25,7 @@ from pgcdc_assets.orchestration.runs.claims import (
     PROCESS_TAG,
     last_heartbeat,
 )
-from pgcdc_assets.orchestration.runs.processes import ProcessIdentity, this_place
+from pgcdc_assets.orchestration.runs.processes import ProcessIdentity, this_namespace
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, PURPOSE_TAG, is_left_over
 
 # A run without a heartbeat for so long is dead,
@@ -91,7 +91,7 @@ def _why_dead(run: DagsterRun) -> str | None:
     if process is None and tag.count(":") == 2:
         host, pid, started = tag.split(":")
         # Written by a version that told the host alone.
-        place = this_place()
+        place = this_namespace()
         if host == place.host and ProcessIdentity(place, int(pid), started).has_ended:
             return _gone(int(pid))
     beat = last_heartbeat(run)

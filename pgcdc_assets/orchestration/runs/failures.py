@@ -50,7 +50,7 @@ def failure_of(error: errors.PgcdcError) -> dg.Failure:
 
 
 def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: str) -> NoReturn:
-    """End a step in which some tables failed and others did not, naming the ones that did.
+    """End a step in which some tables failed and others did not, and name the ones that did.
 
     Args:
         capture: whose name remedies show.

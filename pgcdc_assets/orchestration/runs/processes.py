@@ -19,7 +19,7 @@ _ENDED = "ended"
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessNamespace:
     """Where process ids have one meaning.
 
     Attributes:
@@ -45,7 +45,7 @@ class ProcessIdentity:
         started: clock ticks from the boot to its start.
     """
 
-    place: Place
+    place: ProcessNamespace
     pid: int
     started: str
 
@@ -53,7 +53,7 @@ class ProcessIdentity:
     def of(cls, pid: int | None = None) -> ProcessIdentity:
         """Name a process of this namespace; without a number: this process."""
         number = os.getpid() if pid is None else pid
-        return cls(this_place(), number, start_ticks(number))
+        return cls(this_namespace(), number, start_ticks(number))
 
     @classmethod
     def parse(cls, text: str) -> ProcessIdentity | None:
@@ -62,7 +62,7 @@ class ProcessIdentity:
         if len(parts) != 5 or not parts[3].isdigit():
             return None
         host, boot, namespace, pid, started = parts
-        return cls(Place(host, boot, namespace), int(pid), started)
+        return cls(ProcessNamespace(host, boot, namespace), int(pid), started)
 
     def __str__(self) -> str:
         place = self.place
@@ -71,7 +71,7 @@ class ProcessIdentity:
     @property
     def is_visible(self) -> bool:
         """Whether this process can look it up."""
-        return self.place.is_known and self.place == this_place()
+        return self.place.is_known and self.place == this_namespace()
 
     @property
     def has_ended(self) -> bool:
@@ -81,7 +81,7 @@ class ProcessIdentity:
 
 
 @cache
-def this_place() -> Place:
+def this_namespace() -> ProcessNamespace:
     """Where this process runs."""
     try:
         boot = _BOOT_ID.read_text().strip()
@@ -92,7 +92,7 @@ def this_place() -> Place:
     if shown != str(os.getpid()):
         # /proc of another namespace: its numbers mean other processes.
         namespace = ""
-    return Place(socket.gethostname(), boot or _UNKNOWN, namespace or _UNKNOWN)
+    return ProcessNamespace(socket.gethostname(), boot or _UNKNOWN, namespace or _UNKNOWN)
 
 
 def start_ticks(pid: int) -> str:

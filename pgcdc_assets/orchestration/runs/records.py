@@ -74,12 +74,14 @@ def find_unfinished(
             continue
         if run.job_name == job_name:
             return run
-        if not wanted.isdisjoint(run.asset_selection or ()) and not has_ended(instance, run, step):
+        if not wanted.isdisjoint(run.asset_selection or ()) and not run_has_ended(
+            instance, run, step
+        ):
             return run
     return None
 
 
-def has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> bool:
+def run_has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> bool:
     """Whether a step of a run that goes on has succeeded, failed or was skipped."""
     if run.status == DagsterRunStatus.QUEUED:
         return False

@@ -14,7 +14,7 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import covered_keys
-from pgcdc_assets.orchestration.runs.records import has_ended
+from pgcdc_assets.orchestration.runs.records import run_has_ended
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
@@ -45,7 +45,7 @@ class RunningSnapshots:
         for run in instance.get_runs(RunsFilter(statuses=_STARTED)):
             selects = self.snapshot in (run.asset_selection or ())
             if run.job_name == names.snapshot_job or (
-                selects and not has_ended(instance, run, names.copy_step)
+                selects and not run_has_ended(instance, run, names.copy_step)
             ):
                 copied.update(covered_keys(run.tags, order))
         return frozenset(

@@ -20,10 +20,10 @@ from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
-    neighbours,
-    range_tags,
-    surplus_keys,
-    unknown_windows,
+    build_range_tags,
+    find_surplus_keys,
+    find_unknown_windows,
+    group_neighbours,
 )
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
@@ -67,7 +67,7 @@ MINIMUM_INTERVAL_SECONDS = 2
 
 
 @dataclass(frozen=True)
-class LagSensorTargets:
+class LagSensorAssets:
     """The assets and jobs that the sensor acts on."""
 
     raw: dg.AssetKey
@@ -76,7 +76,7 @@ class LagSensorTargets:
     jobs: tuple[Any, ...]
 
 
-def build_lag_sensor(capture: CdcCapture, targets: LagSensorTargets) -> dg.SensorDefinition:
+def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.SensorDefinition:
     """Build the sensor that opens windows and asks for copies."""
     names = Names.of(capture)
 
@@ -129,7 +129,7 @@ class _Tick:
     """One evaluation of the sensor."""
 
     capture: CdcCapture
-    targets: LagSensorTargets
+    targets: LagSensorAssets
     context: dg.SensorEvaluationContext
     zone: RawZone
     postgres: PostgresResource
@@ -223,7 +223,7 @@ class _Tick:
             self._blocked("tables are being copied")
             return
         order = [table.partition_key for table in self.capture.tables]
-        for first, last in neighbours(order, missing):
+        for first, last in group_neighbours(order, missing):
             tags = {"pgcdc/tables": f"{first}..{last}"}
             past = attempts_for(instance, self.capture.name, "snapshot", tags)
             pause = self.capture.windows.backoff(past.count)
@@ -236,7 +236,7 @@ class _Tick:
                     run_key=f"{self.capture.name}:copy:{first}:{last}:{past.newest}",
                     job_name=self.names.snapshot_job,
                     tags={
-                        **range_tags(first, last),
+                        **build_range_tags(first, last),
                         CAPTURE_TAG: self.capture.name,
                         PURPOSE_TAG: "snapshot",
                         **tags,
@@ -319,7 +319,7 @@ class _Tick:
         )
 
     def _adopt(self, epoch: Epoch, windows: list[LsnWindow], through: Position) -> None:
-        unknown = unknown_windows(self.zone, epoch, windows, through)
+        unknown = find_unknown_windows(self.zone, epoch, windows, through)
         if not unknown:
             return
         for summary in unknown:
@@ -348,7 +348,7 @@ class _Tick:
         if len(windows) <= self.capture.windows.keep:
             return
         merged = read_state(self.zone, self.capture).merged_through
-        old = surplus_keys(windows, self.capture.windows.keep, merged)
+        old = find_surplus_keys(windows, self.capture.windows.keep, merged)
         if old:
             self.partitions.append(
                 dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)

@@ -15,9 +15,9 @@ import dagster as dg
 from dagster import DagsterRunStatus, RunRecord
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.orchestration.data_versions import shown_through
+from pgcdc_assets.orchestration.data_versions import find_shown_through
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partitions import range_tags, shown_windows
+from pgcdc_assets.orchestration.partitions import build_range_tags, find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.long_runs import may_continue
@@ -148,7 +148,7 @@ class _Tick:
         selected = [key for key in self.keys.values() if key not in failing | uncopied]
         last = landed[-1]
         unmerged = landed[landed.index(self._first_unmerged(landed, ready)) :]
-        shown = shown_windows(unmerged, len(selected))
+        shown = find_shown_windows(unmerged, len(selected))
         first = shown[0]
         if [w for w in windows if first <= w <= last] != shown:
             # A range of dynamic partitions goes by the order in which the keys were added. Where
@@ -164,7 +164,7 @@ class _Tick:
             # merge evaluates the cheap ones without being asked.
             asset_check_keys=[],
             tags={
-                **range_tags(first.key, last.key),
+                **build_range_tags(first.key, last.key),
                 CAPTURE_TAG: self.capture.name,
                 PURPOSE_TAG: MERGE_PURPOSE,
                 THROUGH_TAG: last.key,
@@ -184,7 +184,7 @@ class _Tick:
     def _shown_through(self, table: TableState) -> LsnWindow | None:
         if table.watermark is None:
             return None
-        return shown_through(self.instance, self._key(table))
+        return find_shown_through(self.instance, self._key(table))
 
     def _without_backoff(self, behind: list[TableState]) -> list[TableState]:
         recent = recent_runs(self.instance, self.capture.name, "merge")

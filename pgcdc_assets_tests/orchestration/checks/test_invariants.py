@@ -18,7 +18,7 @@ from pgcdc_assets.orchestration.checks import invariants as invariant_checks
 from pgcdc_assets.orchestration.checks.invariants import (
     INVARIANTS,
     INVARIANTS_IN_FULL,
-    MergedChecks,
+    MergeChecks,
 )
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.raw.zone import RawZone
@@ -143,8 +143,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     return made
 
 
-def checks(zone: RawZone, merging: tuple[int, ...] = (1, 2)) -> MergedChecks:
-    return MergedChecks(
+def checks(zone: RawZone, merging: tuple[int, ...] = (1, 2)) -> MergeChecks:
+    return MergeChecks(
         zone,
         open_session=lambda: None,  # type: ignore[arg-type,return-value]
         targets={TableName("shop", "items"): CdcTable("shop", "items", (1, 2))},

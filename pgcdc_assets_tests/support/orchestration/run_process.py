@@ -11,7 +11,10 @@ import dagster as dg
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.settings_metadata import capture_metadata, capture_of
+from pgcdc_assets.orchestration.settings_metadata import (
+    read_capture_settings,
+    write_capture_settings,
+)
 from pgcdc_assets.settings import CdcCapture
 
 VARIABLE = "PGCDC_TEST_RUN"
@@ -21,7 +24,7 @@ def arguments(
     capture: CdcCapture, conninfo: str, lake: str, job: str, tags: dict[str, str], home: str
 ) -> dict[str, str]:
     """Return the process's arguments from its environment."""
-    declared = capture_metadata(capture).data
+    declared = write_capture_settings(capture).data
     known = {"conninfo": conninfo, "lake": lake, "job": job, "tags": tags, "home": home}
     return {**os.environ, VARIABLE: json.dumps({"capture": declared, **known})}
 
@@ -29,7 +32,7 @@ def arguments(
 def job() -> dg.JobDefinition:
     """Return the job to run."""
     given = _given()
-    capture = capture_of(dg.MetadataValue.json(given["capture"]))
+    capture = read_capture_settings(dg.MetadataValue.json(given["capture"]))
     definitions = build_cdc_definitions(
         capture,
         postgres=PostgresResource(capture=capture.name, conninfo=given["conninfo"]),

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
-from pgcdc_assets.raw.scan import read_changes
+from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 
 COMMIT_TS = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
@@ -49,7 +49,7 @@ def transaction(commit_lsn: int, row_count: int, **values: Any) -> pa.RecordBatc
 
 def landed(zone: RawZone, epoch: int = 1) -> list[tuple[int, int]]:
     """Return (commit_lsn, ordinal) of all rows of the raw zone in stream order, with duplicates."""
-    rows = read_changes(
+    rows = scan_changes(
         zone.changes.table, epoch=epoch, start=0, end=2**62, columns=["commit_lsn", "ordinal"]
     )
     return sorted((r["commit_lsn"], r["ordinal"]) for piece in rows for r in piece.to_pylist())
