@@ -27,7 +27,7 @@ from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
-from pgcdc_assets.merge.task import MergeTask, prepare
+from pgcdc_assets.merge.task import MergeTask, build_tasks
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -74,7 +74,7 @@ def merge_tables(
         limit: how much one commit folds at most; what is above it is folded by further commits.
     """
     busy: list[MergeTask] = []
-    for task in prepare(zone, targets, through, root, limit=limit):
+    for task in build_tasks(zone, targets, through, root, limit=limit):
         if isinstance(task, MergeFailure):
             yield task
         elif task.is_idle:
@@ -97,54 +97,54 @@ class _Merge:
     root: str | None
     limit: StepLimit | None
 
-    def run(self, spark: SparkSession, task: MergeTask) -> MergeReport:
-        """Merge one table, step by step: up to the limit of a step, or up to the next snapshot."""
-        report = self._step(spark, task)
-        while not task.plan.is_last:
+    def run(self, spark: SparkSession, task: MergeTask) -> MergeReport | MergeFailure:
+        """Merge one table in steps, each up to the limit or up to the next snapshot."""
+        outcome = self._step(spark, task)
+        while isinstance(outcome, MergeReport) and not task.plan.is_last:
             failpoints.reach(failpoints.AFTER_MERGE_STEP)
-            task = self._following(task)
-            report = report.followed_by(self._step(spark, task))
-        return report
+            following = self._plan_next(task)
+            if isinstance(following, MergeFailure):
+                return following
+            task, report = following, outcome
+            outcome = self._step(spark, task)
+            if isinstance(outcome, MergeReport):
+                outcome = report.followed_by(outcome)
+        return outcome
 
-    def _step(self, spark: SparkSession, task: MergeTask) -> MergeReport:
-        try:
-            return self._merge(spark, task)
-        except DefiniteError:
-            if task.plan.is_last:
-                raise
-            # The snapshot that follows says what came of the changes that cannot be folded.
-            following = self._after_next_snapshot(task)
-            if following is None:
-                raise
-        return self._merge(spark, following)
+    def _step(self, spark: SparkSession, task: MergeTask) -> MergeReport | MergeFailure:
+        """Merge one step; if its changes cannot be folded, continue with the next snapshot."""
 
-    def _merge(self, spark: SparkSession, task: MergeTask) -> MergeReport:
-        try:
-            return merge_table(spark, self.zone, task)
-        except PgcdcError:
-            raise
-        except Exception as error:
-            raise explain(task, error, spark) from error
+        def merge(step: MergeTask) -> MergeReport:
+            return merge_table(spark, self.zone, step)
 
-    def _after_next_snapshot(self, task: MergeTask) -> MergeTask | None:
-        """Plan from the snapshot that follows; None if there is none, or the table goes on from
-        one.
-        """
+        outcome = _guarded(task, merge, spark)
+        if isinstance(outcome, MergeReport) or task.plan.is_last:
+            return outcome
+        if not isinstance(outcome.error, DefiniteError):
+            return outcome
+        following = self._plan_after_next_snapshot(task)
+        if following is None:
+            return outcome
+        return (
+            following if isinstance(following, MergeFailure) else _guarded(following, merge, spark)
+        )
+
+    def _plan_after_next_snapshot(self, task: MergeTask) -> MergeTask | MergeFailure | None:
+        """Plan from the next snapshot on; None if there is none, or the table began with one."""
         snapshot = task.plan.snapshot
         if snapshot is None:
-            return self._following(task, skips_to_snapshot=True)
+            return self._plan_next(task, skips_to_snapshot=True)
         if task.state is not None:
             return None
-        try:
-            return self._following(task, skips_to_snapshot=True, after=snapshot.key)
-        except MergeConflict:
-            return None
+        found = self._plan_next(task, skips_to_snapshot=True, after=snapshot.key)
+        is_conflict = isinstance(found, MergeFailure) and isinstance(found.error, MergeConflict)
+        return None if is_conflict else found
 
-    def _following(
+    def _plan_next(
         self, task: MergeTask, *, skips_to_snapshot: bool = False, after: str | None = None
-    ) -> MergeTask:
+    ) -> MergeTask | MergeFailure:
         target = replace(task.plan.target, scd=(task.scd,))
-        (found,) = prepare(
+        (found,) = build_tasks(
             self.zone,
             [target],
             self.through,
@@ -153,8 +153,6 @@ class _Merge:
             after=after,
             limit=self.limit,
         )
-        if isinstance(found, MergeFailure):
-            raise found.error
         return found
 
 
@@ -195,10 +193,10 @@ def _side_by_side(
 
 def _guarded(
     task: MergeTask,
-    action: Callable[[MergeTask], MergeReport],
+    action: Callable[[MergeTask], MergeReport | MergeFailure],
     session: SparkSession | None = None,
 ) -> MergeReport | MergeFailure:
-    """Run one table's merge; give what went wrong as a failure of that table."""
+    """Run an action on one table; turn an error into a failure of that table."""
     try:
         return action(task)
     except PgcdcError as error:

@@ -78,7 +78,7 @@ class MergeTask:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _OpenedTable:
     target: CdcTable
     scd: int
     path: str
@@ -86,7 +86,7 @@ class _Place:
     started: float
 
 
-def prepare(
+def build_tasks(
     zone: RawZone,
     targets: Sequence[CdcTable],
     through: LsnWindow,
@@ -106,22 +106,22 @@ def prepare(
         limit: how much a step folds at most.
     """
     limits = Limits(limit or StepLimit(), RowGroups(zone.changes.table).between)
-    places = []
+    opened = []
     for target in targets:
         for scd in target.scd:
             try:
-                places.append(_place(zone, target, scd, root))
+                opened.append(_open_table(zone, target, scd, root))
             except PgcdcError as error:
                 yield MergeFailure(target.schema, target.table, error)
     snapshots = zone.snapshots.complete_snapshots()
     kept = snapshots
-    if any(place.state is None for place in places):
+    if any(table.state is None for table in opened):
         # A table can begin with a snapshot after which retention has kept all changes.
         floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
         kept = [
             snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
         ]
-    lowest = _lowest_watermark(places, through.epoch)
+    lowest = _lowest_watermark(opened, through.epoch)
 
     @cache
     def landed(epoch: int) -> Sequence[WindowSummary]:
@@ -136,37 +136,37 @@ def prepare(
         return zone.snapshots.times()
 
     tasks = []
-    for place in places:
-        usable = kept if place.state is None else snapshots
+    for table in opened:
+        usable = kept if table.state is None else snapshots
         if after is not None:
             usable = [snapshot for snapshot in usable if snapshot.key > after]
         try:
             plan = _plan(
-                place, usable, landed, through, root is not None, skips_to_snapshot, limits
+                table, usable, landed, through, root is not None, skips_to_snapshot, limits
             )
         except PgcdcError as error:
-            yield MergeFailure(place.target.schema, place.target.table, error)
+            yield MergeFailure(table.target.schema, table.target.table, error)
             continue
-        moved = _find_move(place, plan, relations(plan.epoch), snapshots)
+        moved = _find_move(table, plan, relations(plan.epoch), snapshots)
         if moved is not None:
-            yield MergeFailure(place.target.schema, place.target.table, moved)
+            yield MergeFailure(table.target.schema, table.target.table, moved)
             continue
         snapshot_at, compared_bytes = None, 0
-        if plan.snapshot is not None and place.target.keeps_history(place.scd):
+        if plan.snapshot is not None and table.target.keeps_history(table.scd):
             snapshot_at = _snapshot_time(
-                zone, plan.snapshot, copy_times().get(plan.snapshot.identity), place.state is None
+                zone, plan.snapshot, copy_times().get(plan.snapshot.identity), table.state is None
             )
-            if place.state is not None:
+            if table.state is not None:
                 # The table's rows are taken to be as many as the snapshot's.
                 compared_bytes = 2 * zone.snapshots.size_bytes(plan.snapshot)
         tasks.append(
             MergeTask(
                 plan,
-                place.scd,
-                place.path,
-                place.state,
-                tuple(v for v in relations(plan.epoch) if v.relation.name == place.target.name),
-                place.started,
+                table.scd,
+                table.path,
+                table.state,
+                tuple(v for v in relations(plan.epoch) if v.relation.name == table.target.name),
+                table.started,
                 snapshot_at=snapshot_at,
                 compared_bytes=compared_bytes,
             )
@@ -174,7 +174,7 @@ def prepare(
     yield from _with_stats(zone, tasks)
 
 
-def _place(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> _Place:
+def _open_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> _OpenedTable:
     started = time.monotonic()
     if scd not in SCD_TYPES:
         raise ConfigurationError(
@@ -182,11 +182,11 @@ def _place(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> _Plac
             f"{', '.join(map(str, SCD_TYPES))}."
         )
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
-    return _Place(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
+    return _OpenedTable(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
 
 
 def _plan(
-    place: _Place,
+    table: _OpenedTable,
     snapshots: Sequence[Snapshot],
     landed: Landed,
     through: LsnWindow,
@@ -195,12 +195,12 @@ def _plan(
     limits: Limits,
 ) -> Plan:
     """Plan a table's merge; history that is not all there goes on with the next snapshot."""
-    watermark = place.state.watermark if place.state is not None else None
-    in_order = place.target.keeps_history(place.scd)
+    watermark = table.state.watermark if table.state is not None else None
+    in_order = table.target.keeps_history(table.scd)
 
     def plan(skips: bool) -> Plan:
         return plan_merge(
-            place.target,
+            table.target,
             watermark,
             snapshots,
             landed,
@@ -220,13 +220,16 @@ def _plan(
 
 
 def _find_move(
-    place: _Place, plan: Plan, relations: Sequence[RelationVersion], snapshots: Sequence[Snapshot]
+    table: _OpenedTable,
+    plan: Plan,
+    relations: Sequence[RelationVersion],
+    snapshots: Sequence[Snapshot],
 ) -> TableMoved | None:
     """Find another name under which changes of the table arrived in the plan's range.
 
     They are in no declared table, or in one that is not this table. A later snapshot has them.
     """
-    target, state = place.target, place.state
+    target, state = table.target, table.state
     if state is None or RELATION_ID not in state.properties:
         return None
     relation_id = int(state.properties[RELATION_ID])
@@ -285,11 +288,11 @@ def _last_commit(zone: RawZone, snapshot: Snapshot) -> dt.datetime:
     return next(e.created_at for e in zone.epochs.all() if e.epoch == snapshot.epoch)
 
 
-def _lowest_watermark(places: Sequence[_Place], epoch: int) -> Lsn | None:
+def _lowest_watermark(opened: Sequence[_OpenedTable], epoch: int) -> Lsn | None:
     """Say from where on windows matter; None when a table of the epoch starts from a snapshot."""
     lowest: Lsn | None = None
-    for place in places:
-        watermark = place.state.watermark if place.state is not None else None
+    for table in opened:
+        watermark = table.state.watermark if table.state is not None else None
         if watermark is None or watermark[0] != epoch:
             return None
         lowest = watermark[1] if lowest is None else min(lowest, watermark[1])

@@ -17,7 +17,7 @@ from pgcdc_assets.errors import DefiniteError, RawExpired
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.merge.rebuild import rebuild_table
-from pgcdc_assets.merge.task import prepare
+from pgcdc_assets.merge.task import build_tasks
 from pgcdc_assets.raw.retention import remove_snapshots, remove_windows
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
@@ -170,7 +170,7 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
     pipeline.copy("t")
     pipeline.sync()
     before = pipeline.rows()
-    real, expiring = prepare, [True]
+    real, expiring = build_tasks, [True]
 
     def expired(*args: Any, **more: Any) -> Any:
         works = list(real(*args, **more))
@@ -183,7 +183,7 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
             )
         return works
 
-    monkeypatch.setattr("pgcdc_assets.merge.run.prepare", expired)
+    monkeypatch.setattr("pgcdc_assets.merge.run.build_tasks", expired)
     with pytest.raises(DefiniteError, match=r"gone|removed"):
         rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1, windows[1].end)
     assert pipeline.rows() == before
