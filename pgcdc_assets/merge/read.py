@@ -8,7 +8,6 @@ from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
 from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.task import MergeTask
-from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.snapshots import Snapshot
@@ -21,24 +20,6 @@ from pgcdc_assets.tables.state import ScdState
 # Given to Spark, which would otherwise open a file for it before it plans the merge.
 _RAW = schema_ddl(CHANGES)
 _READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new unchanged".split()
-
-
-def snapshot_version(task: MergeTask, snapshot: Snapshot) -> RelationVersion:
-    """Find the relation version that describes a snapshot's tuples.
-
-    Raises:
-        RawZoneError: raw/relations does not have it.
-    """
-    candidates = [v for v in task.relations if v.version == snapshot.relation_version]
-    # A table that was dropped and created again counts its versions anew.
-    seen = [v for v in candidates if v.lsn <= snapshot.snapshot_lsn] or candidates
-    if not seen:
-        raise RawZoneError(
-            raw_zone=task.path,
-            reason=f"relation version {snapshot.relation_version} of "
-            f"{task.plan.target.qualified_name} is not described in raw/relations.",
-        )
-    return max(seen, key=lambda v: v.lsn)
 
 
 def is_made_by_its_changes(task: MergeTask) -> bool:
@@ -64,8 +45,8 @@ def build_changes_schema(
     name = task.plan.target.qualified_name
     known_key = None
     if state is None:
-        assert task.plan.snapshot is not None
-        copied = snapshot_version(task, task.plan.snapshot)
+        copied = task.snapshot_version
+        assert copied is not None
         relation_id, made_with = copied.relation.relation_id, copied.version
     else:
         properties = state.properties

@@ -113,11 +113,7 @@ class _Merge:
 
     def _step(self, spark: SparkSession, task: MergeTask) -> MergeReport | MergeFailure:
         """Merge one step; if its changes cannot be folded, continue with the next snapshot."""
-
-        def merge(step: MergeTask) -> MergeReport:
-            return merge_table(spark, self.zone, step)
-
-        outcome = _guarded(task, merge, spark)
+        outcome = self._merge(spark, task)
         if isinstance(outcome, MergeReport) or task.plan.is_last:
             return outcome
         if not isinstance(outcome.error, DefiniteError):
@@ -125,9 +121,10 @@ class _Merge:
         following = self._plan_after_next_snapshot(task)
         if following is None:
             return outcome
-        return (
-            following if isinstance(following, MergeFailure) else _guarded(following, merge, spark)
-        )
+        return self._merge(spark, following) if isinstance(following, MergeTask) else following
+
+    def _merge(self, spark: SparkSession, task: MergeTask) -> MergeReport | MergeFailure:
+        return _guarded(task, lambda step: merge_table(spark, self.zone, step), spark)
 
     def _plan_after_next_snapshot(self, task: MergeTask) -> MergeTask | MergeFailure | None:
         """Plan from the next snapshot on; None if there is none, or the table began with one."""

@@ -8,7 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableMoved, WatermarkGap
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    PgcdcError,
+    RawZoneError,
+    TableMoved,
+    WatermarkGap,
+)
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import ChangeStats, read_change_stats, versions_in_order
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
@@ -34,6 +40,7 @@ class MergeTask:
     Attributes:
         state: the table as its log describes it; None when it does not exist.
         relations: the table's relation versions in the plan's epoch.
+        snapshot_version: the relation version that describes the tuples of the plan's snapshot.
         stats: about the changes to be folded; None when there are none.
         version_order: the relation versions of these changes in the order of their last use.
         started: monotonic clock.
@@ -47,6 +54,7 @@ class MergeTask:
     state: ScdState | None
     relations: tuple[RelationVersion, ...]
     started: float
+    snapshot_version: RelationVersion | None = None
     stats: ChangeStats | None = None
     version_order: tuple[int, ...] = ()
     snapshot_at: dt.datetime | None = None
@@ -144,12 +152,14 @@ def build_tasks(
             plan = _plan(
                 table, usable, landed, through, root is not None, skips_to_snapshot, limits
             )
+            own = tuple(v for v in relations(plan.epoch) if v.relation.name == table.target.name)
+            described = _find_snapshot_version(table, plan, own)
         except PgcdcError as error:
-            yield MergeFailure(table.target.schema, table.target.table, error)
+            yield MergeFailure(*table.target.name, error)
             continue
         moved = _find_move(table, plan, relations(plan.epoch), snapshots)
         if moved is not None:
-            yield MergeFailure(table.target.schema, table.target.table, moved)
+            yield MergeFailure(*table.target.name, moved)
             continue
         snapshot_at, compared_bytes = None, 0
         if plan.snapshot is not None and table.target.keeps_history(table.scd):
@@ -165,8 +175,9 @@ def build_tasks(
                 table.scd,
                 table.path,
                 table.state,
-                tuple(v for v in relations(plan.epoch) if v.relation.name == table.target.name),
+                own,
                 table.started,
+                snapshot_version=described,
                 snapshot_at=snapshot_at,
                 compared_bytes=compared_bytes,
             )
@@ -217,6 +228,29 @@ def _plan(
         if not in_order or skips_to_snapshot:
             raise
         return plan(True)
+
+
+def _find_snapshot_version(
+    table: _OpenedTable, plan: Plan, relations: Sequence[RelationVersion]
+) -> RelationVersion | None:
+    """Find the relation version of the plan's snapshot; None without a snapshot.
+
+    Raises:
+        RawZoneError: raw/relations does not have it.
+    """
+    snapshot = plan.snapshot
+    if snapshot is None:
+        return None
+    candidates = [v for v in relations if v.version == snapshot.relation_version]
+    # A table that was dropped and created again counts its versions from 1 again.
+    seen = [v for v in candidates if v.lsn <= snapshot.snapshot_lsn] or candidates
+    if not seen:
+        raise RawZoneError(
+            raw_zone=table.path,
+            reason=f"relation version {snapshot.relation_version} of "
+            f"{table.target.qualified_name} is not described in raw/relations.",
+        )
+    return max(seen, key=lambda v: v.lsn)
 
 
 def _find_move(

@@ -20,7 +20,6 @@ from pgcdc_assets.merge.read import (
     build_changes_schema,
     read_changes,
     read_snapshot,
-    snapshot_version,
 )
 from pgcdc_assets.merge.schema_evolution import (
     add_columns,
@@ -128,9 +127,10 @@ class TableKind(ABC):
             state: None where the changes make the table.
         """
 
-    def build_snapshot_schema(self, snapshot: Snapshot) -> TableSchema:
+    def build_snapshot_schema(self) -> TableSchema:
         """Build the schema of a snapshot's tuples."""
-        version = snapshot_version(self.task, snapshot)
+        version = self.task.snapshot_version
+        assert version is not None
         key, known = self.task.plan.target.key, self.task.relations
         return build_schema([version], key, system=self.system, known=known)
 
@@ -247,7 +247,7 @@ class AccumulatingTable(TableKind):
         """Begin with the snapshot, or add what it says differently."""
         at = self.task.snapshot_at
         assert at is not None
-        schema = self.build_snapshot_schema(snapshot)
+        schema = self.build_snapshot_schema()
         lsn = snapshot.snapshot_lsn
         rows = self.read_snapshot(snapshot, schema)
         copied = SnapshotRows(rows, schema, lsn, at, snapshot.key)

@@ -10,7 +10,6 @@ from pgcdc_assets.merge.kinds.current_image import CurrentImage
 from pgcdc_assets.merge.kinds.history import History
 from pgcdc_assets.merge.kinds.keyless import KeylessBag, KeylessLog
 from pgcdc_assets.merge.kinds.soft_deletes import SoftDeletes
-from pgcdc_assets.merge.read import snapshot_version
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
@@ -54,8 +53,8 @@ def _has_key(task: MergeTask) -> bool:
     """Say whether something tells the rows apart that are to be folded."""
     if task.plan.target.key:
         return True
-    if task.plan.snapshot is not None:
-        return bool(snapshot_version(task, task.plan.snapshot).relation.row_key)
+    if task.snapshot_version is not None:
+        return bool(task.snapshot_version.relation.row_key)
     return task.state is None or task.state.properties.get(KEY) != ""
 
 

@@ -225,7 +225,7 @@ class CurrentImage(TableKind):
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Replace the contents."""
-        schema = self.build_snapshot_schema(snapshot)
+        schema = self.build_snapshot_schema()
         copied = self.read_snapshot(snapshot, schema)
         rows = type_snapshot_rows(copied, schema, snapshot.snapshot_lsn)
         self.replace_table(state, rows, schema, step)

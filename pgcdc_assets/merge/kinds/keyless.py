@@ -43,7 +43,7 @@ class KeylessBag(TableKind):
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Replace the contents."""
-        schema = self.build_snapshot_schema(snapshot)
+        schema = self.build_snapshot_schema()
         rows = copied_rows(
             read_snapshot(self.spark, self.zone, snapshot), schema, snapshot.snapshot_lsn
         )
@@ -82,7 +82,7 @@ class KeylessLog(TableKind):
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Add the copied rows; what was logged before stays."""
-        task, schema = self.task, self.build_snapshot_schema(snapshot)
+        task, schema = self.task, self.build_snapshot_schema()
         rows = copied_rows(
             read_snapshot(self.spark, self.zone, snapshot), schema, snapshot.snapshot_lsn
         )
