@@ -80,7 +80,7 @@ def test_a_slot_that_is_missing_or_lost_is_gone() -> None:
         {"wal_status": SlotWalStatus.LOST},
         {"wal_status": SlotWalStatus.UNRESERVED, "invalidation_reason": "rows_removed"},
     ):
-        lost = slot_health(replace(SOUND, **changed), THROUGH)  # type: ignore[arg-type]
+        lost = slot_health(replace(SOUND, **changed), THROUGH)
         assert (lost.is_gone, lost.can_continue, lost.is_sound) == (True, False, False)
         assert isinstance(_error(lost), SlotLost)
 
