@@ -90,7 +90,7 @@ def test_a_slot_that_was_confirmed_beyond_the_raw_zone_cannot_continue() -> None
     assert (health.can_continue, health.is_gone) == (False, False)
     error = _error(health)
     assert isinstance(error, SlotAdvanced)
-    assert "the 1 bytes of WAL between" in str(error)
+    assert "confirmed the 1 bytes" in str(error)
     assert slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(1001))).is_sound
 
 
