@@ -1,9 +1,8 @@
-"""What the changes to be folded look like, counted in one pass over their narrow columns.
+"""Statistics of the changes to be folded, from one scan of their narrow columns.
 
-The fold's plain path is cheap because it leaves out what the changes do not need: no row was
-truncated, no key changed, nothing was left out as unchanged TOAST. These stats say which parts a
-table's merge needs. They are read by pyarrow, all tables in one scan, so that they cost no Spark
-job.
+A fold leaves out what the changes do not need. The statistics show whether a TRUNCATE, a change of
+a key or unchanged TOAST occurred. pyarrow reads the statistics of all tables in one scan, without a
+Spark job.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _COLUMNS = (*_GROUP, "commit_lsn", "ordinal", "commit_ts", "unchanged")
 
 @dataclass(frozen=True, order=True)
 class Truncation:
-    """Where a TRUNCATE stands in the stream, and when it was committed."""
+    """The position and the commit time of a TRUNCATE."""
 
     commit_lsn: int
     ordinal: int
@@ -36,15 +35,15 @@ class Truncation:
 
 @dataclass
 class ChangeStats:
-    """The changes of one table in a range.
+    """The statistics of one table's changes in a range.
 
     Attributes:
         counts: rows by operation.
-        versions: per relation version the commit LSN that last used it.
-        has_old_tuples: some update brought an old tuple: its key may have changed.
-        old_kinds: kinds of old tuples that updates and deletes brought; None for none.
-        unchanged: per relation version the tuple positions that were ever unchanged TOAST.
-        truncates: every TRUNCATE, in order.
+        versions: the last commit LSN of each relation version.
+        has_old_tuples: an update brought an old tuple, so a key may have changed.
+        old_kinds: kinds of the old tuples of updates and deletes; None for no old tuple.
+        unchanged: by relation version, the tuple positions that were unchanged TOAST in a change.
+        truncates: all TRUNCATEs, in order.
     """
 
     relation_ids: set[int] = field(default_factory=set)
@@ -57,17 +56,17 @@ class ChangeStats:
 
     @property
     def is_full(self) -> bool:
-        """Whether every update and delete brought its whole old row, and there was one."""
+        """Whether there were updates or deletes, and all brought their whole old rows."""
         return self.old_kinds == {"O"}
 
     @property
     def may_leave_and_come(self) -> bool:
-        """Whether one change, or a snapshot, may take a key's row out and put one in."""
+        """Whether one change, or a snapshot, may remove the row of a key and add a row."""
         return self.is_full or self.has_old_tuples or not self.counts
 
     @property
     def change_count(self) -> int:
-        """All rows of the range."""
+        """The number of changes."""
         return sum(self.counts.values())
 
 
@@ -77,7 +76,7 @@ def read_change_stats(
     """Count the changes of tables in their ranges: one scan for each range.
 
     Args:
-        ranges: per epoch, start and end the tables (schema, table) that are folded over it.
+        ranges: the tables that are folded over each range.
     """
     found: dict[tuple[LsnWindow, TableName], ChangeStats] = {}
     for within, tables in sorted(ranges.items()):
@@ -100,11 +99,11 @@ def read_change_stats(
 def versions_in_order(
     zone: RawZone, within: LsnWindow, table: TableName, stats: ChangeStats
 ) -> list[int]:
-    """List the relation versions of a range by when the stream last used them."""
+    """List the relation versions of a range in the order of their last use."""
     last = stats.versions
     if len(set(last.values())) == len(last):
         return sorted(last, key=lambda version: last[version])
-    # Several shapes in one transaction: its ordinals decide.
+    # Several versions in one transaction: the ordinals decide.
     epoch, start, end = within
     positions: dict[int, tuple[int, int]] = {}
     for batch in scan_changes(

@@ -1,9 +1,9 @@
-"""What Spark reported, sorted by what a reader has to do about it.
+"""Errors of Spark, turned into errors that name the table and the remedy.
 
-Spark's own text may quote values, so the errors here name its error condition; the text is the
-cause. An error that the next run meets again is definite: a column that is not there, a type that
-does not fit, a constraint of the owner's, a file that is gone. Conflicts with other writers, lost
-executors and lost connections are transient, and so is what is not known.
+The text of a Spark error may quote values of rows, so the errors here name only the error
+condition, and keep the Spark error as their cause. An error is definite if the next run would raise
+it again: a missing column, a type mismatch, a constraint of the owner, a missing file. Conflicts
+with other writers, lost executors, lost connections and unknown errors are transient.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pgcdc_assets.table_name import quoted
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
 
-# What an error of a task says within its text, which has values too.
+# Conditions that appear only within the text of an error of a Spark task.
 _IN_TEXT = (
     "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES",
     "DELTA_NOT_NULL_CONSTRAINT_VIOLATED",
     "CAST_INVALID_INPUT",
     "CAST_OVERFLOW",
 )
-# Parts of what is said about a file that should be there.
+# Conditions and texts of errors about a missing file.
 _MISSING_FILE = (
     "DELTA_FILE_NOT_FOUND",
     "DELTA_LOG_FILE_NOT_FOUND",
@@ -60,7 +60,7 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     if UNKNOWN_VALUE in text:
         return SnapshotNeeded(
             table=name,
-            reason="an update leaves out a TOASTed value, and neither the changes before it nor "
+            reason="an update leaves out a TOASTed value, and neither the earlier changes nor "
             "the table have the row",
         )
     if MISSING_ROW in text:
@@ -77,16 +77,16 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     if any(part in condition or part in text for part in _MISSING_FILE):
         if task.path in text:
             return TableDamaged(path=task.path, reason=f"a file is missing ({condition})")
-        # A file of the raw zone may have been replaced by a compaction: the next run reads anew.
+        # A compaction may have replaced a file of the raw zone: the next run reads the new file.
         return _transient(name, condition)
     inner = next((known for known in _IN_TEXT if known in text), None)
     if inner is not None or is_definite(error):
         condition = inner or condition
         return MergeConflict(
             table=name,
-            reason=f"Spark reported {condition}, which a retry meets again. Nothing was "
+            reason=f"Spark reported {condition}, which a retry would raise again. Nothing was "
             "committed; the cause is in the log. If the Delta table was altered by hand, undo "
-            "that; otherwise build it again: pgcdc rebuild",
+            "the alteration; otherwise rebuild the table: pgcdc rebuild",
         )
     return _transient(name, condition)
 
@@ -95,8 +95,8 @@ def _null_key(task: MergeTask, column: str) -> MergeConflict:
     table = task.plan.target
     return MergeConflict(
         table=table.qualified_name,
-        reason=f'column "{column}" of its configured key is NULL in a row, so nothing tells that '
-        "row from others. Fill the column and run: "
+        reason=f'column "{column}" of its configured key is NULL in a row, so the key does not '
+        "identify the row. Fill the column and run: "
         f"alter table {quoted(table.schema, table.table)} alter column {quoted(column)} set not "
         "null; or name another key in the settings. Then take a new snapshot of the table",
     )
@@ -110,20 +110,20 @@ def _transient(name: str, condition: str) -> TransientError:
 
 
 def _ended(name: str, *, is_lasting: bool) -> PgcdcError:
-    """Say that Spark ended.
+    """Return the error of a merge whose Spark process ended.
 
     Args:
-        is_lasting: a retry cannot help: the same heap would be used up again, or the process has an
-            embedded session, of which there is one in its life.
+        is_lasting: a retry cannot help: the memory would be used up again, or the session is
+            embedded, and a process can start only one embedded session.
     """
     if is_lasting:
         return ConfigurationError(
             reason=f"Table {name} was not merged, because Spark's memory was used up, or its "
-            "process was ended. The next run goes on from what was committed. Give Spark more "
+            "process was ended. The next run continues from the last commit. Give Spark more "
             "memory: spark.driver.memory in the capture's spark_config, or pgcdc spark start "
             "--memory; a row of 200 MB takes 3 GB."
         )
     return TransientError(
-        reason=f"Table {name} was not merged, because the Spark server ended. The next run goes on "
-        "from what was committed; pgcdc spark start starts the server again."
+        reason=f"Table {name} was not merged, because the Spark server ended. The next run "
+        "continues from the last commit; pgcdc spark start starts the server again."
     )

@@ -1,4 +1,4 @@
-"""What a merge has to fold, by watermarks, snapshots and windows alone: no row is read."""
+"""The plan of a merge, computed from watermarks, snapshots and windows without reading a row."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Limits:
     """What key_range the step of a merge.
 
     Attributes:
-        sizes: gives the row groups of raw/changes in a range of an epoch; None: sizes are taken
-            from the WAL.
+        sizes: returns the row groups of raw/changes in a range of an epoch; None: sizes are
+            estimated from the WAL.
     """
 
     step: StepLimit = field(default_factory=StepLimit)
@@ -39,17 +39,17 @@ NO_SIZES = Limits()
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be folded into one SCD table.
+    """The snapshot and the changes to be folded into one SCD table.
 
     Attributes:
-        start: changes of the epoch with commit_lsn >= start are to be folded ...
-        end: ... that have commit_lsn < end. Equal to start when there is nothing.
-        snapshot: the snapshot that replaces the contents first; None without one.
-        windows: the windows that the range crosses.
-        recorded_changes: changes of the table in these windows by the commits' own records.
-        change_bytes: about their size as text.
-        first_change: no change of the range stands before this.
-        is_last: nothing that was asked for comes after this.
+        start: changes with start <= commit_lsn < end are folded.
+        end: see `start`; equal to `start` without changes.
+        snapshot: the snapshot that is applied first; None without a snapshot.
+        windows: the windows that overlap the range.
+        recorded_changes: changes of the table in these windows, by the summaries of the windows.
+        change_bytes: approximate size of these changes as text.
+        first_change: the changes of the range begin at this LSN or later.
+        is_last: no step follows.
     """
 
     target: CdcTable
@@ -76,26 +76,26 @@ def plan_merge(
     skips_to_snapshot: bool = False,
     limits: Limits = NO_SIZES,
 ) -> Plan:
-    """Decide what is to be folded into a table, or what first.
+    """Plan the next step of a table's merge.
 
     Args:
-        watermark: the table's own; None before its first merge.
+        watermark: of the table; None before the first merge.
         snapshots: the complete snapshots of the raw zone; for a table without a watermark only
             those after which nothing was removed.
-        landed: gives the landed windows of an epoch in stream order.
+        landed: returns the landed windows of an epoch in stream order.
         in_order: the table keeps history: every snapshot between the watermark and `through` is a
             step of its own, after the changes before it. Otherwise the newest snapshot replaces
             whatever came before.
-        is_bounded: snapshots above `through` are none of this merge's business.
-        skips_to_snapshot: what lies between the watermark and the next snapshot cannot be folded.
-        limits: of the step; what comes after it is for the next one.
+        is_bounded: ignore snapshots above `through`.
+        skips_to_snapshot: ignore the changes before the next snapshot, which cannot be folded.
+        limits: of the step; later changes are left to the next step.
 
     Raises:
-        MergeConflict: the table has no snapshot to begin with.
+        MergeConflict: the table has no usable snapshot.
         WatermarkGap: windows between the watermark and `through` are missing.
     """
     name = target.qualified_name
-    # History before a snapshot is folded first, and may not be captured yet.
+    # The changes before a snapshot are folded first, and may not be captured yet.
     waits = is_bounded or (in_order and watermark is not None)
     usable = _usable_snapshots(
         target, watermark, snapshots, through if waits else None, begins_epoch=not is_bounded
@@ -134,9 +134,9 @@ def _usable_snapshots(
     """List the table's snapshots above its watermark, oldest first.
 
     Args:
-        through: leave out snapshots above its end; None: leave out none.
+        through: ignore snapshots above its end; None: ignore no snapshot.
         begins_epoch: keep the first snapshot of `through`'s epoch all the same, if the table is not
-            in that epoch yet: nothing that it has to fold before that snapshot lies in the epoch.
+            in that epoch yet: the epoch has no changes to fold before that snapshot.
     """
     own = sorted(
         (
@@ -183,11 +183,11 @@ def _plan_step(
 
 
 def _end_of(epoch: int, following: Snapshot | None, landed: Landed, through: LsnWindow) -> Lsn:
-    """Say how far the changes of an epoch go until the next snapshot takes over.
+    """Return the end of the changes of an epoch before the next snapshot.
 
-    That is one byte short of the snapshot: a watermark at its LSN would say that it is in the
-    table. No commit record is left out by that, because records begin at multiples of eight
-    (MAXALIGN in Postgres's src/include/access/xlogrecord.h).
+    The end is one byte before the LSN of the snapshot: a watermark at that LSN would mean that the
+    snapshot is in the table. No commit record is skipped, because records begin at multiples of
+    eight (MAXALIGN in Postgres's src/include/access/xlogrecord.h).
     """
     if following is not None and following.epoch == epoch:
         end = Lsn(following.snapshot_lsn - 1)
@@ -208,7 +208,7 @@ def _plan_range(
     windows: Sequence[WindowSummary],
     limits: Limits,
 ) -> Plan:
-    """Plan the changes of a range, as far as they fit into one step."""
+    """Plan the changes of a range up to the limits of a step."""
     if end <= start:
         return Plan(target, epoch, start, start, snapshot, (), 0, 0, start)
     name, recorded = target.qualified_name, target.name.record_name
@@ -218,7 +218,7 @@ def _plan_range(
     count, size = _fit(target, epoch, changed, limits)
     is_last = count == len(changed)
     if not is_last:
-        # A window without changes costs nothing, so the step ends where the next changes begin.
+        # Windows without changes are free, so the step ends at the next window with changes.
         end = changed[count].window.start
         crossed = [w for w in crossed if w.window.start < end]
         changed = changed[:count]
@@ -231,7 +231,7 @@ def _plan_range(
         windows=tuple(w.window for w in crossed),
         recorded_changes=sum(_change_count(recorded, w) for w in changed),
         change_bytes=size,
-        # After a quiet time this is far above the start, and equal for all tables of a run.
+        # After idle windows this is far above the start, and equal for all tables of a run.
         first_change=max(start, changed[0].window.start) if changed else start,
         is_last=is_last,
     )
@@ -240,7 +240,7 @@ def _plan_range(
 def _fit(
     target: CdcTable, epoch: int, changed: Sequence[WindowSummary], limits: Limits
 ) -> tuple[int, int]:
-    """Count the windows that fit into a step, one at least, and the bytes of their changes."""
+    """Return the number of windows that fit into a step, at least one, and their bytes."""
     name, limit = target.name.record_name, limits.step
     count = _prefix([_change_count(name, w) for w in changed], limit.changes)
     changed = changed[:count]
@@ -248,14 +248,14 @@ def _fit(
     if limits.sizes is not None and sum(w.window.size_bytes for w in changed) > _SMALL_BYTES:
         groups = limits.sizes(epoch, changed[0].window.start, changed[-1].window.end)
         stored = _stored_bytes(target, changed, groups)
-        # A value that is often repeated is stored once, and one out of line is compressed in WAL.
+        # Parquet stores a repeated value once, and WAL has out-of-line values compressed.
         sizes = [max(pair) for pair in zip(sizes, stored, strict=True)]
     count = _prefix(sizes, limit.bytes)
     return count, sum(sizes[:count])
 
 
 def _prefix(amounts: Sequence[int], limit: int) -> int:
-    """Count the first amounts that are not above the limit together; the first always counts."""
+    """Return how many of the first amounts fit into the limit together, at least one."""
     total = 0
     for index, amount in enumerate(amounts):
         total += amount
@@ -276,7 +276,7 @@ def _share_of_wal(name: str, summary: WindowSummary) -> int:
 def _stored_bytes(
     target: CdcTable, changed: Sequence[WindowSummary], groups: Sequence[RowGroup]
 ) -> list[int]:
-    """Share the bytes of the table's row groups among windows, by their changes."""
+    """Divide the bytes of the table's row groups among windows by the numbers of changes."""
     name = target.name.record_name
     starts = [w.window.start for w in changed]
     ends = [w.window.end for w in changed]

@@ -1,4 +1,4 @@
-"""What one table's merge reads: the shapes of its tuples, its snapshot and its changes."""
+"""What one table's merge reads: the layouts of its tuples, its snapshot and its changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new uncha
 
 
 def is_made_by_its_changes(task: MergeTask) -> bool:
-    """Say whether the snapshot is empty and rows follow: then one commit makes the table."""
+    """Return whether the snapshot is empty and changes follow: then one commit writes both."""
     snapshot = task.plan.snapshot
     return snapshot is not None and snapshot.row_count == 0 and bool(task.version_order)
 
@@ -31,14 +31,14 @@ def is_made_by_its_changes(task: MergeTask) -> bool:
 def build_changes_schema(
     task: MergeTask, state: ScdState | None, system: SystemColumns
 ) -> TableSchema:
-    """Build the schema from the version that the table was made with and those of the changes.
+    """Build the schema from the relation version of the table and the versions of the changes.
 
     Args:
-        state: the table; None where its changes make it.
+        state: the table; None if the changes create it.
 
     Raises:
-        MergeConflict: the Delta table is not ours.
-        SchemaChangeError: the source table is another one now, or its change has no replay.
+        MergeConflict: the Delta table was not made by this package.
+        SchemaChangeError: the source table was re-created, or its change cannot be replayed.
         RawZoneError: a relation version is not described.
     """
     assert task.stats is not None
@@ -53,7 +53,8 @@ def build_changes_schema(
         if RELATION_ID not in properties:
             raise MergeConflict(
                 table=name,
-                reason=f"the Delta table {task.path} was not made by this package. Move it away",
+                reason=f"the Delta table {task.path} was not made by this package. Move it to "
+                "another folder",
             )
         relation_id = int(properties[RELATION_ID])
         made_with = int(properties[RELATION_VERSION])
@@ -77,7 +78,7 @@ def build_changes_schema(
 
 
 def read_snapshot(spark: SparkSession, zone: RawZone, snapshot: Snapshot) -> DataFrame:
-    """Read a snapshot's tuples: one column `new`."""
+    """Read the tuples of a snapshot, column `new`."""
     return (
         spark.read.format("delta")
         .load(zone.snapshots.table.uri)
@@ -95,12 +96,12 @@ def read_changes(
 ) -> DataFrame:
     """Read the table's changes of the range.
 
-    The files are named to Spark one by one. To let Delta find them costs three Spark jobs and about
-    a second, which is more than a small merge. No LSN is compared that need not be: it would be a
-    constant in Java source, and Spark would compile for each merge what it has compiled before.
+    Spark reads the files directly. Delta would need three Spark jobs and about a second to find the
+    files, longer than a small merge. LSNs are compared only if necessary: each is a constant in
+    generated Java source, which Spark would compile again for every merge.
 
     Args:
-        keeps_truncated: read also what a TRUNCATE has undone.
+        keeps_truncated: read also the changes before the last TRUNCATE.
     """
     plan, stats = task.plan, task.stats
     assert stats is not None

@@ -1,13 +1,14 @@
-"""An SCD table made again from the raw zone alone; Postgres is not asked.
+"""Rebuild of an SCD table from the raw zone alone, without Postgres.
 
-The merge's own code builds it in a staging folder. Then its files move beside those of the live
-table, and one commit takes the old files out of the log, puts these in, and carries schema and
-watermark: readers see the one contents or the other. Killed before that commit, the live table is
-as it was; what lies about is an orphan that VACUUM or the next upkeep removes.
+A merge builds the table in a staging folder. Then the files move to the folder of the live table,
+and one commit removes the old files from the log, adds the new files, and carries schema and
+watermark: readers see either the old or the new contents. If the process is killed before the
+commit, the live table is unchanged, and VACUUM or the next maintenance removes the orphans.
 
-That commit is delta-rs's: only delta-rs puts the files of one table into the log of another, with
-schema and watermark. The commit has the next fence, so a merge that began before it writes nothing.
-A table with features that delta-rs does not write is overwritten by Spark from the staging folder.
+delta-rs writes this commit, because only delta-rs can add the files of one table to the log of
+another table together with schema and watermark. The commit carries the next fence, so a merge that
+began earlier writes nothing. If delta-rs cannot write a feature of the table, Spark overwrites the
+table from the staging folder.
 """
 
 from __future__ import annotations
@@ -52,21 +53,21 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 5
 
-# Columns of the kinds of table that show what was before their newest snapshot.
+# Columns of the kinds of table that show contents from before their newest snapshot.
 _SHOWS_THE_PAST = frozenset({VALID_FROM, DELETED, OP})
-_TO_BEGIN_ANEW = (
-    "What it shows of the time before cannot be made again; to begin again, move {path} away. "
+_START_AGAIN = (
+    "Its earlier contents cannot be rebuilt; to start again, move {path} to another folder. "
     "{remedy}"
 )
 
 
 @dataclass(frozen=True)
 class RebuildReport:
-    """What rebuilding one SCD table did.
+    """The outcome of the rebuild of one SCD table.
 
     Attributes:
-        watermark_before: epoch and LSN; None where the table had none.
-        changes_read: changes folded from the raw zone.
+        watermark_before: None if the table had no watermark.
+        changes_read: number of changes folded from the raw zone.
     """
 
     schema: str
@@ -84,18 +85,18 @@ class RebuildReport:
 def rebuild_table(
     spark: SparkSession, zone: RawZone, target: CdcTable, scd: int, through: Lsn | None = None
 ) -> RebuildReport:
-    """Build an SCD table from raw, and let it take the live table's place in one commit.
+    """Build an SCD table from the raw zone, and replace the live table in one commit.
 
-    Nobody else should merge the table meanwhile: a merge that does fails and is tried again.
+    A merge of the table at the same time fails, and has to be retried.
 
     Args:
-        through: fold changes with a lower commit LSN; None: all that is captured.
+        through: fold changes with a lower commit LSN; None: all captured changes.
 
     Raises:
-        ConfigurationError: nothing is captured so far, or the table was never merged.
-        RawExpired: retention removed windows that this needs.
-        DefiniteError: what the raw zone holds cannot be folded.
-        TransientError: the lake could not be written, or other writers were always faster.
+        ConfigurationError: nothing is captured yet, or the table was never merged.
+        RawExpired: retention removed windows that the rebuild needs.
+        DefiniteError: the changes cannot be folded.
+        TransientError: the lake could not be written, or other writers committed every time.
     """
     started = time.monotonic()
     window = _range(zone, through)
@@ -127,7 +128,7 @@ def rebuild_table(
 
 
 def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
-    """Say what is to be folded; only its epoch and its end count."""
+    """Return the range to be folded; only its epoch and its end are used."""
     epoch = zone.epochs.latest()
     if epoch is None:
         raise ConfigurationError(
@@ -180,7 +181,7 @@ def _check_kept(
     live: ReplacedTable,
     needed: Sequence[Snapshot] | None = None,
 ) -> Sequence[Snapshot]:
-    """Check that the snapshots which the table is made of, and every change after them, are there.
+    """Check that the raw zone has the table's snapshots and every change after them.
 
     Args:
         needed: the snapshots that an earlier look found to be needed.
@@ -199,18 +200,18 @@ def _check_kept(
     ]
     floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
     again = resnapshot_remedy(zone.name, target.qualified_name)
-    begin_again = _TO_BEGIN_ANEW.format(path=live.path, remedy=again)
+    begin_again = _START_AGAIN.format(path=live.path, remedy=again)
     remedy = {"remedy": again}
     is_complete = True
     if not target.keeps_history(target.scd[0]):
         wanted = snapshots[-1:]
     elif _SHOWS_THE_PAST.isdisjoint(live.columns):
-        # It was made as another kind, so there is nothing that a later beginning would leave out.
+        # The table was of another kind, so no earlier contents would be lost.
         wanted = [
             snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
         ]
     else:
-        # A beginning above what was removed would leave out, without a word, what was before it.
+        # A later beginning would silently lose the contents before it.
         remedy["remedy"] = begin_again
         beginning = live.properties.get(BEGINS_WITH, "")
         wanted = [snapshot for snapshot in snapshots if snapshot.key >= beginning]
@@ -275,7 +276,7 @@ def _open(zone: RawZone, path: str) -> DeltaTable:
 
 
 def _added_files(zone: RawZone, staged: DeltaTable, path: str) -> list[AddAction]:
-    """Describe the staged table's files as its own log does: with all their statistics."""
+    """Return the staged table's files with all statistics of its log."""
     live = set(pa.table(staged.get_add_actions()).column("path").to_pylist())
     files = filesystem(zone.lake, path)
     found: dict[str, dict[str, Any]] = {}
@@ -298,7 +299,7 @@ def _commit_by_spark(
     replaced: ReplacedTable,
     window: LsnWindow,
 ) -> None:
-    """Write the staged rows once more, into a table that delta-rs cannot write."""
+    """Overwrite a table that delta-rs cannot write with the staged rows."""
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
     number = read_fence(_open(zone, replaced.path), zone.name) + 1
@@ -338,29 +339,29 @@ def _commit(
             if is_unsupported(error):
                 raise ConfigurationError(
                     reason=f"The Delta table {path} has features that a rebuild cannot write. "
-                    "Move the table away; the next merge makes it again."
+                    "Move the table to another folder; the next merge creates it again."
                 ) from error
-            # A merge committed meanwhile; what it wrote is replaced too.
+            # A merge committed at the same time; its rows are replaced too.
             continue
         except (DeltaError, OSError) as error:
             raise TransientError(
-                reason=f"The Delta table {path} cannot be written ({type(error).__name__}); it is "
-                "as it was. Run it again."
+                reason=f"The Delta table {path} cannot be written ({type(error).__name__}), and is "
+                "unchanged. Run it again."
             ) from error
     raise TransientError(
-        reason=f"Merges of {path} were always faster than its rebuild; it is as they left it. Stop "
-        "them, and run it again."
+        reason=f"Merges of {path} committed before every attempt of its rebuild, and the table is "
+        "as they left it. Stop the merges, and run it again."
     )
 
 
 def _keep_properties_in_step(
     spark: SparkSession, zone: RawZone, staged: DeltaTable, path: str
 ) -> None:
-    """Write the properties that describe the contents, where they are others now.
+    """Write the changed properties that describe the contents.
 
-    A commit of its own, because no writer takes them together with files and an earlier watermark.
-    A crash before it leaves a table that is whole, and that names an older relation version as the
-    one it was made with: merges accept that, or ask for another rebuild.
+    They need a commit of their own, because no writer commits properties together with files and an
+    earlier watermark. A crash before it leaves a complete table with the relation version from
+    before the rebuild: merges accept it, or raise an error whose remedy is another rebuild.
     """
     known = _open(zone, path).metadata().configuration
     wanted = {

@@ -1,4 +1,4 @@
-"""What a rebuild has to know of the table that it replaces."""
+"""Description of the table that a rebuild replaces."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ReplacedTable:
     """The table that a rebuild replaces.
 
     Attributes:
-        owned: what of its columns is its owner's.
-        is_for_spark: it has features that delta-rs does not write.
-        is_readable: its log can be read. If not, nothing of the table is known.
+        owned: the owner's columns and comments.
+        is_for_spark: the table has features that delta-rs cannot write.
+        is_readable: the log can be read. Otherwise nothing else is known.
     """
 
     path: str
@@ -41,7 +41,7 @@ class ReplacedTable:
 
 
 def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTable | None:
-    """Read what a rebuild has to know of the table that it replaces; None if there is no table."""
+    """Describe the table that a rebuild replaces; return None if there is no table."""
     try:
         table = open_table(zone.lake, path)
     except TableDamaged:
@@ -55,7 +55,7 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
     columns = tuple(field.name for field in table.schema().fields)
     properties = table.metadata().configuration
     owned = NOTHING_OWNED
-    # Where names are mapped, the log knows a column by a number, which the staged table lacks.
+    # With column mapping, the log has a number for each column, which the staged table lacks.
     if "delta.columnMapping.mode" not in properties:
         versions = versions_of_table(zone, target.schema, target.table)
         owned = find_owned(table.schema().to_json(), versions)

@@ -1,4 +1,4 @@
-"""What a merge is asked for and what it tells; no Spark is needed to know these."""
+"""The outcome of a merge: a report or a failure for each table. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pgcdc_assets.table_name import TableName
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What the merge of one SCD table did.
+    """The outcome of the merge of one SCD table.
 
     Attributes:
-        watermark_before: through which LSN of the epoch the table was folded; None before its first
-            merge and in an epoch that is new to it.
-        watermark_after: the same after this merge. For a table without changes it may be ahead of
-            what the table itself records: an idle table is not committed to each time.
-        steps: commits that folded changes, of which each is within the limit.
-        windows_folded: windows whose changes are in the table now and were not before.
-        changes_read: changes of the table in these windows.
-        columns_filled: columns that were added, and whose default the rows from before were given.
-        snapshot_lsn: the snapshot that replaced the contents; None without one.
-        row_count: rows after the merge, where it is known for nothing.
+        watermark_before: the watermark of the table in the epoch before the merge; None before the
+            first merge of the table in the epoch.
+        watermark_after: the watermark after the merge. For a table without changes it may be ahead
+            of the recorded watermark, because not every merge commits to an idle table.
+        steps: number of commits that folded changes, each within the limit of a step.
+        windows_folded: number of windows whose changes the merge added to the table.
+        changes_read: number of changes of the table in these windows.
+        columns_filled: added columns whose default was written to the existing rows.
+        snapshot_lsn: LSN of the snapshot that the merge applied; None without a snapshot.
+        row_count: rows after the merge; None if the log does not have the count.
     """
 
     schema: str
@@ -50,7 +50,7 @@ class MergeReport:
         return TableName(self.schema, self.table)
 
     def followed_by(self, later: MergeReport) -> MergeReport:
-        """Report two steps of one table as one."""
+        """Combine the reports of two steps of one table."""
         return replace(
             later,
             watermark_before=self.watermark_before,
@@ -69,7 +69,7 @@ class MergeReport:
 
 @dataclass(frozen=True)
 class MergeFailure:
-    """A table that was not merged; the others were not held up."""
+    """The error of a table that was not merged; other tables are not affected."""
 
     schema: str
     table: str
@@ -82,5 +82,5 @@ class MergeFailure:
 
     @property
     def qualified_name(self) -> str:
-        """The name for messages."""
+        """The name in sentences."""
         return str(self.name)

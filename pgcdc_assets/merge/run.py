@@ -1,7 +1,7 @@
 """Merge the tables of a publication: plan, count the changes, then fold several side by side.
 
-Each table has a watermark of its own and is folded from there, so retries, skipped runs and ranges
-converge. A table that cannot be merged gives a `MergeFailure` and holds up nothing else.
+Each table is folded from its own watermark, so retries, skipped runs and ranges converge. The error
+of a table is returned as a `MergeFailure`, and the other tables are merged.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from pgcdc_assets.tables.state import (
     record_watermark,
 )
 
-# How far the recorded watermark of a table without changes may fall behind: its next merge looks
-# through the records of that many windows.
+# The recorded watermark of a table without changes may fall behind by this many windows, whose
+# records the next merge reads.
 IDLE_WINDOWS = 10
 _POSITION = {1: LSN, 2: VALID_FROM_LSN}
 
@@ -62,16 +62,17 @@ def merge_tables(
     sessions: Sequence[SparkSession] | None = None,
     limit: StepLimit | None = None,
 ) -> Iterator[MergeReport | MergeFailure]:
-    """Fold each table from its own watermark through the window's end; yield as each one is done.
+    """Fold each table from its own watermark through the window's end; yield each outcome.
 
     Args:
-        through: its end counts; it may lie inside a captured window.
+        through: a window whose end is the end of the merge; the end may be inside a captured
+            window.
         parallelism: tables that are merged side by side.
-        root: the address of a folder that takes the place of the capture's own for the SCD tables.
-        sessions: one for each table side by side, opened by `own_sessions` and used by nobody else:
-            for who merges again and again. On Spark Connect a new session costs the first merge in
-            it about two seconds.
-        limit: how much one commit folds at most; what is above it is folded by further commits.
+        root: the address of a folder in place of the capture's folder, for the SCD tables.
+        sessions: one for each parallel table, opened by `own_sessions` and used by this call alone,
+            for callers that merge repeatedly. On Spark Connect, the first merge in a new session
+            takes about two seconds longer.
+        limit: of one commit; further commits fold the remaining changes.
     """
     busy: list[MergeTask] = []
     for task in build_tasks(zone, targets, through, root, limit=limit):
@@ -90,7 +91,7 @@ def merge_tables(
 
 @dataclass(frozen=True)
 class _Merge:
-    """What all tables of one call have in common."""
+    """The arguments that all tables of one call share."""
 
     zone: RawZone
     through: LsnWindow
@@ -165,7 +166,7 @@ def _side_by_side(
         activate(session)
         try:
             if merge.root is not None:
-                # A fold for a comparison or a rebuild, which says itself what it does.
+                # A fold for a comparison or a rebuild, which announce their own activity.
                 return _guarded(task, lambda busy: merge.run(session, busy), session)
             name = f"merge of {task.plan.target.qualified_name} (scd{task.scd})"
             with activity(name, "changes") as shown:
@@ -203,7 +204,7 @@ def _guarded(
 
 
 def report_idle(zone: RawZone, task: MergeTask) -> MergeReport:
-    """Report a table without changes; its watermark is recorded only now and then."""
+    """Report a table without changes; not every call records the watermark."""
     plan = task.plan
     if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= IDLE_WINDOWS):
         advance_watermark(
@@ -224,13 +225,13 @@ def report_idle(zone: RawZone, task: MergeTask) -> MergeReport:
 
 
 def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeReport:
-    """Apply the snapshot, if one is due, and then the changes; at most one commit each.
+    """Apply the snapshot, if there is one, and then the changes; at most one commit each.
 
     Args:
-        spark: a session that nobody else uses meanwhile.
+        spark: a session that no other thread uses at the same time.
 
     Raises:
-        DefiniteError: what the raw zone holds cannot be folded into this table.
+        DefiniteError: the changes cannot be folded into this table.
         TransientError: another merge of the table was faster.
     """
     started = time.monotonic()
@@ -281,7 +282,7 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
 def _count_rescued(spark: SparkSession, task: MergeTask, state: ScdState) -> int:
     """Count the rows written by this merge that have a rescued value.
 
-    Where the new files' statistics say that there is none, which is the rule, nothing is read.
+    Usually the statistics of the new files show that there is none, and no row is read.
     """
     known = task.state.rescued if task.state is not None else {}
     if not any(count != 0 for path, count in state.rescued.items() if path not in known):

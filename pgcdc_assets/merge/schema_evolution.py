@@ -1,8 +1,8 @@
-"""The table's columns follow those of the source before the merge that needs it.
+"""Schema evolution: the table's columns follow the source's columns before a merge.
 
 A column that was added is added, and the rows from before get its default. Other changes cannot be
 replayed from the stream and are refused when the schema is built (`fold/schema.py`), until the
-table is copied anew. A table that keeps what came before the snapshot then gives a column its new
+table is re-snapshot. A table that keeps what came before the snapshot then gives a column its new
 type, and its old values with it.
 """
 
@@ -33,14 +33,14 @@ _EMPTY = "CAST(map() AS MAP<STRING, STRING>)"
 
 
 def fields_to_fill(state: ScdState, schema: TableSchema) -> list[Field]:
-    """Find the columns whose default the rows of the table lack.
+    """Find the columns whose default the existing rows of the table lack.
 
-    These are columns that the table lacks, and those that a merge added before it died.
+    These are the missing columns, and the columns that an interrupted merge has added.
     """
     interrupted: set[str] = set()
     known = set(map(normalize_name, state.columns))
     noted = json.loads(state.properties.get(_FILL, "{}"))
-    # Every write takes the table to another fence: then the rows were filled, or are others.
+    # Every write changes the fence: after another write the rows were filled or replaced.
     if noted.get("fence") == state.fence:
         interrupted = set(noted["columns"])
     return [
@@ -54,10 +54,10 @@ def fields_to_fill(state: ScdState, schema: TableSchema) -> list[Field]:
 def add_columns(
     spark: SparkSession, state: ScdState, schema: TableSchema, filled: Sequence[Field] = ()
 ) -> None:
-    """Add the fields that the table lacks; each step can be repeated after a crash between them.
+    """Add missing fields to the table; each step can be repeated after a crash.
 
     Args:
-        filled: fields that `fill_columns` is to be called for; the table notes them.
+        filled: fields for which `fill_columns` follows; they are recorded in the table.
     """
     path = state.path
     known = set(map(normalize_name, state.columns))
@@ -84,7 +84,7 @@ def add_columns(
 def fill_columns(
     spark: SparkSession, path: str, fields: Sequence[Field], condition: str, step: Step
 ) -> None:
-    """Give all rows of the table the defaults of columns that were added, in one commit.
+    """Write the defaults of added columns to all rows of the table, in one commit.
 
     For columns `n` (DEFAULT 5) and `x` (DEFAULT 'NaN', which no DECIMAL holds) the clause is
 
@@ -93,7 +93,7 @@ def fill_columns(
           `_rescued` = ... map_filter(map('n', IF(... IS NULL, '5', NULL), ...), value IS NOT NULL)
 
     Args:
-        condition: SQL that holds for the rows `t` that hold a row of the source.
+        condition: SQL that is true for the rows `t` that represent a row of the source.
     """
     texts = {field.name: string(field.default or "") for field in fields}
     values = {field.name: field.type.expression(texts[field.name]) for field in fields}
@@ -112,17 +112,16 @@ def fill_columns(
 def retype_columns(
     spark: SparkSession, path: str, schema: TableSchema, partitioned_by: Sequence[str], step: Step
 ) -> bool:
-    """Rewrite the table where its columns have other types than the schema, in one commit.
+    """Rewrite the table in one commit if its columns have other types than the schema.
 
-    A name that the schema writes in other letters, upper or lower case, is written so.
-
-    A value that the new type does not hold exactly is kept as text in `_rescued`.
+    A name whose case changed is renamed. A value that the new type cannot hold exactly is kept as
+    text in `_rescued`.
 
     Returns:
-        Whether there was anything to rewrite.
+        Whether the table was rewritten.
 
     Raises:
-        SchemaChangeError: an array became something else, or something else an array.
+        SchemaChangeError: an array became a scalar, or a scalar became an array.
     """
     rows = spark.read.format("delta").load(path)
     by_name = {normalize_name(field.name): field for field in schema.fields}
@@ -175,7 +174,7 @@ def retype_columns(
 
 
 def _rescued_sql(before: str, entries: str) -> str:
-    """Write the SQL of `_rescued` with further texts; NULL where it is empty.
+    """Write the SQL of `_rescued` with additional texts; NULL for an empty map.
 
     Args:
         before: the SQL of the map so far.
@@ -186,7 +185,7 @@ def _rescued_sql(before: str, entries: str) -> str:
 
 
 def _renamed(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
-    """Give columns their new names, in the table and in `_rescued`."""
+    """Rename columns in the table and in `_rescued`."""
     if not renamed:
         return rows
     names = " ".join(f"WHEN {string(old)} THEN {string(new)}" for old, new in renamed.items())
@@ -209,10 +208,10 @@ def replace_table(
     owned: OwnedColumns,
     step: Step,
 ) -> None:
-    """Replace rows and columns by the numbered columns; what is the table's owner's stays.
+    """Replace rows and columns by the numbered columns, and keep the owner's part of the table.
 
-    Properties, constraints, clustering and the table's comment are not touched. Columns of the
-    owner's are NULL in the new rows.
+    Properties, constraints, clustering and the table's comment stay. The owner's columns are NULL
+    in the new rows.
     """
     if _features(schema) and not _has_ntz(state):
         _set(spark, state.path, _features(schema))
@@ -228,7 +227,7 @@ def overwrite_by_spark(
     partitioned_by: Sequence[str],
     step: Step,
 ) -> None:
-    """Replace rows and columns of a table by those of another; what is its owner's stays."""
+    """Replace a table's rows and columns by those of another, and keep the owner's part."""
     rows = spark.read.format("delta").load(source)
     described = []
     for field in rows.schema:
@@ -265,7 +264,7 @@ def _overwrite(
     ]
     overwrite_schema(rows.select(*ours, *theirs), path, step, partitioned_by)
     if clustered_by:
-        # An overwrite of the schema takes the clustering off.
+        # An overwrite of the schema removes the clustering.
         columns = ", ".join(map(identifier, clustered_by))
         spark.sql(f"ALTER TABLE {delta_table(path)} CLUSTER BY ({columns})")
 
@@ -273,7 +272,7 @@ def _overwrite(
 def set_properties(
     spark: SparkSession, path: str, existing: Mapping[str, str], schema: TableSchema
 ) -> None:
-    """Note which relation the table follows from now on; what its owner has set stays."""
+    """Record the relation of the table's contents; the owner's properties stay."""
     changed = {
         name: value
         for name, value in table_properties(schema).items()
@@ -284,7 +283,7 @@ def set_properties(
 
 
 def _features(schema: TableSchema) -> dict[str, str]:
-    """Give the table features that Delta does not add to a table that exists."""
+    """Return the table features that Delta does not add to an existing table."""
     if any("TIMESTAMP_NTZ" in field.type.ddl for field in schema.fields):
         return {"delta.feature.timestampNtz": "supported"}
     return {}
@@ -313,7 +312,7 @@ def _text(field: Field, before: str) -> str:
 
 
 def _typed(field: Field, before: str) -> str:
-    """Write the SQL of a column's value in its new type; NULL where that does not hold it."""
+    """Write the SQL of a column's value in its new type; NULL if the type cannot hold it."""
     if before.startswith("array"):
         return f"try_cast({identifier(field.name)} AS {field.type.ddl})"
     typed = field.type.expression(_text(field, before))

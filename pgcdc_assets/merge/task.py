@@ -1,4 +1,4 @@
-"""Everything about the tables to merge that can be known without Spark: state, plan and stats."""
+"""The task of each table of a merge: state, plan and statistics, found without Spark."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ SCD_TYPES = (1, 2)
 
 @dataclass(frozen=True)
 class MergeTask:
-    """One SCD table with what was found out about it.
+    """The merge of one SCD table, with everything that its stages need to know.
 
     Attributes:
-        state: the table as its log describes it; None when it does not exist.
+        state: the table as its log describes it; None if there is no table.
         relations: the table's relation versions in the plan's epoch.
         snapshot_version: the relation version that describes the tuples of the plan's snapshot.
-        stats: about the changes to be folded; None when there are none.
+        stats: of the changes to be folded; None without changes.
         version_order: the relation versions of these changes in the order of their last use.
-        started: monotonic clock.
-        snapshot_at: the time to which the plan's snapshot belongs, for a table that keeps history.
-        compared_bytes: of the snapshot and the table's rows, where a shuffle compares the two.
+        started: of the monotonic clock.
+        snapshot_at: the time of the plan's snapshot, for a table that keeps history.
+        compared_bytes: of the snapshot and the table's rows, if a shuffle compares the two.
     """
 
     plan: Plan
@@ -62,7 +62,7 @@ class MergeTask:
 
     @property
     def row_count(self) -> int:
-        """The rows to be read: of the snapshot and of the changes."""
+        """The number of rows to be read, of the snapshot and of the changes."""
         copied = self.plan.snapshot.row_count if self.plan.snapshot is not None else 0
         return copied + (self.stats.change_count if self.stats is not None else 0)
 
@@ -73,7 +73,7 @@ class MergeTask:
 
     @property
     def watermark_before(self) -> Lsn | None:
-        """The table's watermark in the plan's epoch; None when it has none."""
+        """The table's watermark in the plan's epoch; None without a watermark."""
         if self.state is None or self.state.watermark is None:
             return None
         epoch, lsn = self.state.watermark
@@ -81,7 +81,7 @@ class MergeTask:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to write."""
+        """Whether the task has nothing to write."""
         return self.plan.snapshot is None and self.stats is None and self.plan.is_last
 
 
@@ -104,14 +104,14 @@ def build_tasks(
     after: str | None = None,
     limit: StepLimit | None = None,
 ) -> Iterator[MergeTask | MergeFailure]:
-    """Look at each table's state, plan its merge, and count its changes in one scan for all.
+    """Read each table's state, plan its merge, and count the changes of all tables in one scan.
 
     Args:
         root: the address that takes the place of the capture's folder; snapshots above `through`
             are not used there.
         skips_to_snapshot: for tables with history, see `plan_merge`.
-        after: only snapshots above this position are used.
-        limit: how much a step folds at most.
+        after: ignore snapshots up to this key.
+        limit: of a step.
     """
     limits = Limits(limit or StepLimit(), RowGroups(zone.changes.table).between)
     opened = []
@@ -124,7 +124,7 @@ def build_tasks(
     snapshots = zone.snapshots.complete_snapshots()
     kept = snapshots
     if any(table.state is None for table in opened):
-        # A table can begin with a snapshot after which retention has kept all changes.
+        # A new table begins with a snapshot whose later changes are all retained.
         floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
         kept = [
             snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
@@ -167,7 +167,7 @@ def build_tasks(
                 zone, plan.snapshot, copy_times().get(plan.snapshot.identity), table.state is None
             )
             if table.state is not None:
-                # The table's rows are taken to be as many as the snapshot's.
+                # Assume that the table has as many rows as the snapshot.
                 compared_bytes = 2 * zone.snapshots.size_bytes(plan.snapshot)
         tasks.append(
             MergeTask(
@@ -205,7 +205,7 @@ def _plan(
     skips_to_snapshot: bool,
     limits: Limits,
 ) -> Plan:
-    """Plan a table's merge; history that is not all there goes on with the next snapshot."""
+    """Plan a table's merge; a history with missing changes continues with the next snapshot."""
     watermark = table.state.watermark if table.state is not None else None
     in_order = table.target.keeps_history(table.scd)
 
@@ -259,9 +259,9 @@ def _find_move(
     relations: Sequence[RelationVersion],
     snapshots: Sequence[Snapshot],
 ) -> TableMoved | None:
-    """Find another name under which changes of the table arrived in the plan's range.
+    """Find another name of the table for which changes arrived in the plan's range.
 
-    They are in no declared table, or in one that is not this table. A later snapshot has them.
+    The merge of this table would miss these changes. A later snapshot contains them.
     """
     target, state = table.target, table.state
     if state is None or RELATION_ID not in state.properties:
@@ -293,14 +293,14 @@ def _find_move(
 def _snapshot_time(
     zone: RawZone, snapshot: Snapshot, taken_at: dt.datetime | None, is_first: bool
 ) -> dt.datetime:
-    """Say since when what a snapshot shows was so, by the source's clock.
+    """Return the time of a snapshot for a history, by the source's clock.
 
     Args:
-        taken_at: right before the snapshot's moment. Commits of the time between, in which a slot's
-            creation may wait, are in the snapshot: a version that one of them began must not end
-            before it.
-        is_first: the table has no versions, and what is committed before the snapshot may not be
-            captured yet.
+        taken_at: right before the snapshot. Commits between this time and the snapshot, while the
+            creation of a slot waits, are in the snapshot: a version that such a commit began must
+            not end before it began.
+        is_first: the table has no versions, and commits before the snapshot may not be captured
+            yet.
     """
     if taken_at is None:
         return _last_commit(zone, snapshot)
@@ -308,9 +308,9 @@ def _snapshot_time(
 
 
 def _last_commit(zone: RawZone, snapshot: Snapshot) -> dt.datetime:
-    """Say when what a snapshot shows was committed, as far as raw tells.
+    """Return the time of the last landed commit before a snapshot.
 
-    That is the last commit landed before the snapshot; before the first one, the epoch's beginning.
+    Without such a commit it is the creation of the epoch.
     """
     commits = [
         summary.last_commit_ts
@@ -323,7 +323,7 @@ def _last_commit(zone: RawZone, snapshot: Snapshot) -> dt.datetime:
 
 
 def _lowest_watermark(opened: Sequence[_OpenedTable], epoch: int) -> Lsn | None:
-    """Say from where on windows matter; None when a table of the epoch starts from a snapshot."""
+    """Return the lowest watermark in an epoch; None if a table begins with a snapshot."""
     lowest: Lsn | None = None
     for table in opened:
         watermark = table.state.watermark if table.state is not None else None

@@ -1,7 +1,7 @@
 """Writing SCD tables: each function is one Delta commit that carries a step: fence and watermark.
 
-Delta leaves a write out whose fence the table has already, so a repeat and an overtaken merge
-change nothing (`tables/fence.py`).
+Delta skips a write as a duplicate transaction if the table has its fence already, so neither a
+repeat nor an overtaken merge changes the table (`tables/fence.py`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SOURCE_VIEW = "pgcdc_source"
 NEWER = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
 
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
-# How many columns, from the left, Delta keeps statistics of; ours stand at the right.
+# Delta keeps statistics of so many columns, from the left. The system columns are the last ones.
 _WITH_STATISTICS = 32
 
 
 def table_properties(schema: TableSchema) -> dict[str, str]:
-    """Give the properties of a table of this schema."""
+    """Return the properties of a table with this schema."""
     properties = {
-        # A MERGE then marks rows as deleted instead of writing their files anew.
+        # A MERGE then marks rows as deleted instead of rewriting their files.
         "delta.enableDeletionVectors": "true",
         KEY: key_text(schema.key_names),
         RELATION_ID: str(schema.relation.relation_id),
@@ -39,7 +39,7 @@ def table_properties(schema: TableSchema) -> dict[str, str]:
     }
     width = len(schema.fields) + len(schema.system)
     if width > _WITH_STATISTICS:
-        # A check of what a merge touched would read every file of a wide table.
+        # Without it, the check of a merge's rows would read all files of a wide table.
         properties["delta.dataSkippingNumIndexedCols"] = str(width)
     if any(_NEEDS_MAPPING & set(field.name) for field in schema.fields):
         properties["delta.columnMapping.mode"] = "name"
@@ -54,7 +54,7 @@ def create_or_replace(
     partitioned_by: Sequence[str] = (),
     begins_with: str | None = None,
 ) -> None:
-    """Write the numbered columns as the table's whole contents, in a table of this schema.
+    """Create or replace a table with this schema, and write the numbered columns to it.
 
     Args:
         begins_with: the position of the snapshot that a table begins with which is never replaced:
@@ -72,12 +72,12 @@ def create_or_replace(
 
 
 def replace_contents(path: str, rows: DataFrame, schema: TableSchema, step: Step) -> None:
-    """Replace the table's rows by the numbered columns, and keep its schema."""
+    """Replace the table's rows by the numbered columns, and keep its columns."""
     overwrite(rows.select(*name_columns(schema)), path, step)
 
 
 def overwrite(rows: DataFrame, path: str, step: Step) -> None:
-    """Replace the table's rows, and keep its schema."""
+    """Replace the table's rows, and keep its columns."""
     _save(rows.write, "overwrite", path, step)
 
 
@@ -90,7 +90,7 @@ def overwrite_schema(
 
 
 def overwrite_with_new_columns(rows: DataFrame, path: str, step: Step) -> None:
-    """Replace the table's rows by rows that have further columns."""
+    """Replace the table's rows by rows with additional columns."""
     _save(rows.write.option("mergeSchema", "true"), "overwrite", path, step)
 
 
@@ -101,11 +101,11 @@ def replace_where(
     condition: str,
     step: Step,
 ) -> None:
-    """Replace the table's rows for which a condition holds by others, for which it need not hold.
+    """Replace the rows for which a condition is true by other rows.
 
     Args:
-        spark: a session that nobody else uses.
-        rows: with the table's columns.
+        spark: a session that no other thread uses at the same time.
+        rows: with the columns of the table; the condition may be false for them.
     """
     writer = rows.write.option("replaceWhere", condition)
     with _set(spark, {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}):
@@ -113,7 +113,7 @@ def replace_where(
 
 
 def append(path: str, rows: DataFrame, schema: TableSchema, step: Step) -> None:
-    """Add the numbered columns to the table's rows."""
+    """Append the numbered columns to the table."""
     _save(rows.select(*name_columns(schema)).write, "append", path, step)
 
 
@@ -124,13 +124,13 @@ def values_by_name(schema: TableSchema) -> list[tuple[str, str]]:
 
 
 def insert_sql(values: Sequence[tuple[str, str]]) -> str:
-    """Write what a MERGE inserts, given columns and the SQL of their values."""
+    """Write the INSERT clause of a MERGE from columns and the SQL of their values."""
     names, expressions = zip(*values, strict=True)
     return f"INSERT ({', '.join(names)}) VALUES ({', '.join(expressions)})"
 
 
 def alter_all(spark: SparkSession, path: str, clause: str, step: Step) -> int:
-    """Update rows by a `WHEN NOT MATCHED BY SOURCE` clause alone; give their number."""
+    """Update rows by a `WHEN NOT MATCHED BY SOURCE` clause alone; return their number."""
     nothing = spark.sql("SELECT 1 AS nothing WHERE false")
     statement = f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON false\n{clause}"
     _, updated, _ = run_merge(spark, nothing, statement, step)
@@ -138,8 +138,9 @@ def alter_all(spark: SparkSession, path: str, clause: str, step: Step) -> int:
 
 
 def compute_once(rows: DataFrame) -> DataFrame:
-    """Compute the rows of a large merge now, for what reads them several times."""
-    # Spark makes a filter of keys only from rows that it takes for a selection. No ordinal is less.
+    """Compute the rows of a large merge now, because the MERGE reads them several times."""
+    # Spark builds a runtime Bloom filter only if the source has a selective predicate. This one is
+    # always true.
     return rows.localCheckpoint().where("ordinal >= -1")
 
 
@@ -151,14 +152,13 @@ def run_merge(
     *,
     is_computed: bool = False,
 ) -> tuple[int, int, int]:
-    """Run a MERGE whose source is `SOURCE_VIEW`; count inserted, updated and deleted rows.
+    """Run a MERGE whose source is `SOURCE_VIEW`; return inserted, updated and deleted counts.
 
     Args:
-        spark: a session that nobody else uses: Delta takes the application transaction of a MERGE
-            from its settings.
-        is_computed: the rows are those of `compute_once`. Delta would otherwise keep a copy of
-            them, because a source that is not a Delta table may change between the passes of the
-            MERGE.
+        spark: a session that no other thread uses at the same time: Delta reads the application
+            transaction of a MERGE from the session's settings.
+        is_computed: the rows come from `compute_once`. Otherwise Delta materialises the source,
+            because a source that is not a Delta table may change between the passes of the MERGE.
     """
     rows.createOrReplaceTempView(SOURCE_VIEW)
     settings = step.settings

@@ -1,11 +1,12 @@
-"""The columns of SCD tables that are ours, and names that Delta cannot tell apart."""
+"""The system columns of SCD tables, and names that Delta cannot distinguish."""
 
 from __future__ import annotations
 
 from pgcdc_assets.errors import MergeConflict
 from pgcdc_assets.protocol.relation import Relation
 
-# The names of the columns that merges add. They are contracts with the readers of tables.
+# The names of the columns that merges add: contracts with the readers of tables. The comments below
+# are contracts too: a column with another comment counts as commented by the table's owner.
 LSN = "_lsn"
 ORDINAL = "_ordinal"
 COMMIT_TS = "_commit_ts"
@@ -61,10 +62,10 @@ EPOCH_COLUMNS = (VALID_FROM_EPOCH, VALID_TO_EPOCH)
 
 
 def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> None:
-    """Refuse names that Delta cannot tell apart: it ignores case.
+    """Check that Delta can distinguish the column names; Delta ignores case.
 
     Raises:
-        MergeConflict: two columns collide, or a column with one of ours.
+        MergeConflict: two columns collide, or a column and a system column.
     """
     ours = {normalize_name(name) for name, _, _ in system}
     seen: dict[str, str] = {normalize_name(name): name for name, _, _ in system}
@@ -73,13 +74,13 @@ def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> Non
         if other != column.name or normalize_name(column.name) in ours:
             raise MergeConflict(
                 table=relation.qualified_name,
-                reason=f'column "{column.name}" and column "{other}" differ in case only or not '
-                "at all, and Delta cannot tell them apart. Rename one, or leave it out of the "
+                reason=f'columns "{column.name}" and "{other}" have equal names or differ in case '
+                "only, and Delta cannot distinguish them. Rename one, or leave it out of the "
                 "publication.",
             )
 
 
 def normalize_name(name: str) -> str:
-    """Return what names have in common that Delta cannot tell apart."""
+    """Return a form that is equal for names that Delta cannot distinguish."""
     # Java's equalsIgnoreCase: character by character, so that the length stays.
     return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)

@@ -1,14 +1,14 @@
-"""The fence of an SCD table: of all writes that follow from one state of the table, one lands.
+"""The fence of an SCD table: of all writes computed from one state of the table, one commits.
 
-Delta gives a Spark write no way to name the version that it was computed from. What a write can
-carry is one application transaction: Delta leaves the write out if the table has that transaction
-with the same or a higher version, and refuses it if a concurrent commit changes it. So each state
-of the table has a number, the fence, and a write carries the number after the one that its rows
-were found from (docs/decisions/0013-one-fence-per-table.md).
+A Spark write cannot name the version that it was computed from, but it can carry one application
+transaction. Delta skips the write if the table has the transaction with the same or a higher
+version, and refuses the write if a concurrent commit changes the transaction. So each state of the
+table has a number, the fence, and a write carries the number after the fence of the state that its
+rows were computed from (docs/decisions/0013-one-fence-per-table.md).
 
-The watermark of that state stands in the same commit, in `userMetadata`. A second commit, without
-rows, then records it as the application transaction of the epoch, where it costs no look at the
-log. If a process dies between the two, readers find the watermark in the first.
+The same commit carries the watermark, in `userMetadata`. A second commit, without rows, records the
+watermark as the application transaction of the epoch, which can be read without reading commits. If
+the process dies between the two, readers find the watermark in the first commit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Step:
         app_id: the application of the fence.
         number: the fence after the write.
         position: epoch and watermark after the write; None for a table that has none.
-        mark: tells the write from another one of the same number.
+        mark: distinguishes the write from other writes with the same number.
     """
 
     app_id: str
@@ -47,7 +47,7 @@ class Step:
 
     @property
     def metadata(self) -> str:
-        """What the commit carries as `userMetadata`."""
+        """The `userMetadata` of the commit."""
         epoch, lsn = self.position or (None, None)
         watermark = None if lsn is None else str(lsn)
         return json.dumps({"pgcdc": {"write": self.mark, "epoch": epoch, "watermark": watermark}})
@@ -71,29 +71,29 @@ class Step:
         }
 
     def keeping(self, position: Position | None) -> Step:
-        """Give another write of the same number, after which the table is at this position."""
+        """Return another write with the same number and this position."""
         return Step(self.app_id, self.number, position)
 
 
 def fence_app_id(name: str) -> str:
-    """Name the application of the fences of a capture's tables."""
+    """Return the application id of the fences of a capture's tables."""
     return f"pgcdc:{name}:fence"
 
 
 def read_fence(table: DeltaTable, name: str) -> int:
-    """Read the number of a table's state; 0 for a table that has none yet."""
+    """Read the fence of a table; 0 for a table without a fence."""
     return table.transaction_version(fence_app_id(name)) or 0
 
 
 def is_watermark_recorded(table: DeltaTable, name: str) -> bool:
-    """Say whether the watermark is recorded as the application transaction of its epoch."""
+    """Return whether the watermark is recorded as the application transaction of its epoch."""
     return (table.transaction_version(_settled_app_id(name)) or 0) == read_fence(table, name)
 
 
 def watermark_transactions(
     zone: RawZone, epoch: int, watermark: Lsn, fence: int
 ) -> list[Transaction]:
-    """Give the application transactions that record the watermark of a state."""
+    """Return the application transactions that record the watermark of a state."""
     return [
         Transaction(zone.app_id(epoch), int(watermark)),
         Transaction(_settled_app_id(zone.name), fence),
@@ -101,7 +101,7 @@ def watermark_transactions(
 
 
 def fence_transactions(zone: RawZone, epoch: int, watermark: Lsn, fence: int) -> list[Transaction]:
-    """Give the application transactions of a commit that is a state of its own."""
+    """Return the application transactions of a commit that is a new state."""
     fence_transaction = Transaction(fence_app_id(zone.name), fence)
     return [fence_transaction, *watermark_transactions(zone, epoch, watermark, fence)]
 
@@ -109,10 +109,10 @@ def fence_transactions(zone: RawZone, epoch: int, watermark: Lsn, fence: int) ->
 def read_watermarks(
     zone: RawZone, table: DeltaTable, path: str, epochs: Iterable[int]
 ) -> dict[int, Lsn]:
-    """Read through which LSN of each epoch a version of a table is folded.
+    """Read the watermark of each epoch in a version of a table.
 
     Raises:
-        TableDamaged: the log does not hold the commit that says so any more.
+        TableDamaged: the log has lost the commit with the watermark.
     """
     found = {}
     for epoch in epochs:
@@ -128,9 +128,9 @@ def read_watermarks(
 
 
 def find_step(lake: Lake, table: DeltaTable, path: str, step: Step) -> Step | None:
-    """Find a write's commit, whose number may be higher than the step's; None if Delta left it out.
+    """Find the commit of a write; None if Delta skipped the write.
 
-    A write after which others followed is found as well.
+    The number of the commit may be higher than the step's. Later commits do not matter.
     """
     for found in _steps(lake, table, path, step.app_id):
         if found.mark == step.mark:
@@ -149,7 +149,7 @@ def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> Step:
 
 
 def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[Step]:
-    """Give the writes in a table's log, the newest first."""
+    """Yield the writes in a table's log, the newest first."""
     log = filesystem(lake, path)
     for version in range(table.version(), -1, -1):
         try:
@@ -165,7 +165,7 @@ def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:
     number: int | None = None
     written: dict[str, Any] = {}
     for line in lines:
-        # The other actions, of which there may be many, need no parsing.
+        # Only these actions are parsed: there may be many others.
         if line.startswith(b'{"txn":'):
             transaction = json.loads(line)["txn"]
             if transaction["appId"] == app_id:

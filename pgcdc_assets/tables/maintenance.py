@@ -1,9 +1,11 @@
-"""Upkeep of an SCD table: small files become few, files that no version of late names are deleted,
-and so are entries of its log that are older than the table's `delta.logRetentionDuration`.
+"""Maintenance of an SCD table: OPTIMIZE, VACUUM, and removal of old log entries.
 
-Both may run beside merges. OPTIMIZE changes no row, and of it and a merge that touch the same files
-at the same time one is refused by Delta: OPTIMIZE then waits for its next turn, a merge is run
-again by its sensor.
+OPTIMIZE compacts small files. VACUUM deletes files that no recent version references. Log entries
+older than the table's `delta.logRetentionDuration` are removed.
+
+Maintenance may run beside merges. If OPTIMIZE and a merge change the same files at the same time,
+Delta refuses one of them: OPTIMIZE is postponed to the next maintenance, and the sensor runs a
+refused merge again.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ from pgcdc_assets.tables.vacuum import delete_replaced_files
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Delta refuses a shorter time as long as its check is on: a reader or writer could still be at it.
+# Delta's check refuses a shorter retention, because a reader or writer could still use the files.
 _CHECKED_HOURS = 168.0
-# VACUUM deletes files that no commit has named yet as well: no merge runs for so long.
+# VACUUM also deletes files that no commit references yet. No merge takes so long.
 _LEAST_HOURS = 24.0
-# Delta's default of 1 GB would put recent rows and old ones into one file, and each merge reads the
-# files in which a changed row may lie as a whole, for the keys in them.
+# Delta's default of 1 GB would mix recent and old rows in one file, and a merge reads the keys of
+# every file that may contain a changed row.
 _FILE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class MaintenanceReport:
-    """What upkeep did to one SCD table.
+    """The outcome of the maintenance of one SCD table.
 
     Attributes:
-        is_postponed: a merge was faster; the files are as they were.
+        is_postponed: a merge changed the same files; nothing was compacted.
     """
 
     path: str
@@ -49,13 +51,13 @@ class MaintenanceReport:
 def maintain_table(
     spark: SparkSession, lake: Lake, path: str, keep_hours: float
 ) -> MaintenanceReport:
-    """Merge a table's small files, and delete those that only older versions name.
+    """Compact a table's small files, and delete files that only old versions reference.
 
     Args:
-        keep_hours: versions that were replaced later than that stay readable.
+        keep_hours: versions that were replaced within so many hours stay readable.
 
     Raises:
-        TransientError: Spark could not do it; no row is harmed.
+        TransientError: Spark failed; no row is lost.
     """
     from pgcdc_assets.spark.session import own_sessions
 
@@ -66,7 +68,7 @@ def maintain_table(
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
         for name in ("minFileSize", "maxFileSize"):
             session.conf.set(f"spark.databricks.delta.optimize.{name}", str(_FILE_BYTES))
-        # Else the next OPTIMIZE would put together again what this one split.
+        # Otherwise this OPTIMIZE would split files that the next one compacts again.
         session.conf.set("spark.sql.files.maxRecordsPerFile", "0")
         report = _merge_files(session, path)
         try:
@@ -78,10 +80,10 @@ def maintain_table(
 
 
 def _clean_log(lake: Lake, path: str) -> None:
-    """Delete old entries of the log, which Spark does only with checkpoints that it writes.
+    """Delete old log entries.
 
-    Most checkpoints are written with watermarks, by delta-rs. A table with features that delta-rs
-    does not write keeps its log.
+    Spark deletes them only when it writes a checkpoint, and delta-rs writes most checkpoints here,
+    with the watermarks. A table with features that delta-rs cannot write keeps its log.
     """
     table = open_table(lake, path)
     if table is not None:

@@ -1,8 +1,8 @@
-"""What the owner of an SCD table has added to its columns, told from what merges put there.
+"""The columns and comments that the owner of an SCD table has added.
 
-A merge's columns are those that the source has or once had, and the system columns. A merge's
-comments are the types that a column has or once had. Everything else is the owner's, and stays when
-a table is replaced: a column without values, a comment as it is.
+Merges write the columns that the source has or had, and the system columns. Comments of merges are
+the types that a column has or had. All other columns and comments are the owner's, and are kept
+when a merge replaces the table: the columns without values, the comments unchanged.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _SYSTEM = (*SOFT_DELETE_COLUMNS, *CHANGE_LOG_COLUMNS, *SCD2_COLUMNS)
 
 @dataclass(frozen=True)
 class OwnedColumns:
-    """The owner's part of a table's columns.
+    """The owner's columns and comments.
 
     Attributes:
-        fields: columns that no merge made, as Delta writes them.
-        comments: by the folded name of a merge's column.
+        fields: columns that no merge wrote, in the form of Delta's log.
+        comments: by the normalized name of a merge's column.
     """
 
     fields: tuple[dict[str, Any], ...]
     comments: dict[str, str]
 
     def add_to(self, schema: str) -> str:
-        """Add the owner's columns and comments to another schema, as Delta writes it."""
+        """Return another schema with the owner's columns and comments, both in Delta's form."""
         parsed = json.loads(schema)
         known = {normalize_name(field["name"]) for field in parsed["fields"]}
         for field in parsed["fields"]:
@@ -53,11 +53,11 @@ NOTHING_OWNED = OwnedColumns((), {})
 
 
 def find_owned(schema: str, versions: Iterable[RelationVersion]) -> OwnedColumns:
-    """Find the owner's part of a table's columns.
+    """Find the owner's columns and comments.
 
     Args:
-        schema: as Delta writes it.
-        versions: every relation version that the source table ever had.
+        schema: in the form of Delta's log.
+        versions: all relation versions of the source table.
     """
     ours: dict[str, set[str]] = {}
     for name, _, comment in _SYSTEM:

@@ -1,4 +1,4 @@
-"""The properties of SCD tables: what a table is made of, and where it begins."""
+"""The properties of SCD tables: relation, key and beginning of the contents."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 # The property of a table with the OID of the source table.
 RELATION_ID = "pgcdc.relation_id"
 
-# What the names of properties begin with that describe a table's contents; others are its owner's.
+# Prefixes of the properties that describe a table's contents. All other properties are the owner's.
 OURS = ("pgcdc.", "delta.columnMapping.")
 
-# The property of a table that is never replaced by a copy: the position of its first one.
+# For a table that no snapshot replaces: the key of its first snapshot.
 BEGINS_WITH = "pgcdc.begins_with"
 
 KEY = "pgcdc.key"
@@ -21,7 +21,7 @@ RELATION_VERSION = "pgcdc.relation_version"
 
 
 def key_text(names: Sequence[str]) -> str:
-    """Write a key for a table property."""
+    """Return a key as the text of a table property."""
     return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
 
 

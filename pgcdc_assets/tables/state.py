@@ -1,6 +1,6 @@
-"""Where SCD tables lie and how far they are, read by delta-rs without a JVM.
+"""The paths, states and watermarks of SCD tables, read by delta-rs without a JVM.
 
-A table's watermark is committed with the rows it belongs to, and then recorded as the version of
+A table's watermark is committed together with the rows, and then recorded as the version of
 the application transaction `pgcdc:{name}:{epoch}` in the table's own log (`fence.py`). There is one
 per epoch: LSNs of different epochs do not compare.
 """
@@ -42,17 +42,17 @@ _NULL_RESCUED = "null_count._rescued"
 def table_path(
     lake: Lake, name: str, schema: str, table: str, scd: int, root: str | None = None
 ) -> str:
-    """Give the address of an SCD table.
+    """Return the address of an SCD table.
 
     Args:
-        root: the address that takes the place of the capture's folder in the lake.
+        root: the address of a folder in place of the capture's folder.
     """
     place = f"scd{scd}", folder_name(schema), folder_name(table)
     return lake.path(name, *place) if root is None else "/".join((root.rstrip("/"), *place))
 
 
 def read_watermark(lake: Lake, name: str, schema: str, table: str, scd: int) -> Position | None:
-    """Say through which LSN of which epoch a table is folded; None before its first merge."""
+    """Read the watermark of a table; None before the first merge."""
     path = table_path(lake, name, schema, table, scd)
     found = open_table(lake, path)
     if found is None:
@@ -66,15 +66,15 @@ class ScdState:
     """An SCD table as its log describes it.
 
     Attributes:
-        watermark: epoch and LSN; None for a table that holds nothing of ours yet.
+        watermark: None for a table without a merge.
         fence: the number of this state, see `fence.py`.
         is_watermark_recorded: the watermark is recorded as the application transaction of its
             epoch.
         columns: names in order.
-        schema: as Delta writes it, and Spark reads it: in JSON.
-        row_count: rows; None where a file has no statistics.
+        schema: in JSON, the form of Delta's log.
+        row_count: None if a file has no statistics.
         has_deletion_vectors: some rows of the files are marked as deleted.
-        files: as delta-rs lists them, flattened.
+        files: the add actions from delta-rs, flattened.
     """
 
     path: str
@@ -90,25 +90,25 @@ class ScdState:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no rows, not even deleted ones."""
+        """Whether the files have no rows, deleted rows included."""
         return _written_rows(self.files) == 0
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
+        """The total size of the files."""
         return int(pc.sum(self.files.column("size_bytes")).as_py() or 0)
 
     @property
     def rescued(self) -> dict[str, int | None]:
-        """Per file how many of its rows have a rescued value; None where statistics do not say."""
+        """The number of rows with rescued values by file; None without statistics."""
         return _rescued_rows(self.files)
 
 
 def read_scd_state(lake: Lake, name: str, path: str) -> ScdState | None:
-    """Read a table's state; None when it does not exist.
+    """Read a table's state; None if there is no table.
 
     Raises:
-        TableDamaged: files of it are missing or cut off.
+        TableDamaged: files of the log are missing or truncated.
     """
     table = open_table(lake, path)
     if table is None:
@@ -135,23 +135,23 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState
 
 
 def next_step(zone: RawZone, state: ScdState | None, epoch: int, watermark: Lsn) -> Step:
-    """Plan the write that follows from a table's state.
+    """Return the step of a write that was computed from a table's state.
 
     Args:
-        state: None where the write makes the table.
+        state: None if the write creates the table.
     """
     number = 0 if state is None else state.fence
     return Step(fence_app_id(zone.name), number + 1, Position(epoch, watermark))
 
 
 def check_not_overtaken(zone: RawZone, path: str, state: ScdState) -> None:
-    """Check that no other write followed from a table's state so far.
+    """Check that no other write has changed a table since its state was read.
 
-    The fence stops a late write in any case. This check spares the work, and it sees the merges of
+    The fence prevents a late write in any case. This check saves the work, and detects merges of
     earlier releases, which have no fence.
 
     Raises:
-        TransientError: another merge was faster.
+        TransientError: another merge has committed.
     """
     table = open_table(zone.lake, path)
     if (
@@ -163,12 +163,12 @@ def check_not_overtaken(zone: RawZone, path: str, state: ScdState) -> None:
 
 
 def finish_step(zone: RawZone, path: str, step: Step) -> ScdState:
-    """Check that the commit of a write is there, record its watermark, and read the new state.
+    """Check that a write was committed, record its watermark, and read the new state.
 
-    Delta leaves a write out without an error if the table has its application transaction.
+    Delta skips a write without an error if the table has its application transaction.
 
     Raises:
-        TransientError: the commit is not there: another merge was faster.
+        TransientError: the write was skipped, because another merge has committed.
     """
     check_written(zone, path, step)
     record_watermark(zone, path)
@@ -179,10 +179,10 @@ def finish_step(zone: RawZone, path: str, step: Step) -> ScdState:
 
 
 def check_written(zone: RawZone, path: str, step: Step) -> None:
-    """Check that the commit of a write is there.
+    """Check that a write was committed.
 
     Raises:
-        TransientError: it is not: another merge was faster.
+        TransientError: the write was skipped, because another merge has committed.
     """
     table = open_table(zone.lake, path)
     if table is None or find_step(zone.lake, table, path, step) is None:
@@ -192,8 +192,9 @@ def check_written(zone: RawZone, path: str, step: Step) -> None:
 def record_watermark(zone: RawZone, path: str) -> None:
     """Record the watermark of a table's newest write as the application transaction of its epoch.
 
-    A failure is no harm: the write's own commit has the watermark, and the next merge tries again.
-    Tables with clustering or row tracking stay so, because delta-rs does not write them.
+    A failure loses nothing: the commit of the write has the watermark, and the next merge tries
+    again. delta-rs cannot write tables with clustering or row tracking, so their watermarks are
+    never recorded so.
     """
     for _ in range(_ATTEMPTS):
         table = open_table(zone.lake, path)
@@ -215,13 +216,13 @@ def record_watermark(zone: RawZone, path: str) -> None:
 
 
 def _keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
-    """Write the checkpoint that Spark leaves to the writer of a version.
+    """Write the checkpoint of a version that delta-rs wrote.
 
-    Spark writes one in its own commits alone, at every tenth version. Where merges take the odd
-    versions and watermarks the even ones, there would never be one.
+    Spark writes a checkpoint at every tenth version, if the version is its own commit. If merges
+    write odd versions and watermarks even versions, Spark never writes a checkpoint.
 
     Args:
-        before: the table right before the watermark was recorded.
+        before: the table before the watermark was recorded.
     """
     interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
     if (before.version() + 1) % interval:
@@ -233,11 +234,11 @@ def _keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
 
 
 def advance_watermark(zone: RawZone, path: str, before: Position | None, after: Position) -> None:
-    """Record that a table without changes is folded further: one commit without rows.
+    """Advance the watermark of a table without changes, by one commit without rows.
 
     Args:
-        before: the position from which there were no changes. A table that is elsewhere by now
-            (another merge was faster, a rebuild took it back) is left as it is.
+        before: the position from which there were no changes. A table at another position, such
+            as after another merge or a rebuild, is left unchanged.
 
     Raises:
         TransientError: the log cannot be written.
@@ -248,7 +249,7 @@ def advance_watermark(zone: RawZone, path: str, before: Position | None, after: 
     try:
         _commit(table, fence_transactions(zone, *after, read_fence(table, zone.name) + 1))
     except CommitFailedError:
-        # Another writer was faster. The watermark can be recorded by the next merge.
+        # Another writer has committed. The next merge can record the watermark.
         return
     except (DeltaError, OSError) as error:
         raise TransientError(
@@ -258,7 +259,7 @@ def advance_watermark(zone: RawZone, path: str, before: Position | None, after: 
 
 
 def _commit(table: DeltaTable, transactions: list[Transaction]) -> None:
-    """Commit application transactions as the version right after the one that was read, or fail."""
+    """Commit application transactions as the version after the loaded version, or fail."""
     table.create_write_transaction(
         [],
         "append",
@@ -268,12 +269,12 @@ def _commit(table: DeltaTable, transactions: list[Transaction]) -> None:
 
 
 def is_unsupported(error: CommitFailedError) -> bool:
-    """Return whether delta-rs cannot write the table, such as one with clustering."""
+    """Return whether delta-rs cannot write the table, such as a table with clustering."""
     return "Unsupported table features" in str(error)
 
 
 def overtaken_error(path: str) -> TransientError:
-    """Say that another merge of a table was faster."""
+    """Return the error of a merge that another merge of the table has overtaken."""
     return TransientError(
         reason=f"Another process merged the Delta table {path} at the same time, and this merge "
         "wrote nothing to it. Run the merge again: it continues from there."
@@ -281,7 +282,7 @@ def overtaken_error(path: str) -> TransientError:
 
 
 def open_table(lake: Lake, path: str) -> DeltaTable | None:
-    """Open an SCD table; None when it does not exist.
+    """Open an SCD table; None if there is no table.
 
     Raises:
         TableDamaged: its log cannot be read.
@@ -292,15 +293,15 @@ def open_table(lake: Lake, path: str) -> DeltaTable | None:
 
 @contextmanager
 def explain_read_errors(path: str) -> Iterator[None]:
-    """Turn what reading a table's log or files raises into an error that names the table.
+    """Turn errors of reading a table's log or files into an error that names the table.
 
     Raises:
-        TableDamaged: a file of it is missing, cut off or not what Delta writes.
+        TableDamaged: a file is missing, truncated or malformed.
     """
     try:
         yield
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-        # The library's own text may quote statistics, which are values of rows.
+        # The text of the library's error may quote statistics, which are values of rows.
         missing = isinstance(error, FileNotFoundError) or "not found" in str(error).lower()
         reason = "a file is missing" if missing else "its log is damaged"
         raise TableDamaged(path=path, reason=f"{reason} ({type(error).__name__})") from error
@@ -310,7 +311,7 @@ def read_position(zone: RawZone, table: DeltaTable, path: str) -> Position | Non
     """Read the newest epoch and its watermark in a version of a table.
 
     Raises:
-        TableDamaged: the log does not hold it any more.
+        TableDamaged: the log has lost the watermark.
     """
     newest = zone.epochs.latest()
     epochs = range(1, (newest.epoch if newest else 1) + 1)
@@ -319,7 +320,7 @@ def read_position(zone: RawZone, table: DeltaTable, path: str) -> Position | Non
 
 
 def _written_rows(files: pa.Table) -> int | None:
-    """Count the rows of the files, with those that deletion vectors hide."""
+    """Count the rows of the files, deleted rows included."""
     counts = files.column("num_records")
     return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
 

@@ -1,14 +1,13 @@
-"""Deleting the files that merges have replaced, once they outweigh the table.
+"""Deletion of files that merges have replaced, once they exceed the size of the table.
 
-A merge of a small table writes its files anew, so that files which no current version names soon
-exceed those that one does. Deleting by the table's log costs nothing of Spark: commits name the
-files they remove. Only such files are deleted, never one that no commit has named, so a merge that
-is at work loses nothing.
+A merge of a small table rewrites its files, so replaced files soon exceed the current files. The
+commits of the table's log name the files that they remove, so no Spark is needed to find them. A
+file that no commit has named is never deleted, so a running merge loses nothing.
 
-To list replaced files, delta-rs asks the store about each one since the last seven days. Here
-`_pgcdc/replaced_files.json` in the table's folder keeps those that are not deleted yet, and each
-call reads the commits since the last one. It is a memory and no truth: without it, or with an older
-one, files stay until the upkeep's VACUUM, which does not see the folder because of its underscore.
+To list replaced files, delta-rs would query the store about each file of the last seven days. Here
+`_pgcdc/replaced_files.json` in the table's folder lists the files that are not deleted yet, and
+each call reads the commits since the last call. The list is a cache: if it is missing or old, files
+stay until the VACUUM of the maintenance, which ignores the folder because of its underscore.
 Deletion vectors are left to that VACUUM too.
 """
 
@@ -32,15 +31,15 @@ from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.state import explain_read_errors, open_table
 
-# What is not worth a look, however small the table is.
+# Replaced files below this size are kept, however small the table is.
 MINIMUM_BYTES = 8 * 1024 * 1024
-# Queries of larger tables take long, and so may a read of an old version of them.
+# Queries of larger tables take long, so their readers need old versions for longer.
 SMALL_TABLE_BYTES = 1024**3
-# Beyond this, there is little to gain between two runs of the upkeep, and the list becomes long.
+# A longer retention leaves little to delete between two runs of the maintenance.
 LONGEST_KEEP_HOURS = 24.0
-# A table without a list may have a log of months.
+# The log of a table without a list may cover months.
 _MOST_COMMITS = 1000
-# A merge takes two versions, so one of five merges looks.
+# A merge writes two versions, so one of five merges checks for files to delete.
 _EVERY, _LOOKS_AT = 10, (0, 1)
 
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"
@@ -67,11 +66,11 @@ class ReplacedFile:
 
 @dataclass(frozen=True)
 class VacuumReport:
-    """What one call found and did.
+    """The outcome of one call.
 
     Attributes:
-        live_bytes: the files of the current version.
-        replaced_bytes: the files that older versions name, before the call.
+        live_bytes: size of the files of the current version.
+        replaced_bytes: size of the files that only older versions reference, before the call.
     """
 
     live_bytes: int = 0
@@ -89,12 +88,12 @@ class _Ledger:
 
 
 def vacuum_after_merge(lake: Lake, path: str, keep_hours: float, ratio: float) -> VacuumReport:
-    """Delete replaced files if they outweigh the table; most calls only read its version.
+    """Delete replaced files if they exceed the table; most calls only read the table's version.
 
     Args:
-        keep_hours: versions that were replaced later than that stay readable.
-        ratio: bytes of old replaced files to bytes of the table from which on they are deleted;
-            below `MINIMUM_BYTES` they never are.
+        keep_hours: versions that were replaced within so many hours stay readable.
+        ratio: the files are deleted if their bytes are at least this many times the bytes of the
+            table, and at least `MINIMUM_BYTES`.
 
     Raises:
         TableDamaged: the table's log cannot be read.
@@ -107,7 +106,7 @@ def vacuum_after_merge(lake: Lake, path: str, keep_hours: float, ratio: float) -
 
 
 def delete_replaced_files(lake: Lake, path: str, keep_hours: float) -> VacuumReport:
-    """Delete all files that were replaced longer ago, however little they are.
+    """Delete all files that were replaced earlier, however small they are.
 
     A table of more than `SMALL_TABLE_BYTES`, and one whose versions stay longer than
     `LONGEST_KEEP_HOURS`, is left to VACUUM.
@@ -141,7 +140,8 @@ def _delete(
     store = filesystem(lake, path)
     try:
         ledger = _caught_up(store, _read_ledger(store), table.version())
-        # RESTORE brings a file back, and a new deletion vector removes and adds one name at once.
+        # RESTORE adds removed files again, and a new deletion vector removes and adds one file at
+        # once.
         files = {name: file for name, file in ledger.files.items() if name not in live}
         replaced_bytes = sum(file.size_bytes for file in files.values())
         before = time.time() - keep_hours * 3600
@@ -159,16 +159,16 @@ def _delete(
     except OSError as error:
         raise TransientError(
             reason=f"Replaced files of the Delta table {path} cannot be deleted "
-            f"({error.strerror or type(error).__name__}). No row is harmed; a later merge tries "
+            f"({error.strerror or type(error).__name__}). No row is lost; a later merge tries "
             "again."
         ) from error
     return VacuumReport(live_bytes, replaced_bytes, len(old), old_bytes)
 
 
 def owner_hours(properties: dict[str, str]) -> float:
-    """Return how long a table's own property keeps replaced files; 0 where it is not set.
+    """Return the retention of a table's own property; 0 if the property is not set.
 
-    What is written in another way than Delta's documentation shows counts as Delta's default.
+    A value in another form than Delta's documentation shows counts as Delta's default.
     """
     text = properties.get(_RETENTION)
     if text is None:
@@ -180,9 +180,9 @@ def owner_hours(properties: dict[str, str]) -> float:
 
 
 def _caught_up(store: pafs.FileSystem, ledger: _Ledger, version: int) -> _Ledger:
-    """Add what the commits since the last look have removed."""
+    """Add the files that the commits since the last call have removed."""
     if ledger.through > version:
-        # The table was made anew in its place.
+        # The table was replaced by a new table at the same path.
         ledger = _Ledger(-1)
     first = max(ledger.through + 1, version + 1 - _MOST_COMMITS)
     files = dict(ledger.files)
@@ -193,7 +193,7 @@ def _caught_up(store: pafs.FileSystem, ledger: _Ledger, version: int) -> _Ledger
 
 
 def _removed_by(store: pafs.FileSystem, version: int) -> list[ReplacedFile]:
-    """List the data files that a commit removes; none where the log was cleaned up."""
+    """List the data files that a commit removes; none if the log has lost the commit."""
     try:
         actions = read_commit(store, version)
         removed = [action["remove"] for action in actions if "remove" in action]
@@ -212,9 +212,9 @@ def _removed_by(store: pafs.FileSystem, version: int) -> list[ReplacedFile]:
 
 
 def _is_own(path: str) -> bool:
-    """Whether a path of the log is that of a file in the table's folder, letter by letter.
+    """Return whether a path of the log is literally a path in the table's folder.
 
-    A shallow clone names files of another table, and the log encodes unusual characters.
+    A shallow clone references files of another table, and the log encodes unusual characters.
     """
     return not re.search(r"[:%]|^/|(^|/)\.\.?(/|$)", path)
 
@@ -230,7 +230,7 @@ def _read_ledger(store: pafs.FileSystem) -> _Ledger:
     except FileNotFoundError:
         return _Ledger(-1)
     except (ValueError, KeyError, TypeError):
-        # Cut off, or edited: the commits are read again.
+        # Truncated or edited: the commits are read again.
         return _Ledger(-1)
 
 

@@ -275,7 +275,7 @@ def test_a_file_that_cannot_be_deleted_is_tried_again(lake: Lake, path: Path) ->
     (path / old).unlink()
     (path / old).mkdir()
     with pytest.raises(
-        TransientError, match=r"No row is harmed; a later merge tries again"
+        TransientError, match=r"No row is lost; a later merge tries again"
     ) as caught:
         delete(lake, path)
     assert str(path) in str(caught.value)

@@ -1,7 +1,7 @@
-"""Raw changes as events of keys: which row appears, changes or goes, and at which position.
+"""Raw changes as events of keys: which row appears, changes or disappears at which position.
 
-A key that the settings name has no NULL, else an error is raised: SQL tells rows with NULL keys
-apart, a table with one row for each key cannot.
+A NULL in a key that the settings name raises an error: in SQL, rows with NULL keys are distinct,
+and a table with one row for each key cannot hold them.
 
 An insert or an update is a *content* of its key. A delete is the *departure* of its key; an update
 that changes the key is both: the departure of the old key and a content of the new one. The order
@@ -10,7 +10,7 @@ is (commit_lsn, ordinal), and nothing else.
 Columns of an events frame: `key_0`, `key_1` ... the typed key (and `key_rescued_0` ... where the
 type cannot hold every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`,
 `op`, `is_content`, `tuple` (the texts in the newest layout; NULL for a departure) and, where the
-changes need it, `unknown` (the fields that this change does not say: unchanged TOAST), `is_arrival`
+changes need it, `unknown` (the fields that the change leaves out: unchanged TOAST), `is_arrival`
 and `is_move`.
 """
 
@@ -41,25 +41,25 @@ def null_key_sql(number: int) -> str:
 
 @dataclass(frozen=True)
 class Fold:
-    """A table's schema together with what its changes need."""
+    """A table's schema together with the statistics of its changes."""
 
     schema: TableSchema
     stats: ChangeStats
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The layouts that the changes use."""
+        """The layouts of the changes."""
         return tuple(x for x in self.schema.layouts if x.version in self.stats.versions)
 
     @property
     def common_fields(self) -> tuple[int, ...]:
-        """Fields that every layout of the changes has."""
+        """Indexes of the fields that every layout of the changes has."""
         width = range(len(self.schema.fields))
         return tuple(i for i in width if all(x.positions[i] is not None for x in self.layouts))
 
     @property
     def unchanged(self) -> tuple[int, ...]:
-        """Fields that are unchanged TOAST in some change."""
+        """Indexes of the fields that are unchanged TOAST in a change."""
         found = set()
         for layout in self.layouts:
             positions = self.stats.unchanged.get(layout.version, set())
@@ -68,16 +68,16 @@ class Fold:
 
     @property
     def unknown(self) -> tuple[int, ...]:
-        """Fields that some change leaves out and does not bring in its old tuple either."""
+        """Indexes of the fields that neither the new nor the old tuple of a change has."""
         return () if self.stats.is_full else self.unchanged
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The events' columns that together are the key."""
+        """The columns of events that form the key."""
         return self.named("key", "key_rescued")
 
     def named(self, typed: str, rescued: str) -> tuple[str, ...]:
-        """Name one column per key field, and one more where its type may not hold the text."""
+        """Name a column for each key field, and one more if its type may not hold the text."""
         names = []
         for number, index in enumerate(self.schema.key):
             names.append(f"{typed}_{number}")
@@ -99,7 +99,7 @@ class Fold:
         return expressions
 
     def same_key(self, typed: str, rescued: str) -> str:
-        """Write the SQL that the key of a source row `s` is that of the table's row `t`."""
+        """Write the SQL that a source row `s` and a row `t` of the table have the same key."""
         parts = []
         for number, index in enumerate(self.schema.key):
             field = self.schema.fields[index]
@@ -128,25 +128,26 @@ class Fold:
         return self._by_layout("old[{}]", index)
 
     def new_text(self, index: int) -> str:
-        """Write the SQL of a field's text after the change, as far as the change says it."""
+        """Write the SQL of a field's text after the change, as far as the change has it."""
         text = self._by_layout("new[{}]", index)
         if index in self.unchanged:
             return f"IF({self.is_unchanged(index)}, {self.old_text(index)}, {text})"
         return text
 
     def known_text(self, index: int) -> str:
-        """Write the SQL of a field's text in an event to which `toast.py` added what it knows."""
+        """Write the SQL of a field's text in an event with the known values of `toast.py`."""
         return f"known_{index}.text" if index in self.unknown else f"tuple[{index}]"
 
     def is_unchanged(self, index: int) -> str:
-        """Write the SQL that says whether the new tuple leaves a field out."""
+        """Write the SQL of whether the new tuple leaves a field out."""
         contains = self._by_layout("array_contains(unchanged, {})", index, "false")
         return f"coalesce({contains}, false)"
 
     def is_unknown(self, index: int) -> str:
-        """Write the SQL that says whether neither tuple has the field.
+        """Write the SQL of whether neither tuple has the field.
 
-        An old tuple of kind O is the whole row; one of kind K has the key, but NULL in all else.
+        An old tuple of kind O is the whole row. An old tuple of kind K has the key, and NULL in all
+        other fields.
         """
         unchanged = self.is_unchanged(index)
         if index in self.schema.key:
@@ -154,14 +155,14 @@ class Fold:
         return f"({unchanged} AND NOT old_kind <=> 'O')"
 
     def tuple_in_newest_layout(self) -> str:
-        """Write the SQL of the new tuple with its texts where the newest layout has them."""
+        """Write the SQL of the new tuple with its texts in the order of the newest layout."""
         width = range(len(self.schema.fields))
         if not self.unchanged and self._is_newest_only():
             return "new"
         return f"array({', '.join(self.new_text(i) for i in width)})"
 
     def old_tuple_in_newest_layout(self) -> str:
-        """Write the SQL of the old tuple, likewise."""
+        """Write the SQL of the old tuple with its texts in the order of the newest layout."""
         if self._is_newest_only():
             return "old"
         return f"array({', '.join(self.old_text(i) for i in range(len(self.schema.fields)))})"
@@ -170,11 +171,12 @@ class Fold:
         return all(x.positions == tuple(range(len(self.schema.fields))) for x in self.layouts)
 
     def _by_layout(self, template: str, index: int, missing: str | None = None) -> str:
-        """Write the SQL of what the tuples of each layout say of a field.
+        """Write the SQL of a field over tuples of several layouts. With two layouts it is
+
+        (CASE relation_version WHEN 1 THEN new[2] WHEN 2 THEN new[1] END)
 
         Args:
-            missing: the SQL for layouts without the field; None: the value that rows from before
-                the field have.
+            missing: the SQL for layouts without the field; None: the default of the field.
         """
         if missing is None:
             default = self.schema.fields[index].default
@@ -230,7 +232,7 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
 
 
 def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
-    """Turn changes that bring their whole old rows into rows put in and rows taken out."""
+    """Turn changes with whole old rows into contents (rows added) and departures (removed)."""
     put_in = changes.where("op IN ('I', 'U')").selectExpr(
         *fold.key_values("key", "key_rescued", fold.new_text),
         *_COMMON,
@@ -247,7 +249,7 @@ def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
 
 
 def _key_changes(fold: Fold) -> str:
-    """Write the SQL that says whether an update moves its row to another key."""
+    """Write the SQL of whether an update moves its row to another key."""
     if not fold.stats.has_old_tuples:
         return "false"
     same = " AND ".join(f"{fold.old_text(i)} <=> {fold.new_text(i)}" for i in fold.schema.key)

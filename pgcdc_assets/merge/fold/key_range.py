@@ -1,9 +1,9 @@
-"""Between which keys the changes of a merge lie, so that Delta leaves out files without them.
+"""The range of the changed keys, so that Delta skips the files without such keys.
 
-A MERGE joins on equal keys, and from that alone Delta skips no file. Where changes are local, as
-those of recent orders are, two literals beside the join spare most of a large table. Only whole
-numbers are asked for: they are what is local, and their text in the table's history says no more
-than the statistics of its files do.
+A MERGE joins on equal keys, and Delta skips no file because of the join. If changes are local, such
+as changes of recent orders, two literals in the ON clause exclude most of a large table. Ranges are
+used for whole numbers only: their changes are often local, and the literals in the table's history
+reveal no more than the statistics of its files.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def widen_range(least: int, most: int, ddl: str) -> tuple[int, int]:
-    """Widen a range such that the ranges of merges that follow each other are often the same.
+    """Widen a range such that consecutive merges often have the same range.
 
-    They are constants in Java source, and Spark compiles other source anew and runs it cold. New
-    rows most often have keys above all others, so the upper end moves and may be taken farther: it
-    grows by up to half of the range's length, the lower end by up to an eighth.
+    The literals are constants in generated Java source, and Spark compiles changed source again.
+    New rows usually have the highest keys, so the upper end is widened more, by up to half of the
+    range's length, and the lower end by up to an eighth.
     """
     limit = 1 << (WHOLE_NUMBER_BITS[ddl] - 1)
     size = 1 << (most - least).bit_length()
@@ -48,15 +48,15 @@ class ColumnRange:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """A part of a table: the rows whose key columns lie in these ranges."""
+    """The rows of a table whose key columns are in these ranges."""
 
     ranges: tuple[ColumnRange, ...]
 
     def condition(self, alias: str | None = None) -> str:
-        """Write the SQL of it, with literals of the columns' own types.
+        """Write the SQL of the range, with literals of the columns' types.
 
         Args:
-            alias: of the table; None for bare columns.
+            alias: of the table; None for unqualified columns.
         """
         prefix = "" if alias is None else f"{alias}."
         return " AND ".join(
@@ -65,9 +65,9 @@ class KeyRange:
         )
 
     def estimate_rows(self, files: pa.Table) -> float | None:
-        """Estimate how many rows of some files lie in it; None where their statistics do not say.
+        """Estimate how many rows of some files are in the range; None without statistics.
 
-        Keys are taken to lie evenly between a file's least and greatest.
+        The estimate assumes that keys are uniformly distributed within a file.
 
         Args:
             files: as delta-rs lists them, flattened.
@@ -93,12 +93,12 @@ def match_sql(fold: Fold, key_range: KeyRange | None) -> str:
 
 
 def find_key_range(rows: DataFrame, fold: Fold) -> KeyRange | None:
-    """Find the range of the table that holds the keys of some rows.
+    """Find the range of the table that contains the keys of some rows.
 
-    None where no field of the key has a range.
+    Return None if no field of the key is a whole number.
 
     Args:
-        rows: with `key_0` ...; they are read once.
+        rows: with columns `key_0` ...; they are read once.
     """
     indexes = {
         number: fold.schema.fields[index]

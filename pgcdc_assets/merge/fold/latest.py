@@ -1,15 +1,15 @@
-"""Which event of a key decides what the key holds after the range.
+"""The event of a key that determines the key's row after the range.
 
-Under DEFAULT and USING INDEX identities it is the newest one: such an index is never deferrable, so
-at every moment at most one row has a key.
+Under the identities DEFAULT and USING INDEX it is the newest event: the index is never deferrable,
+so at most one row has a key at any time.
 
 Under REPLICA IDENTITY FULL the key may belong to a deferrable constraint, and within a transaction
-two rows may have one key: to swap 1 and 2 is to send `1 -> 2`, then `2 -> 1`, and the newest event
-of key 2 is a departure although a row with key 2 remains. But every change brings its whole old
-row, so rows can be counted as in a bag: a change takes the old row out of its key and puts the new
-one in. A row that was put in last, or more often than it was taken out, is what its key holds in
-the end. Where there is none, the key has lost its row if some row was taken out more often than put
-in, since it must have been there before the range; else the key is as it was.
+two rows may have one key: a swap of the keys 1 and 2 sends `1 -> 2`, then `2 -> 1`, and the newest
+event of key 2 is a departure although a row with key 2 remains. But every change brings its whole
+old row, so rows can be counted as in a multiset: a change removes the old row from its key and adds
+the new row. A row that was added last, or more often than removed, is the row of its key after the
+range. If there is no such row, and a row was removed more often than added, the row existed before
+the range and the key has lost it. Otherwise the key is unchanged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pgcdc_assets.merge.fold.events import Fold
 def keep_newest_per_key(events: DataFrame, fold: Fold) -> DataFrame:
     """Keep the newest event of each key.
 
-    Where a departure and a content of one key stand at one position (two texts of one value, such
-    as a float's 0 and -0), the content is what remains.
+    If a departure and a content of one key have the same position (two texts of one value, such as
+    0 and -0 of a float), the content is kept.
     """
     keys = ", ".join(fold.key_columns)
     age = (
@@ -35,10 +35,10 @@ def keep_newest_per_key(events: DataFrame, fold: Fold) -> DataFrame:
 
 
 def keep_bag_remainder(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
-    """Keep per key the row that was put in last, or the fact that its row is gone.
+    """Keep for each key the row after the range, or its departure.
 
     Args:
-        further: more columns that with the key make a group; they are kept.
+        further: columns that form a group together with the key; they are kept.
     """
     keys = [*fold.key_columns, *further]
     aggregates = [
@@ -52,7 +52,7 @@ def keep_bag_remainder(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
     if len(fold.common_fields) == len(fold.schema.fields):
         rows = bag.groupBy(*keys, "tuple").agg(*aggregates)
     else:
-        # A row that was put in before a column was added is taken out with the column's default.
+        # A row that was added before a column existed is removed with the column's default.
         common = f"array({', '.join(f'tuple[{i}]' for i in fold.common_fields)})"
         newest = "max_by(tuple, struct(commit_lsn, ordinal)) FILTER (WHERE is_content) AS tuple"
         rows = (

@@ -1,8 +1,8 @@
-"""The schema of an SCD table: its columns, their types, its key; and how older tuples map to it.
+"""How the schema of an SCD table is built from relation versions.
 
-A tuple is an array of texts in the order of its own relation version. Columns are followed by
-attnum, so the newest version of a range gives the schema and every older version says where each
-column stood.
+A tuple is an array of texts in the order of its own relation version. The newest version of a range
+defines the columns. Columns are matched by attnum, so every older version gives each column's
+position in its tuples.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def build_schema(
     """Build the schema that holds the tuples of all the versions.
 
     Args:
-        versions: of one table, ascending; the last one gives the columns.
-        known: all versions of the table in the epoch, which tell the defaults of added columns.
-        key: the configured merge key, if any.
-        known_key: the key that the existing table was made with, as `key_text` writes it.
+        versions: of one table, ascending; the last version defines the columns.
+        known: all versions of the table in the epoch, with the defaults of added columns.
+        key: the configured key; None without one.
+        known_key: the key of the existing table, as `key_text` writes it.
 
     Raises:
         SchemaChangeError: an older version cannot be read as the newest one.
-        MergeConflict: two names collide, or the key is not usable.
-        ReplicaIdentityError: the replica identity does not hold the key.
+        MergeConflict: two names collide, or a column of the key is not published.
+        ReplicaIdentityError: the replica identity does not contain the key.
     """
     newest = versions[-1].relation
     check_names(newest, system)
@@ -80,10 +80,10 @@ def _field(column: Column, relation: Relation, known: Sequence[RelationVersion])
 
 
 def _default(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> str | None:
-    """Find the value of the rows from before a column was added.
+    """Find the value of a column in rows that are older than the column.
 
-    A column that an earlier version does not have may have existed and not been published. It was
-    added later only if its attnum is higher than any that the table had by then.
+    A column that is missing in an earlier version may have existed without being published. It was
+    added later only if its attnum is higher than all attnums of the earlier version.
     """
     attnum = column.attnum
     if attnum is None:
@@ -111,7 +111,7 @@ def _highest_attnum(relation: Relation) -> int:
 
 
 def _check_identity(relation: Relation, key: Sequence[str]) -> None:
-    """Check that the old tuples of updates and deletes hold the key."""
+    """Check that the old tuples of updates and deletes contain the key."""
     order = {column.name: column for column in relation.columns}
     for name in key:
         column = order.get(name)
@@ -124,8 +124,8 @@ def _check_identity(relation: Relation, key: Sequence[str]) -> None:
             raise ReplicaIdentityError(
                 relation=relation.qualified_name,
                 identity=relation.replica_identity.sql,
-                reason=f'it does not hold key column "{name}", so a delete does not say which row '
-                "it means",
+                reason=f'it does not contain key column "{name}", so a delete does not identify '
+                "its row",
                 remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then pgcdc resnapshot",
             )
 

@@ -1,4 +1,4 @@
-"""The schema of an SCD table: columns, types, key, and the place of each column in older tuples."""
+"""The schema of an SCD table: columns, types, key, and each column's place in older tuples."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pgcdc_assets.tables.columns import (
 
 @dataclass(frozen=True)
 class DeltaType:
-    """How one Postgres type is kept.
+    """The Delta type of a Postgres type.
 
     Attributes:
         ddl: the Spark SQL type.
-        expression: gives the SQL of the typed value for the SQL of the text.
-        may_rescue: some texts that Postgres prints have no value of this type.
-        is_fixed_length: Postgres never stores it out of line, so it is never unchanged TOAST.
+        expression: returns the SQL of the typed value for the SQL of the text.
+        may_rescue: the type cannot hold some texts that Postgres prints.
+        is_fixed_length: Postgres never stores the type out of line, so it is never unchanged TOAST.
     """
 
     ddl: str
@@ -36,7 +36,7 @@ class DeltaType:
 
     @property
     def is_text(self) -> bool:
-        """Say whether the typed value is the text itself."""
+        """Whether the typed value is the text itself."""
         return self.expression is as_text
 
 
@@ -49,7 +49,7 @@ class Field:
     """A source column in the SCD table.
 
     Attributes:
-        default: the text that rows from before the column have; None: NULL.
+        default: the text of the column in rows that are older than the column; None: NULL.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the fields stand in the tuples of one relation version; None: not there yet."""
+    """The positions of the fields in tuples of one relation version; None: missing there."""
 
     version: int
     positions: tuple[int | None, ...]
@@ -72,11 +72,11 @@ class TableSchema:
     """The columns of one SCD table.
 
     Attributes:
-        key: indexes of the key's fields; none for a table whose rows nothing tells apart.
-        layouts: of every relation version that tuples may have.
-        system: name, type and meaning of the columns that are ours.
-        nullable_key: those of the key's fields of which nothing says that they are never NULL: the
-            settings name them, and the replica identity is the whole row.
+        key: indexes of the key's fields; empty for a table without a key.
+        layouts: of every relation version of the tuples.
+        system: the system columns.
+        nullable_key: fields of the key that may be NULL: the settings name them, and the replica
+            identity is FULL.
     """
 
     relation: Relation
@@ -89,12 +89,12 @@ class TableSchema:
 
     @property
     def may_rescue(self) -> bool:
-        """Whether some column may not hold every text."""
+        """Whether a column cannot hold every text."""
         return any(field.type.may_rescue for field in self.fields)
 
     @property
     def stored_position(self) -> tuple[str, str, str]:
-        """SQL of the LSN, commit time and operation that a row of the table has from its change."""
+        """SQL of the LSN, the commit time and the operation of a row's change."""
         if self.system is SCD2_COLUMNS:
             return VALID_FROM_LSN, VALID_FROM, OP
         return LSN, COMMIT_TS, "CAST(NULL AS STRING)"

@@ -1,16 +1,16 @@
-"""The last known value of what a change leaves out as unchanged TOAST.
+"""The last known value of a field that a change leaves out as unchanged TOAST.
 
-An update sends `unchanged` instead of a value that is stored out of line and was not touched; NULL
-would be wrong, and so would any value that another row had under this key. A *stay* is the time
-that one row spends at one key: it begins with an insert, with a key change that brings the row
-here, or before the range. Within a stay the value is the last one that was said.
+An update sends `unchanged` instead of an out-of-line value that it did not change. NULL would be
+wrong, and so would the value of another row that had the key before. A *stay* is the time that one
+row has one key: it begins with an insert, with a key change to this key, or before the range.
+Within a stay, the value is the last one that a change contains.
 
-If the stay says nothing, an earlier stay of the same row may. Stays and key changes form chains: a
-key change begins a stay, and the departure at its position ends the stay before. Each chain is
-found by doubling: after n joins every key change knows the one that is 2^n changes before it, or
-the first of its chain. One window over each chain then gives the last value said. If the row was
-there before the range, the table has the value: under the row's own key the MERGE itself takes it,
-and under another key (`origin_0` ...) the row is fetched first.
+If no change of the stay contains the value, a change of an earlier stay of the same row may. Stays
+and key changes form chains: a key change begins a stay, and the departure at its position ends the
+previous stay. Chains are found by doubling: after n joins, every key change knows the key change
+2^n steps before it, or the first one of its chain. One window over each chain then finds the last
+value. If the row existed before the range, the table has the value: the MERGE itself takes it from
+the row with the same key, and a row with another key (`origin_0` ...) is fetched first.
 
 REPLICA IDENTITY FULL never comes here: its old tuple has the value (`events.Fold.new_text`).
 """
@@ -27,14 +27,14 @@ UNKNOWN_VALUE = "pgcdc: an unchanged TOAST value is nowhere to be found"
 
 _PAST = "ORDER BY commit_lsn, ordinal, is_content ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
 _HERE = "struct(commit_lsn AS lsn, ordinal AS ordinal)"
-# The event that a key change leaves under the old key.
+# The departure of a key change.
 _HAS_LEFT = "(op = 'U' AND NOT is_content)"
 _BEGAN = "struct(stay.lsn AS lsn, stay.ordinal AS ordinal)"
 _IS_MOVED = "coalesce(stay.is_move, false)"
 
 
 def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
-    """Add, per field that is ever left out, the last value said in the same stay.
+    """Add the last value within the same stay of each field that a change leaves out.
 
     Adds `stay` (where it began, and whether by a key change; NULL if before the range) and
     `known_3` ... (a struct with the text; NULL if unknown), and keeps in `unknown` only what stays
@@ -58,12 +58,12 @@ def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
 
 
 def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> DataFrame:
-    """Fill unknown fields of rows that came from another key; add the key to fetch from, `origin_0`
+    """Fill unknown fields of rows that came from another key, and add the origin's key, `origin_0`
     ...
 
     Args:
-        winners: the events wanted, one or several of a key.
-        known: all events as `with_known_values` gave them.
+        winners: the events to complete, one or several of a key.
+        known: all events, from `with_known_values`.
     """
     keys, origin = fold.key_columns, fold.named("origin", "origin_rescued")
     nothing = [f"CAST(NULL AS {winners.schema[k].dataType.simpleString()})" for k in keys]
@@ -78,7 +78,7 @@ def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> Data
     left = known.where(_HAS_LEFT).selectExpr(*names, f"{_HERE} AS at", "true AS has_left")
     chains = moving.unionByName(left).join(_find_chains(known), on="at")
     past = f"OVER (PARTITION BY chain {_PAST})"
-    # Only the first key change of a chain may have left a row that was there before the range.
+    # Only the row of a chain's first key change can have existed before the range.
     before = f"IF(has_left AND stay IS NULL, struct({', '.join(keys)}), NULL)"
     filled = (
         chains.selectExpr(
@@ -108,7 +108,7 @@ def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> Data
 
 
 def _find_chains(known: DataFrame) -> DataFrame:
-    """Find for the position of each key change, `at`, the first one of its chain, `chain`."""
+    """Find the first key change of the chain (`chain`) of each key change (`at`)."""
     reached = known.where(_HAS_LEFT).selectExpr(
         f"{_HERE} AS at",
         f"IF({_IS_MOVED}, {_BEGAN}, {_HERE}) AS chain",
@@ -139,13 +139,13 @@ def _still_unknown(fold: Fold) -> str:
 
 
 def fetch_unknown(rows: DataFrame, fold: Fold, stored: DataFrame, position: str) -> DataFrame:
-    """Fill what is unknown from the table's row under the key that each row names, `origin_0` ...
+    """Fill unknown fields from the table's row with the key of the origin, `origin_0` ...
 
-    Rows with `is_elsewhere` are filled; the others keep their `unknown`.
+    Rows with `is_elsewhere` are filled; other rows keep their `unknown`.
 
     Args:
-        stored: the table's rows as they were before the range.
-        position: a column of theirs that is never NULL.
+        stored: the rows of the table before the range.
+        position: a column of these rows that is never NULL.
     """
     schema = fold.schema
     met = fold.same_key("origin", "origin_rescued")
@@ -170,7 +170,7 @@ def fetch_unknown(rows: DataFrame, fold: Fold, stored: DataFrame, position: str)
 
 
 def value_or_error_sql(fold: Fold, index: int, prefix: str) -> str:
-    """Write the SQL of a field's value where there is no row to take an unknown one from."""
+    """Write the SQL of a field's value, with an error if it is unknown and no row has it."""
     if index not in fold.unknown:
         return f"{prefix}value_{index}"
     unknown = f"coalesce(array_contains({prefix}unknown, {index}), false)"
@@ -178,7 +178,7 @@ def value_or_error_sql(fold: Fold, index: int, prefix: str) -> str:
 
 
 def joined_rescued_sql(fold: Fold) -> str:
-    """Write the SQL of `_rescued` for a row that takes its unknown fields from the table's row."""
+    """Write the SQL of `_rescued` for a row with fields from the row of the table."""
     names = [
         f"IF(array_contains(s.unknown, {i}), {string(fold.schema.fields[i].name)}, NULL)"
         for i in fold.unknown

@@ -1,8 +1,8 @@
-"""Where rows stand among the TRUNCATEs of a range, found by binary search.
+"""The position of rows among the TRUNCATEs of a range, by binary search.
 
-A range may have thousands of TRUNCATEs. Their positions are one text each for LSNs, ordinals and
-times, of which Spark makes a constant array before the query runs; so the query has as many
-expressions for thousands as for one, and a row costs as many comparisons as the number has bits.
+A range may have thousands of TRUNCATEs. Their LSNs, ordinals and times are one text each, which
+Spark turns into a constant array before the query runs. So the number of expressions does not
+depend on the number of TRUNCATEs, and each row needs as many comparisons as this number has bits.
 For TRUNCATEs at (16, 0) and (48, 0), a row at (`lsn`, `ordinal`) comes after
 
     aggregate(array(2, 1), 0, (n, step) -> IF(lsns[n + step - 1] < lsn OR ..., n + step, n))
@@ -18,16 +18,16 @@ from pgcdc_assets.merge.change_stats import Truncation
 
 
 def count_before_sql(truncates: Sequence[Truncation], lsn: str = "lsn") -> str:
-    """Write the SQL of how many TRUNCATEs came before a row; before a stored row there is none.
+    """Write the SQL of the number of TRUNCATEs before a row; 0 for a row of the table.
 
     Args:
         truncates: in order.
-        lsn: the column with the row's LSN.
+        lsn: the column of the row's LSN.
     """
     if not truncates:
         return "0"
     steps = ", ".join(str(1 << bit) for bit in reversed(range(len(truncates).bit_length())))
-    # Above the last one `get` is NULL, and the condition is not met.
+    # Beyond the last TRUNCATE `get` returns NULL, and the condition is false.
     there = f"get({_constant(t.commit_lsn for t in truncates)}, n + step - 1)"
     ordinal = f"get({_constant(t.ordinal for t in truncates)}, n + step - 1)"
     is_before = f"{there} < {lsn} OR ({there} = {lsn} AND {ordinal} < ordinal)"
@@ -40,7 +40,7 @@ def next_truncate_sql(truncates: Sequence[Truncation], count: str) -> str:
 
     Args:
         truncates: in order.
-        count: a column with the number of those that came before the row.
+        count: the column of the number of TRUNCATEs before the row.
     """
     lsn = f"get({_constant(t.commit_lsn for t in truncates)}, {count})"
     ordinal = f"get({_constant(t.ordinal for t in truncates)}, {count})"

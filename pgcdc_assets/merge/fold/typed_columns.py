@@ -1,4 +1,4 @@
-"""From texts to the typed columns of a table: `value_0`, `value_1` ... and `rescued`.
+"""Typed columns from texts: `value_0`, `value_1` ... and `rescued`.
 
 Columns are numbered until they are written, because a source column may have any name.
 """
@@ -21,12 +21,12 @@ from pgcdc_assets.tables.columns import normalize_name
 
 @dataclass(frozen=True)
 class SnapshotRows:
-    """What a snapshot holds.
+    """The rows of a snapshot.
 
     Attributes:
-        frame: one column `new`, in the layout of `schema`.
-        lsn: the snapshot's snapshot LSN.
-        at: the time to which the snapshot belongs.
+        frame: column `new`, in the layout of `schema`.
+        lsn: the LSN of the snapshot.
+        at: the time of the snapshot.
         key: the snapshot's position as text.
     """
 
@@ -40,11 +40,11 @@ class SnapshotRows:
 def type_columns(
     frame: DataFrame, schema: TableSchema, text: Callable[[int], str], keep: Sequence[str]
 ) -> DataFrame:
-    """Give the typed values of texts.
+    """Cast texts to typed columns.
 
     Args:
-        text: the SQL of a field's text over the frame's columns.
-        keep: further select expressions over the frame's columns; their results are kept.
+        text: returns the SQL of a field's text over the frame's columns.
+        keep: additional select expressions over the frame's columns.
     """
     width = range(len(schema.fields))
     texts = frame.selectExpr(*(f"{text(i)} AS text_{i}" for i in width), *keep)
@@ -78,10 +78,10 @@ def _rescued(schema: TableSchema) -> str:
 
 
 def name_columns(schema: TableSchema, comments: Mapping[str, str] | None = None) -> list[Column]:
-    """Name and describe the numbered columns as the table has them.
+    """Return the numbered columns with the names and comments of the table.
 
     Args:
-        comments: by folded name, those of the table's owner.
+        comments: the owner's comments by normalized name.
     """
     numbered = [(f"value_{i}", f.name, f.comment) for i, f in enumerate(schema.fields)]
     numbered += [(name.removeprefix("_"), name, comment) for name, _, comment in schema.system]
@@ -93,11 +93,11 @@ def name_columns(schema: TableSchema, comments: Mapping[str, str] | None = None)
 
 
 def type_snapshot_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:
-    """Give the rows of a snapshot their types and the snapshot's position.
+    """Return the rows of a snapshot with typed columns and the position of the snapshot.
 
     Args:
-        copied: one column `new`, in the layout of `schema`.
-        lsn: the snapshot's snapshot LSN.
+        copied: column `new`, in the layout of `schema`.
+        lsn: the LSN of the snapshot.
     """
     keep = [
         f"CAST({int(lsn)} AS BIGINT) AS lsn",

@@ -1,4 +1,4 @@
-"""From Postgres's text to a Delta column: which type, and by which expression.
+"""The Delta type of a Postgres type, and the SQL that casts a text to the type.
 
 Each expression is native SQL over the text that Postgres printed, and is NULL whenever the typed
 column cannot hold that text exactly; the caller then keeps the text in `_rescued`. Spark's casts
@@ -66,12 +66,12 @@ _SCALARS = {
     "uuid": DeltaType("STRING", as_text, is_fixed_length=True),
 }
 
-# Types whose typmod is a limit, below which values are kept as they are.
+# Types whose typmod is an upper limit.
 _LIMITED = frozenset({"varchar", "varbit", "numeric"}) | frozenset(
     {"timestamp", "timestamptz", "time", "timetz"}
 )
 
-# Their arrays are separated by something else than a comma.
+# Types whose arrays use another delimiter than a comma.
 _OTHER_DELIMITER = frozenset({"box"})
 
 
@@ -83,9 +83,9 @@ def delta_type(column: Column) -> DeltaType:
 
 
 def keeps_values(older: Column, newer: Column) -> bool:
-    """Say whether a changed length or precision of one type leaves all values as they are.
+    """Return whether a changed length or precision of a type keeps all values.
 
-    Where it does not, Postgres writes the table anew, and the stream says nothing of it.
+    Otherwise Postgres rewrites the table, and the stream has no events for the rewrite.
     """
     kind = newer.element_type or newer.base_type
     before, after = _typmod(older), _typmod(newer)
@@ -98,7 +98,7 @@ def keeps_values(older: Column, newer: Column) -> bool:
 
 
 def full_type(column: Column) -> str:
-    """Write a column's type for people, with its length or precision as format_type writes it."""
+    """Return a column's type with its length or precision, in the form of format_type."""
     name, typmod = column.type or "unknown", column.typmod
     kind = column.element_type or column.base_type
     if typmod < 0:
@@ -126,7 +126,7 @@ def _scalar_type(base_type: str | None, typmod: int) -> DeltaType:
 
 
 def _numeric_type(typmod: int) -> DeltaType:
-    """Give DECIMAL where one holds every value of the declared precision and scale."""
+    """Return DECIMAL if it holds every value of the declared precision and scale, else text."""
     if typmod < 4:
         return TEXT
     precision, scale = _precision(typmod)
@@ -153,8 +153,8 @@ def _array_type(column: Column) -> DeltaType:
     element = _scalar_type(column.element_type, column.element_typmod)
     is_extension = "." in (column.element_type or "") and column.kind == "b"
     if is_extension or column.element_type in _OTHER_DELIMITER:
-        # An extension's type may choose its own delimiter (PostGIS does), and the catalog's answer
-        # is not in the relation.
+        # A type of an extension may have its own delimiter, as in PostGIS, and the relation does
+        # not record the delimiter.
         return TEXT
     return DeltaType(
         f"ARRAY<{element.ddl}>",
@@ -164,11 +164,15 @@ def _array_type(column: Column) -> DeltaType:
 
 
 def array_sql(text: str, element_ddl: str, element: Callable[[str], str], may_rescue: bool) -> str:
-    """Write the SQL of the typed array.
+    """Write the SQL of the typed array. For column `x` of type ARRAY<INT> it is
+
+        CASE WHEN x = '{}' THEN CAST(array() AS ARRAY<INT>)
+            WHEN startswith(x, '{{') OR NOT startswith(x, '{') THEN NULL
+            ELSE transform(IF(contains(x, '"'), ..., split(...)), item -> try_cast(item AS INT)) END
 
     Args:
-        element: gives the SQL of a typed element for the SQL of its text.
-        may_rescue: an element may have no typed value; the whole array is NULL then.
+        element: returns the SQL of a typed element for the SQL of its text.
+        may_rescue: an element may have no typed value; then the whole array is NULL.
     """
     bare = f"split(substr({text}, 2, length({text}) - 2), ',')"
     quoted = (

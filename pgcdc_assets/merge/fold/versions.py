@@ -1,13 +1,12 @@
-"""Versions of keys: what each key held, from which position to which.
+"""Versions of keys: the row of each key between two positions.
 
-Input are typed events of a range (`events.py`), of every key each content and each departure, and
-the table's current rows under these keys as they were before the range. In the order of (commit
-LSN, ordinal) a content opens a version, unless it says what the version before it says already; the
-next event of its key ends it, or a TRUNCATE if that comes first.
+The input are the typed events of a range (`events.py`), and the table's current rows with the same
+keys before the range. In the order of (commit LSN, ordinal), a content opens a version, unless it
+equals the version before it. The next event of the key ends the version, or an earlier TRUNCATE.
 
-Under REPLICA IDENTITY FULL a key may have two rows for a while within one transaction (a deferrable
-constraint; see `latest.py`). Such a transaction counts for such a key as one step: what the key
-holds when it commits.
+Under REPLICA IDENTITY FULL, a key may have two rows within one transaction (a deferrable
+constraint; see `latest.py`). For such a key the transaction counts as one step to the row of the
+key at its commit.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ def key_events(changes: DataFrame, fold: Fold) -> DataFrame:
 def typed_events(
     events: DataFrame, fold: Fold, current: DataFrame | None, stored: DataFrame | None
 ) -> DataFrame:
-    """Give events typed values: `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `op`.
+    """Return events with typed values: `value_0` ..., `rescued`, `lsn`, `ordinal`, `op` ...
 
     Args:
-        current: all current rows of the table before the range; None when there are none.
-        stored: those of them whose keys are among the events'.
+        current: all current rows of the table before the range; None without rows.
+        stored: the current rows with keys of the events.
     """
     keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "op", "is_content"]
     if not fold.unknown:
@@ -84,7 +83,7 @@ def build_versions(
     tracked: Sequence[int] | None,
     epoch: int,
 ) -> DataFrame:
-    """Find the versions that the events open, and what becomes of those of the table.
+    """Find the versions that the events open, and the changes to the versions of the table.
 
     Columns: the key, `value_0` ..., `rescued`, `is_stored` (it is in the table already),
     `valid_from`, `valid_to`, `is_current`, `valid_from_lsn`, `valid_to_lsn`, `valid_from_epoch`,
@@ -92,7 +91,7 @@ def build_versions(
     and stays as it is.
 
     Args:
-        events: as `typed_events` gives them.
+        events: from `typed_events`.
         stored: the table's current rows under the keys of the events, and others if need be; None
             when there are none.
         tracked: indexes of the fields whose change opens a version; None: all.
@@ -109,7 +108,7 @@ def build_versions(
     window = f"OVER (PARTITION BY {keys} ORDER BY {order})"
     truncates = fold.stats.truncates
     if fold.stats.may_leave_and_come:
-        # A row that is taken out and put in again by one change has never left.
+        # A row that one change removes and adds again was never absent.
         rows = rows.selectExpr(
             "*", f"lead(struct(is_content, lsn, ordinal)) {window} AS following"
         ).where(
@@ -117,7 +116,7 @@ def build_versions(
             "AND following.ordinal = ordinal, false)"
         )
     parts = comparable_parts_sql(fold.schema, tracked)
-    # A plain column stands for itself: what is named anew is carried through the shuffle twice.
+    # A plain column keeps its name: a second name would carry the column through the shuffle twice.
     named = [part if part in values else f"compared_{n}" for n, part in enumerate(parts)]
     is_same = "".join(f" AND before_{n} <=> {name}" for n, name in enumerate(named))
     steps = (
@@ -173,7 +172,7 @@ def build_versions(
 
 
 def stored_rows(stored: DataFrame, fold: Fold, *further: str) -> DataFrame:
-    """Give rows of the table the columns of events, and further ones."""
+    """Return rows of the table with the columns of events, and additional columns."""
     lsn, commit_ts, op = fold.schema.stored_position
     return stored.selectExpr(
         *fold.stored_key(),
@@ -189,7 +188,7 @@ def stored_rows(stored: DataFrame, fold: Fold, *further: str) -> DataFrame:
 
 
 def _with_last_values(steps: DataFrame, values: list[str], keys: str, order: str) -> DataFrame:
-    """Give each version the values that it has in the end: untracked fields may have changed."""
+    """Return each version with its last values: untracked fields may have changed."""
     numbered = steps.selectExpr(
         "*",
         f"sum(IF(starts, 1, 0)) OVER (PARTITION BY {keys} ORDER BY {order} "
@@ -208,7 +207,7 @@ def _with_last_values(steps: DataFrame, values: list[str], keys: str, order: str
 
 
 def _untangle(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
-    """Fold transactions in which a key had more than one row, or fewer than none, to one step."""
+    """Fold a transaction in which a key had two rows, or fewer than none, to one step."""
     keys = ", ".join(fold.key_columns)
     names = [*fold.key_columns, "commit_lsn", "ordinal", "commit_ts", "op", "is_content", "tuple"]
     rows = bag.selectExpr(*names, "false AS is_stored")
@@ -248,13 +247,13 @@ def _untangle(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame
 
 @dataclass(frozen=True)
 class AffectedRows:
-    """What a merge has to look at.
+    """The rows of a table that changes affect.
 
     Attributes:
         fold: of the changes.
-        events: of the keys that changes name, without values.
-        rows: the table's rows that may have these keys; None when it has none.
-        key_range: of a part of the table that holds them; None: all of it.
+        events: of the changed keys, without values.
+        rows: the table's rows that may have these keys; None for an empty table.
+        key_range: a part of the table that contains these rows; None: the whole table.
     """
 
     fold: Fold
@@ -264,24 +263,24 @@ class AffectedRows:
 
     @property
     def stored(self) -> DataFrame | None:
-        """The table's rows that do have these keys; None when it has none."""
+        """The table's rows that have these keys; None for an empty table."""
         if self.rows is None:
             return None
         return with_affected_keys(self.rows, self.events, self.fold)
 
     def computed(self) -> AffectedRows:
-        """Compute the events now, for what reads them several times."""
+        """Compute the events now, because several queries read them."""
         return replace(self, events=self.events.localCheckpoint())
 
 
 def find_affected_rows(
     changes: DataFrame, rows: DataFrame | None, fold: Fold, *, is_large: bool
 ) -> AffectedRows:
-    """Find the rows of a table that raw changes concern.
+    """Find the rows of a table that raw changes affect.
 
     Args:
-        rows: the table's rows that changes can end or alter; None when there are none.
-        is_large: the table is worth finding out which part of it the changes concern.
+        rows: the table's rows that changes can end or change; None for an empty table.
+        is_large: look for the affected range of keys.
     """
     touched = AffectedRows(fold, key_events(changes, fold), rows)
     if rows is None or not is_large:
@@ -293,7 +292,7 @@ def find_affected_rows(
 
 
 def with_affected_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFrame:
-    """Keep the rows of the table whose keys are among the events'."""
+    """Keep the rows of the table that have a key of the events."""
     touched = events.select(*fold.key_columns).distinct()
     return rows.alias("t").join(
         touched.alias("s"), on=F.expr(fold.same_key("key", "key_rescued")), how="left_semi"
@@ -301,21 +300,21 @@ def with_affected_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFr
 
 
 def contents_sql(schema: TableSchema) -> str:
-    """Write the SQL of a content's value, such that equal rows and no others are equal."""
+    """Write the SQL of a row's contents, such that equal values mean equal rows."""
     parts = comparable_parts_sql(schema)
     return f"struct({', '.join(f'{part} AS compared_{n}' for n, part in enumerate(parts))})"
 
 
 def comparable_parts_sql(schema: TableSchema, tracked: Sequence[int] | None = None) -> list[str]:
-    """Write the SQL of values by which a content is equal to another, and only then.
+    """Write the SQL of the values by which two contents are compared.
 
     Args:
-        tracked: indexes of the fields that count; None: all.
+        tracked: indexes of the compared fields; None: all.
     """
     wanted = range(len(schema.fields)) if tracked is None else tracked
     parts = [comparable_sql(f"value_{i}", schema.fields[i].type.ddl) for i in wanted]
     if schema.may_rescue:
-        # Maps cannot be compared; their order says nothing.
+        # Maps cannot be compared, and the order of their entries is arbitrary.
         entries = "array_sort(map_entries(rescued))"
         if tracked is not None:
             names = ", ".join(string(schema.fields[i].name) for i in tracked)

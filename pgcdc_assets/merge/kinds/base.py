@@ -52,21 +52,21 @@ _SEES_EVERY_ROW = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
 
 
 def rows_in(state: ScdState | None) -> int:
-    """Give a table's count of rows."""
+    """Return the row count of a table; 0 if there is no table or no count."""
     return (state.row_count or 0) if state is not None else 0
 
 
 def is_large(state: ScdState) -> bool:
-    """Say whether a table is worth finding out which part of it a merge concerns."""
+    """Return whether a merge into the table should look for the affected range of keys first."""
     return state.size_bytes > SMALL_BYTES
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What was written.
+    """The rows that a write inserted, updated and deleted.
 
     Attributes:
-        inserted: None where it follows from the table's own count of rows.
+        inserted: None if the count follows from the row counts of the table before and after.
     """
 
     inserted: int | None = 0
@@ -75,7 +75,7 @@ class Counts:
     may_be_rescued: bool = False
 
     def counted(self, before: ScdState | None, after: ScdState) -> Counts:
-        """Fill in what was inserted between two states of the table."""
+        """Return the counts with `inserted` computed from two states of the table."""
         if self.inserted is not None:
             return self
         return replace(self, inserted=rows_in(after) - rows_in(before) + self.deleted)
@@ -91,14 +91,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class TableKind(ABC):
-    """Writes one SCD table; each method is at most one commit with rows, which carries a step.
+    """Writes one SCD table. Each method makes at most one commit with rows, which carries a step.
 
-    Columns that were added or have another type are commits of their own before that.
+    Added columns and changed types are commits of their own before the rows.
 
     Attributes:
-        spark: a session that nobody else uses meanwhile.
-        filled: the columns whose default was given to the rows from before.
-        row_condition: SQL that holds for the table's rows `t` that hold a row of the source.
+        spark: a session that no other thread uses at the same time.
+        filled: added columns whose default was written to the existing rows.
+        row_condition: SQL that is true for the rows `t` of the table that represent a source row.
     """
 
     system: ClassVar[SystemColumns] = SCD1_COLUMNS
@@ -112,19 +112,19 @@ class TableKind(ABC):
 
     @property
     def merges_snapshot_with_changes(self) -> bool:
-        """Whether an empty snapshot needs no commit of its own."""
+        """Whether one commit writes an empty snapshot together with the changes after it."""
         return False
 
     @abstractmethod
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
-        """Make the table hold what a snapshot holds."""
+        """Write a snapshot to the table."""
 
     @abstractmethod
     def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
         """Fold the task's changes into the table.
 
         Args:
-            state: None where the changes make the table.
+            state: None if the changes create the table.
         """
 
     def build_snapshot_schema(self) -> TableSchema:
@@ -145,10 +145,10 @@ class TableKind(ABC):
         return rows
 
     def follow_columns(self, state: ScdState, schema: TableSchema, step: Step) -> Step:
-        """Add the columns that the table lacks, and give its rows their defaults.
+        """Add missing columns to the table, and write their defaults to the existing rows.
 
         Returns:
-            The step for the rows: a filled column is one of its own.
+            The step for the rows, after a step of its own for the defaults.
         """
         fields = [] if state.is_empty else fields_to_fill(state, schema)
         add_columns(self.spark, state, schema, fields)
@@ -162,10 +162,10 @@ class TableKind(ABC):
         return step
 
     def follow_relation(self, state: ScdState, schema: TableSchema, step: Step) -> Step:
-        """Have the table note the relation of a new snapshot, and take over its columns.
+        """Adopt the columns of a new snapshot, and record the snapshot's relation in the table.
 
         Returns:
-            The step for the rows: a rewrite of columns is one of its own.
+            The step for the rows, after a step of its own for a rewrite of columns.
         """
         path = self.task.path
         step = self.follow_columns(state, schema, step)
@@ -176,7 +176,7 @@ class TableKind(ABC):
         return step
 
     def follow_write(self, written: Step, step: Step) -> Step:
-        """Check that a write before that of the rows is there, and return the step for the rows."""
+        """Check that a write before the rows was committed, and return the step for the rows."""
         check_written(self.zone, self.task.path, written)
         return replace(step, number=written.number + 1)
 
@@ -192,14 +192,14 @@ class TableKind(ABC):
         replace_table(self.spark, rows, schema, state, owned, step)
 
     def empty(self, state: ScdState | None, step: Step) -> Counts:
-        """Take out all rows, where the changes are TRUNCATEs alone; the table keeps its schema."""
+        """Delete all rows, if the changes are TRUNCATEs alone; the columns stay."""
         overwrite(self.read_table().where("false"), self.task.path, step)
         return Counts(deleted=rows_in(state))
 
     def may_rewrite(self, state: ScdState, schema: TableSchema) -> bool:
-        """Say whether rows that stay can be written again with those that change.
+        """Return whether unchanged rows can be rewritten together with changed rows.
 
-        Not where somebody added columns of their own, which only a MERGE leaves alone.
+        A table with columns of its owner cannot: only a MERGE keeps their values.
         """
         known = {field.name for field in schema.fields} | {name for name, _, _ in self.system}
         properties = state.properties
@@ -213,15 +213,15 @@ class TableKind(ABC):
 
 @dataclass(frozen=True)
 class AccumulatingTable(TableKind):
-    """Writes a table that a later snapshot adds to, as the difference to what is there."""
+    """Writes a table to which a later snapshot adds its differences, such as a history."""
 
     @abstractmethod
     def write_first_snapshot(self, copied: SnapshotRows, step: Step) -> None:
-        """Make the table of a snapshot."""
+        """Create the table from a snapshot."""
 
     @abstractmethod
     def read_stored(self) -> DataFrame:
-        """Read the rows that changes can end or alter."""
+        """Read the rows that changes can end or change."""
 
     @abstractmethod
     def snapshot_events(self, copied: SnapshotRows, stored: DataFrame | None) -> DataFrame:
@@ -229,22 +229,22 @@ class AccumulatingTable(TableKind):
 
     @abstractmethod
     def changed_events(self, touched: AffectedRows) -> DataFrame:
-        """Give changes as events with their values."""
+        """Return changes as events with typed values."""
 
     @abstractmethod
     def outcome(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
-        """Find the rows that events add to the table, and those of it that they end or alter."""
+        """Find the rows that events add, and the rows that events end or change."""
 
     @abstractmethod
     def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
-        """Write the MERGE of an outcome."""
+        """Return the MERGE statement of an outcome."""
 
     @abstractmethod
     def truncating(self, truncate: Truncation) -> str:
-        """Write the MERGE's clause for the rows that a TRUNCATE took away."""
+        """Return the clause of the MERGE for the rows that a TRUNCATE removed."""
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
-        """Begin with the snapshot, or add what it says differently."""
+        """Create the table from the snapshot, or add the differences to the table."""
         at = self.task.snapshot_at
         assert at is not None
         schema = self.build_snapshot_schema()
@@ -260,7 +260,7 @@ class AccumulatingTable(TableKind):
         return self._write(state, events, stored, Fold(schema, ChangeStats()), step)
 
     def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
-        """Find what the changes add, end and alter, and write that."""
+        """Find the rows that the changes add, end and change, and write them."""
         task, stats = self.task, self.task.stats
         assert stats is not None and state is not None
         step = self.add_system_columns(state, step)
@@ -283,11 +283,11 @@ class AccumulatingTable(TableKind):
         return self._write(state, events, touched.stored, fold, step, touched.key_range)
 
     def add_system_columns(self, state: ScdState, step: Step) -> Step:
-        """Add columns of ours that a table of an earlier release lacks; give the step for rows."""
+        """Add system columns of later releases, if any are missing; return the step for rows."""
         return step
 
     def write_range(self, state: ScdState, touched: AffectedRows, step: Step) -> Counts | None:
-        """Write the range that changes touch anew; None where a MERGE is better."""
+        """Rewrite the affected range of keys; return None if a MERGE is better."""
         return None
 
     def _write(

@@ -17,28 +17,28 @@ from pgcdc_assets.tables.columns import DELETED, OP, SystemColumns
 from pgcdc_assets.tables.properties import KEY
 from pgcdc_assets.tables.state import ScdState
 
-# Columns that some kinds of SCD1 have and others do not.
+# Columns that distinguish the kinds of SCD1 table.
 _MARKS = {DELETED: "soft deletes", OP: "a log of changes"}
 
 
 def choose_table_kind(spark: SparkSession, zone: RawZone, task: MergeTask) -> TableKind:
-    """Say how a table is written.
+    """Choose the class that writes a table.
 
     Args:
-        spark: a session that nobody else uses meanwhile.
+        spark: a session that no other thread uses at the same time.
 
     Raises:
-        ReplicaIdentityError: what is asked for needs a key, and the table has none.
-        ConfigurationError: the existing table was made as another kind.
+        ReplicaIdentityError: the settings need a key, and the table has no key.
+        ConfigurationError: the existing table is of another kind.
     """
     target = task.plan.target
     kind: type[TableKind]
     if not _has_key(task):
         relation = task.relations[-1].relation
         if task.scd == 2:
-            raise _no_key(relation, "so its versions cannot be told apart: it can have scd: [1]")
+            raise _no_key(relation, "so versions cannot be assigned to rows: use scd: [1]")
         if target.soft_deletes:
-            raise _no_key(relation, "so a deleted row cannot be told from those equal to it")
+            raise _no_key(relation, "so a deleted row cannot be distinguished from equal rows")
         kind = KeylessLog if target.without_key == "log" else KeylessBag
     elif task.scd == 2:
         kind = History
@@ -50,7 +50,7 @@ def choose_table_kind(spark: SparkSession, zone: RawZone, task: MergeTask) -> Ta
 
 
 def _has_key(task: MergeTask) -> bool:
-    """Say whether something tells the rows apart that are to be folded."""
+    """Return whether a key identifies the rows that the task folds."""
     if task.plan.target.key:
         return True
     if task.snapshot_version is not None:
@@ -67,12 +67,12 @@ def _check_kind_is_unchanged(task: MergeTask, state: ScdState, system: SystemCol
         made = "with" if column in state.columns else "without"
         raise ConfigurationError(
             reason=f"Table {task.plan.target.qualified_name}: its SCD1 table was made {made} "
-            f"{meaning}, and its settings say otherwise now. Make it anew: `pgcdc rebuild`."
+            f"{meaning}, but its settings have changed. Rebuild the table: `pgcdc rebuild`."
         )
 
 
 def _no_key(relation: Relation, reason: str) -> ReplicaIdentityError:
-    """Say that what is asked of a table needs a key."""
+    """Return the error of a table whose settings need a key."""
     return ReplicaIdentityError(
         relation=relation.qualified_name,
         identity=relation.replica_identity.sql,

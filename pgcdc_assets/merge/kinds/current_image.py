@@ -1,9 +1,9 @@
-"""SCD type 1: one row per key, as it is now.
+"""SCD type 1: one row per key, the current image.
 
-A snapshot replaces the contents. Changes are folded to one row per key and applied by one MERGE;
-where the table is empty, or a TRUNCATE emptied it in the range, there is nothing to match and the
-rows are written as they are. Each of these is one Delta commit that carries fence and watermark, so
-Delta recognises a repeat and leaves it out.
+A snapshot replaces the contents. Changes are folded to one row per key and applied by one MERGE. If
+the table is empty, or a TRUNCATE in the range emptied it, the rows are written without a MERGE.
+Each way makes one Delta commit that carries fence and watermark, so Delta skips a repeat as a
+duplicate transaction.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from pgcdc_assets.tables.state import ScdState, check_written, read_scd_state
 
 
 def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
-    """Fold raw changes to one row per key: what the key holds after them.
+    """Fold raw changes to one row per key, the last one.
 
     Columns: `key_0` ..., `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content` and,
-    where a change left something out, `unknown`: fields to be taken from the table's row.
+    where a change left a value out, `unknown`: fields to be taken from the row of the table.
 
     Args:
-        stored: the table's rows; None when there were none at the beginning of the range.
+        stored: the rows of the table; None if the table was empty before the range.
     """
     keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
     if not fold.unknown:
@@ -74,7 +74,7 @@ def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> Da
 
 
 def rows_alone(rows: DataFrame, fold: Fold) -> DataFrame:
-    """Make of folded rows the whole contents of a table: there is no row to take anything from."""
+    """Turn folded rows into the whole contents of a table, without rows to take values from."""
     rows = rows.where("is_content")
     if fold.unknown:
         width = range(len(fold.schema.fields))
@@ -95,10 +95,10 @@ def merge_rows(
     *,
     is_large: bool,
 ) -> tuple[int, int, int]:
-    """Apply folded rows by one MERGE; give the counts of inserted, updated and deleted rows.
+    """Apply folded rows by one MERGE; return the counts of inserted, updated and deleted rows.
 
     Args:
-        is_large: the table is worth finding out which part of it the rows concern.
+        is_large: look for the affected range of keys first.
     """
     if not is_large:
         return run_merge(spark, rows, merge_sql(path, fold), step)
@@ -108,10 +108,20 @@ def merge_rows(
 
 
 def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
-    """Write the MERGE.
+    """Write the MERGE statement. For a table with columns `id` (the key) and `n` it is
+
+        MERGE INTO delta.`/lake/shop/scd1/public/t` t USING pgcdc_source s ON t.`id` = s.key_0
+        WHEN MATCHED AND (s.lsn > t._lsn OR ...) AND NOT s.is_content THEN DELETE
+        WHEN MATCHED AND (s.lsn > t._lsn OR ...) THEN UPDATE SET
+            t.`id` = s.value_0, t.`n` = s.value_1, t._lsn = s.lsn, ...
+        WHEN NOT MATCHED AND s.is_content THEN INSERT (`id`, `n`, _lsn, ...)
+            VALUES (s.value_0, s.value_1, s.lsn, ...)
+
+    If a change leaves `n` out, `n` becomes IF(coalesce(array_contains(s.unknown, 1), false), t.`n`,
+    s.value_1).
 
     Args:
-        key_range: of a part of the table that holds every row to be matched.
+        key_range: a part of the table that contains every row to be matched.
     """
     fields = fold.schema.fields
     updates = []
@@ -141,8 +151,8 @@ def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
 def read_files(spark: SparkSession, state: ScdState) -> DataFrame:
     """Read a table as its log describes it.
 
-    The files are named to Spark where nothing but their rows counts: to let Delta find them is a
-    job of its own. Deletion vectors, mapped names and the files of another table are Delta's.
+    If possible, Spark reads the files directly, because Delta needs a job to find them. Delta reads
+    tables with deletion vectors, mapped names or files of another table.
     """
     names = state.files.column("path").to_pylist()
     is_plain = not state.has_deletion_vectors and not any(set("/:%") & set(n) for n in names)
@@ -154,11 +164,11 @@ def read_files(spark: SparkSession, state: ScdState) -> DataFrame:
 
 @dataclass(frozen=True)
 class WholeTable:
-    """Rows that take the place of all of a table's.
+    """Rows that replace all rows of a table.
 
     Attributes:
-        rows: with the table's columns.
-        counted: says, when they were written, how many were inserted, updated and deleted.
+        rows: with the columns of the table.
+        counted: after the write, the numbers of inserted, updated and deleted rows.
     """
 
     rows: DataFrame
@@ -166,11 +176,11 @@ class WholeTable:
 
     @classmethod
     def of(cls, rows: DataFrame, stored: DataFrame, fold: Fold) -> WholeTable:
-        """Put folded rows in the place of the table's rows under the same keys.
+        """Replace rows of the table by folded rows with the same keys.
 
         Args:
             rows: without unknown fields.
-            stored: all of the table's rows; no key of theirs is NULL.
+            stored: all rows of the table; no key is NULL.
         """
         values = [*(f"value_{i}" for i in range(len(fold.schema.fields))), "rescued"]
         names = [*fold.key_columns, *values, "lsn", "ordinal", "commit_ts", "is_content"]
@@ -179,8 +189,8 @@ class WholeTable:
         )
         of_key = f"OVER (PARTITION BY {', '.join(fold.key_columns)})"
         at = "struct(lsn, ordinal)"
-        # A row that no change is newer than stays, even one whose key is there twice: the checks
-        # tell of it.
+        # A row without a newer change stays, even if its key is there twice: the checks report
+        # duplicate keys.
         is_kept = (
             f"IF(is_stored, change IS NULL OR change <= {at}, "
             "IF(there IS NULL, is_content, change > there))"
@@ -201,14 +211,14 @@ class WholeTable:
         return cls(kept.select(*name_columns(fold.schema)), counted)
 
     def write(self, path: str, step: Step) -> None:
-        """Write them in one commit."""
+        """Write the rows in one commit."""
         overwrite(self.rows, path, step)
 
     def counts(self) -> tuple[int, int, int]:
-        """Give the numbers of inserted, updated and deleted rows.
+        """Return the numbers of inserted, updated and deleted rows.
 
-        To be asked once the commit is known to be there: of a write that Delta has left out nothing
-        is counted, and an embedded session waits for the count for ever.
+        Call it after a check of the commit. If Delta skips the write as a duplicate transaction,
+        the counts never arrive, and an embedded session waits without a limit.
         """
         found = self.counted.get
         return int(found["inserted"]), int(found["updated"]), int(found["deleted"])
@@ -216,11 +226,11 @@ class WholeTable:
 
 @dataclass(frozen=True)
 class CurrentImage(TableKind):
-    """Writes the current image."""
+    """Writes a current image."""
 
     @property
     def merges_snapshot_with_changes(self) -> bool:
-        """Whether an empty snapshot needs no commit of its own."""
+        """Whether one commit writes an empty snapshot together with the changes after it."""
         return is_made_by_its_changes(self.task)
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
@@ -232,7 +242,7 @@ class CurrentImage(TableKind):
         return Counts(snapshot.row_count, 0, rows_in(state), schema.may_rescue)
 
     def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
-        """Fold the changes to one row a key and merge them."""
+        """Fold the changes to one row per key, and merge the rows."""
         task, stats = self.task, self.task.stats
         assert stats is not None
         before = rows_in(state)
@@ -260,19 +270,19 @@ class CurrentImage(TableKind):
         return Counts(*merged, schema.may_rescue)
 
     def _prefers_rewrite(self, state: ScdState, fold: Fold) -> bool:
-        """Say whether one write of all rows is less than the jobs of a MERGE, and as good."""
+        """Return whether a rewrite of all rows is cheaper than a MERGE, and equivalent."""
         return (
             is_tiny(fold.stats.change_count, state.size_bytes, self.task.plan.change_bytes)
             and not fold.unknown
-            # A MERGE matches no NULL. Columns of an identity that is an index have none; under FULL
-            # the settings may name a key that has.
+            # A MERGE never matches NULL. The columns of an index identity are NOT NULL; under FULL,
+            # a configured key may contain NULL.
             and not (self.task.plan.target.key and fold.schema.relation.has_full_identity)
             and self.may_rewrite(state, fold.schema)
         )
 
     def _rewrite(self, rows: DataFrame, step: Step, fold: Fold) -> tuple[int, int, int]:
         path = self.task.path
-        # The state may be from before the tables that were merged first.
+        # The state was read before the first tables of the run were merged.
         newest = read_scd_state(self.zone.lake, self.zone.name, path)
         assert newest is not None
         whole = WholeTable.of(rows, read_files(self.spark, newest), fold)

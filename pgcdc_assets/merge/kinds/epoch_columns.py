@@ -1,9 +1,9 @@
-"""The epochs of a history's LSNs, for tables of releases that did not store them.
+"""The epoch columns of a history, for tables of releases that did not write them.
 
 LSNs of different epochs do not compare: a renewed slot may begin at a lower LSN on another server.
 So a history stores the epoch beside each LSN (docs/decisions/0017-epochs-in-history.md). A table
 without these columns gets them in one rewrite before its next merge. An LSN that one epoch alone
-has captured tells its epoch. Where the LSNs of two epochs overlap, the commit time decides.
+has captured belongs to that epoch. If the LSNs of two epochs overlap, the commit time decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pgcdc_assets.tables.state import open_table
 
 @dataclass(frozen=True)
 class MergedEpoch:
-    """What a table holds of an epoch.
+    """The part of a table that comes from one epoch.
 
     Attributes:
         start_lsn: the lowest LSN that a row of it may have.
@@ -41,7 +41,7 @@ class MergedEpoch:
 
 
 def add_epochs(spark: SparkSession, zone: RawZone, path: str, name: TableName, step: Step) -> None:
-    """Add the two columns and fill them, in one commit.
+    """Add and fill the two epoch columns in one commit.
 
     Args:
         name: schema and table.
@@ -59,7 +59,7 @@ def add_epochs(spark: SparkSession, zone: RawZone, path: str, name: TableName, s
 
 
 def find_merged_epochs(zone: RawZone, path: str, name: TableName) -> list[MergedEpoch]:
-    """List the epochs that a table holds changes of, the newest first."""
+    """List the epochs of the changes in a table, the newest first."""
     epochs = {epoch.epoch: epoch for epoch in zone.epochs.all()}
     table = open_table(zone.lake, path)
     assert table is not None

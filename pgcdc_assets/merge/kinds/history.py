@@ -1,9 +1,9 @@
 """SCD type 2: every version of every key, as half-open intervals in commit order.
 
-One MERGE ends the versions that are current no more and adds the new ones. Where the changes touch
-a good part of a range of keys, the range's current versions are read, sorted in among the changes,
-and written anew instead: one shuffle where a MERGE makes three. Either is one commit. The table is
-partitioned by `_is_current`, so that its past costs a merge nothing.
+One MERGE ends current versions and adds new versions. If the changes affect a large part of a range
+of keys, the current versions of the range are read, combined with the changes, and rewritten
+instead: one shuffle, where a MERGE needs three. Both ways make one commit. The table is partitioned
+by `_is_current`, so that a merge never reads the versions that have ended.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from pgcdc_assets.tables.columns import (
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.state import ScdState, check_written
 
-# A range is written anew when it has at most so many current versions for each change. Measured up
-# to ten, where it takes as long as a MERGE; but what is written must follow what is changed.
+# A range is rewritten if it has at most this many current versions for each change. With ten the
+# rewrite takes as long as a MERGE (measured); the lower limit bounds the bytes that are written.
 REPLACED_PER_CHANGE = 4
 _IS_CURRENT = "partition._is_current"
 
@@ -58,7 +58,7 @@ PARTITIONED_BY = (IS_CURRENT,)
 
 
 def write_first_snapshot(path: str, copied: SnapshotRows, epoch: int, step: Step) -> None:
-    """Make the table of a snapshot: each row is a version that is current since the snapshot."""
+    """Create the table from a snapshot: each row is a version that begins at the snapshot."""
     keep = [
         f"{timestamp(copied.at)} AS valid_from",
         "CAST(NULL AS TIMESTAMP) AS valid_to",
@@ -75,18 +75,25 @@ def write_first_snapshot(path: str, copied: SnapshotRows, epoch: int, step: Step
 
 
 def current_rows(spark: SparkSession, path: str) -> DataFrame:
-    """Read the versions that no change has ended."""
+    """Read the current versions."""
     return spark.read.format("delta").load(path).where(IS_CURRENT)
 
 
 def merge_sql(
     path: str, fold: Fold, tracked: Sequence[int] | None, key_range: KeyRange | None, epoch: int
 ) -> str:
-    """Write the MERGE.
+    """Write the MERGE statement. For a table with columns `id` (the key) and `n` it is
+
+        MERGE INTO delta.`/lake/shop/scd2/public/t` t USING pgcdc_source s
+        ON t._is_current AND s.is_stored AND t.`id` = s.key_0
+        WHEN MATCHED THEN UPDATE SET t._valid_to = s.valid_to, t._valid_to_lsn = s.valid_to_lsn,
+            t._valid_to_epoch = s.valid_to_epoch, t._is_current = s.is_current
+        WHEN NOT MATCHED AND NOT s.is_stored THEN INSERT (`id`, `n`, _valid_from, ...)
+            VALUES (s.value_0, s.value_1, s.valid_from, ...)
 
     Args:
-        epoch: of the changes.
-        key_range: of a part of the table that holds every version to be ended.
+        epoch: the epoch of the changes.
+        key_range: a part of the table that contains every version to be ended.
     """
     fields = list(enumerate(fold.schema.fields))
     ends = [VALID_TO, VALID_TO_LSN, VALID_TO_EPOCH, IS_CURRENT]
@@ -107,12 +114,12 @@ def merge_sql(
 
 @dataclass(frozen=True)
 class RewrittenRange:
-    """Versions that take the place of the current ones of a range.
+    """Versions that replace the current versions of a range of keys.
 
     Attributes:
         rows: with the table's columns.
-        key_range: of the range.
-        counted: says, when the rows were written, how many of the table's were `altered`.
+        key_range: the range.
+        counted: after the write, `altered` is the number of ended or changed versions.
     """
 
     rows: DataFrame
@@ -121,7 +128,7 @@ class RewrittenRange:
 
     @classmethod
     def of(cls, versions: DataFrame, key_range: KeyRange, schema: TableSchema) -> RewrittenRange:
-        """Take versions of every row in the range, as `build_versions` gives them."""
+        """Build the rows from the versions of every key in the range (`build_versions`)."""
         counted = Observation()
         altered = F.expr("count_if(is_stored AND is_touched)").alias("altered")
         return cls(
@@ -129,21 +136,21 @@ class RewrittenRange:
         )
 
     def write(self, spark: SparkSession, path: str, step: Step) -> None:
-        """Write them in one commit."""
+        """Write the rows in one commit."""
         condition = f"_is_current AND {self.key_range.condition()}"
         replace_where(spark, self.rows, path, condition, step)
 
     def count_altered(self) -> int:
-        """Give the number of the table's versions that were ended or changed.
+        """Return the number of versions that were ended or changed.
 
-        To be asked once the commit is known to be there: of a write that Delta has left out nothing
-        is counted, and an embedded session waits for the count for ever.
+        Call it after a check of the commit. If Delta skips the write as a duplicate transaction,
+        the count never arrives, and an embedded session waits without a limit.
         """
         return int(self.counted.get["altered"])
 
 
 def end_versions_sql(truncate: Truncation, epoch: int) -> str:
-    """Write the clause that ends every other current version at a TRUNCATE."""
+    """Return the clause that ends every other current version at a TRUNCATE."""
     first = truncate_sql(truncate)
     return (
         "WHEN NOT MATCHED BY SOURCE AND t._is_current THEN UPDATE SET "
@@ -154,17 +161,17 @@ def end_versions_sql(truncate: Truncation, epoch: int) -> str:
 
 @dataclass(frozen=True)
 class History(AccumulatingTable):
-    """Writes the history."""
+    """Writes a history."""
 
     system: ClassVar[SystemColumns] = SCD2_COLUMNS
     partitioned_by: ClassVar[tuple[str, ...]] = PARTITIONED_BY
 
     def write_first_snapshot(self, copied: SnapshotRows, step: Step) -> None:
-        """Make the table of a snapshot."""
+        """Create the table from a snapshot."""
         write_first_snapshot(self.task.path, copied, self.task.plan.epoch, step)
 
     def add_system_columns(self, state: ScdState, step: Step) -> Step:
-        """Add the epochs of LSNs."""
+        """Add the epoch columns, if an earlier release wrote the table."""
         if set(EPOCH_COLUMNS) <= set(state.columns):
             return step
         rewrite = step.keeping(state.watermark)
@@ -172,7 +179,7 @@ class History(AccumulatingTable):
         return self.follow_write(rewrite, step)
 
     def read_stored(self) -> DataFrame:
-        """Read the current versions: the others have ended for good."""
+        """Read the current versions: ended versions never change."""
         return current_rows(self.spark, self.task.path)
 
     def snapshot_events(self, copied: SnapshotRows, stored: DataFrame | None) -> DataFrame:
@@ -180,7 +187,7 @@ class History(AccumulatingTable):
         return base.snapshot_events(copied, stored)
 
     def changed_events(self, touched: AffectedRows) -> DataFrame:
-        """Give changes as events with their values."""
+        """Return changes as events with typed values."""
         return typed_events(touched.events, touched.fold, touched.rows, touched.stored)
 
     def outcome(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
@@ -192,7 +199,7 @@ class History(AccumulatingTable):
         return build_versions(events, stored, fold, tracked, self.task.plan.epoch)
 
     def write_range(self, state: ScdState, touched: AffectedRows, step: Step) -> Counts | None:
-        """Write the current versions of the range anew, and add those that have ended."""
+        """Rewrite the current versions of the range, and add the versions that have ended."""
         fold = touched.fold
         if touched.key_range is None or not self._prefers_rewrite(state, touched):
             return None
@@ -203,7 +210,7 @@ class History(AccumulatingTable):
         return Counts(None, written.count_altered(), may_be_rescued=fold.schema.may_rescue)
 
     def _prefers_rewrite(self, state: ScdState, touched: AffectedRows) -> bool:
-        """Say whether the range has few versions beside the changes, and nothing else is lost."""
+        """Return whether a rewrite of the range is cheap, and loses nothing."""
         assert touched.key_range is not None and touched.rows is not None
         schema, stats, files = touched.fold.schema, touched.fold.stats, state.files
         if stats.truncates or not self.may_rewrite(state, schema):
@@ -211,21 +218,21 @@ class History(AccumulatingTable):
         if _IS_CURRENT not in files.column_names:
             return False
         current = files.filter(pc.field(_IS_CURRENT))
-        # Rows without a key are not told apart, and a MERGE does not touch them.
+        # Rows with a NULL key match nothing: a MERGE keeps them, and a rewrite would not.
         if any(_nulls(current, name) != 0 for name in schema.key_names):
             return False
         most = REPLACED_PER_CHANGE * stats.change_count
         estimate = touched.key_range.estimate_rows(current)
-        # Most often the estimate spares the count.
+        # The estimate usually makes the count unnecessary.
         return estimate is not None and estimate <= most and touched.rows.count() <= most
 
     def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
-        """Write the MERGE of an outcome."""
+        """Return the MERGE statement of an outcome."""
         tracked = _tracked(self.task, fold.schema)
         return merge_sql(self.task.path, fold, tracked, key_range, self.task.plan.epoch)
 
     def truncating(self, truncate: Truncation) -> str:
-        """Write the MERGE's clause that ends them."""
+        """Return the clause that ends the versions before a TRUNCATE."""
         return end_versions_sql(truncate, self.task.plan.epoch)
 
 
@@ -233,7 +240,7 @@ def _tracked(task: MergeTask, schema: TableSchema) -> list[int] | None:
     """Find the fields whose change opens a version.
 
     Raises:
-        ConfigurationError: a tracked column is not there.
+        ConfigurationError: a tracked column is not published.
     """
     names = task.plan.target.tracked
     if names is None:
@@ -243,13 +250,13 @@ def _tracked(task: MergeTask, schema: TableSchema) -> list[int] | None:
     if missing:
         raise ConfigurationError(
             reason=f"Table {task.plan.target.qualified_name}: tracked column "
-            f'"{missing[0]}" is not among its published columns. Mend `tracked` in its settings.'
+            f'"{missing[0]}" is not among its published columns. Correct `tracked` in the settings.'
         )
     return [known.index(name) for name in names]
 
 
 def _nulls(files: pa.Table, column: str) -> int | None:
-    """Count a column's NULLs by the statistics of files; None where they do not say."""
+    """Count the NULLs of a column by file statistics; None without statistics."""
     name = f"null_count.{column}"
     if name not in files.column_names or files.column(name).null_count:
         return None

@@ -39,7 +39,7 @@ _COLUMNS = ("rescued", "lsn", "ordinal", "commit_ts", "is_content")
 
 @dataclass(frozen=True)
 class KeylessBag(TableKind):
-    """Writes the rows that there are, each as often as the source has it."""
+    """Writes the rows as a multiset, each as often as the source has it."""
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Replace the contents."""
@@ -51,7 +51,7 @@ class KeylessBag(TableKind):
         return Counts(snapshot.row_count, 0, rows_in(state), schema.may_rescue)
 
     def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
-        """Add the rows that stay, and remove as many as were taken out of the table."""
+        """Add the remaining rows, and delete as many rows as the changes removed."""
         task, stats = self.task, self.task.stats
         assert stats is not None and state is not None
         if not task.version_order:
@@ -75,13 +75,13 @@ class KeylessBag(TableKind):
 
 @dataclass(frozen=True)
 class KeylessLog(TableKind):
-    """Appends every change as a row."""
+    """Writes a log: appends every change as a row."""
 
     system: ClassVar[SystemColumns] = CHANGE_LOG_COLUMNS
     row_condition: ClassVar[str] = "t._op <> 'T'"
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
-        """Add the copied rows; what was logged before stays."""
+        """Append the rows of the snapshot; earlier rows of the log stay."""
         task, schema = self.task, self.build_snapshot_schema()
         rows = copied_rows(
             read_snapshot(self.spark, self.zone, snapshot), schema, snapshot.snapshot_lsn
@@ -94,7 +94,7 @@ class KeylessLog(TableKind):
         return Counts(snapshot.row_count, may_be_rescued=schema.may_rescue)
 
     def apply_changes(self, state: ScdState | None, step: Step) -> Counts:
-        """Add the changes."""
+        """Append the changes."""
         task, stats = self.task, self.task.stats
         assert stats is not None and state is not None
         if task.version_order:
@@ -108,26 +108,26 @@ class KeylessLog(TableKind):
 
 
 def _check_whole_rows(task: MergeTask, stats: ChangeStats) -> None:
-    """Check that updates and deletes say which rows they mean.
+    """Check that updates and deletes bring their whole old rows.
 
     Raises:
-        ReplicaIdentityError: some came while the replica identity was not FULL.
+        ReplicaIdentityError: a change came while the replica identity was not FULL.
     """
     if stats.old_kinds - {"O"}:
         raise ReplicaIdentityError(
             relation=task.plan.target.qualified_name,
             identity="other than FULL",
-            reason="updates or deletes came without their whole old rows, and without a key "
-            "nothing else says which rows they mean",
+            reason="updates or deletes came without their whole old rows, and a table without a "
+            "key needs the old rows to find the changed ones",
             remedy="ALTER TABLE ... REPLICA IDENTITY FULL; then pgcdc resnapshot",
         )
 
 
 def copied_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:
-    """Give the rows of a snapshot their types and a position each.
+    """Return the rows of a snapshot with typed columns, each with a position of its own.
 
     Args:
-        copied: one column `new`, in the layout of `schema`.
+        copied: column `new`, in the layout of `schema`.
     """
     keep = [
         f"CAST({int(lsn)} AS BIGINT) AS lsn",
@@ -139,14 +139,13 @@ def copied_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:
 
 
 def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
-    """Fold raw changes to rows to be added and rows of the table to be removed.
+    """Fold raw changes to rows to be added to the table and rows to be deleted from it.
 
-    Columns: `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content`: a removal has
-    only the position of its row. A removal without a row raises `MISSING_ROW` when Spark gets
-    there.
+    Columns: `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `is_content`: a deletion has
+    only the position of its row. A deletion without a row raises `MISSING_ROW` during execution.
 
     Args:
-        stored: the table's rows; None when there were none at the beginning of the range.
+        stored: the rows of the table; None if the table was empty before the range.
     """
     keep = ["commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
     rows = type_columns(build_bag(changes, fold), fold.schema, lambda i: f"tuple[{i}]", keep)
@@ -180,7 +179,14 @@ def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFr
 
 
 def merge_sql(path: str, schema: TableSchema) -> str:
-    """Write the MERGE."""
+    """Write the MERGE statement. For a table with columns `a` and `b` it is
+
+    MERGE INTO delta.`/lake/shop/scd1/public/t` t USING pgcdc_source s
+    ON NOT s.is_content AND t._lsn = s.lsn AND t._ordinal = s.ordinal
+    WHEN MATCHED THEN DELETE
+    WHEN NOT MATCHED AND s.is_content THEN INSERT (`a`, `b`, _lsn, ...)
+        VALUES (s.value_0, s.value_1, s.lsn, ...)
+    """
     return (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s\n"
         "ON NOT s.is_content AND t._lsn = s.lsn AND t._ordinal = s.ordinal\n"
@@ -190,7 +196,7 @@ def merge_sql(path: str, schema: TableSchema) -> str:
 
 
 def logged_changes(changes: DataFrame, fold: Fold) -> DataFrame:
-    """Give each raw change as a row: what it put in, or for a delete what it took out."""
+    """Return each raw change as a row: the new row, or the old row of a delete."""
     row = (
         f"CASE op WHEN 'T' THEN NULL WHEN 'D' THEN {fold.old_tuple_in_newest_layout()} "
         f"ELSE {fold.tuple_in_newest_layout()} END AS tuple"
@@ -203,7 +209,7 @@ def logged_changes(changes: DataFrame, fold: Fold) -> DataFrame:
 
 
 def _removed(wanted: DataFrame, stored: DataFrame | None, schema: TableSchema) -> DataFrame:
-    """Choose the newest rows of each content, as many as were taken out of the table."""
+    """Choose the newest rows of each content, as many as the changes removed."""
     error = f"raise_error({string(MISSING_ROW)})"
     if stored is None:
         return wanted.selectExpr(f"CAST({error} AS BIGINT) AS lsn", "0L AS ordinal")

@@ -1,9 +1,9 @@
-"""SCD type 1 with deleted rows: one row per key that ever was, as it is or as it last was.
+"""SCD type 1 with soft deletes: one row per key that ever existed.
 
-A row in place is what SCD1 has. A deleted one keeps the values and the position of its last change,
-and `_deleted_at_lsn` says which commit took it away. A key that comes back takes its row over. What
-a table holds does not depend on how its changes were cut into merges, since a key that came and
-went within one merge leaves its row as well.
+A row that exists at the source equals the row of SCD1. A deleted row keeps the values and the
+position of its last change, and `_deleted_at_lsn` is the commit LSN of the delete. A new row with
+the key replaces the deleted row. The contents do not depend on how the changes are divided into
+merges: a key that is inserted and deleted within one merge leaves a row too.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pgcdc_assets.tables.fence import Step
 
 
 def in_place(rows: DataFrame) -> DataFrame:
-    """Keep the rows that the source has."""
+    """Keep the rows that exist at the source."""
     return rows.where("NOT _deleted")
 
 
 def changed_events(touched: AffectedRows) -> DataFrame:
-    """Give events with their values; a deleted row has none to give."""
+    """Return events with typed values; unknown values never come from deleted rows."""
     stored = touched.stored
     if touched.rows is None or stored is None:
         return typed_events(touched.events, touched.fold, None, None)
@@ -41,10 +41,10 @@ def changed_events(touched: AffectedRows) -> DataFrame:
 
 
 def snapshot_events(copied: SnapshotRows, rows: DataFrame | None) -> DataFrame:
-    """Write a snapshot as events at its LSN; a copied row has no commit time in SCD1.
+    """Turn a snapshot into events at its LSN; a row of a snapshot has no commit time in SCD1.
 
     Args:
-        rows: all rows of the table; None when it has none.
+        rows: all rows of the table; None for an empty table.
     """
     there = None if rows is None else in_place(rows)
     events = base.snapshot_events(copied, there)
@@ -53,14 +53,14 @@ def snapshot_events(copied: SnapshotRows, rows: DataFrame | None) -> DataFrame:
 
 
 def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
-    """Find what each key last held, and which commit took it away.
+    """Find the last row of each key, and the commit that deleted the row.
 
     Columns: the key, `value_0` ..., `rescued`, `lsn`, `ordinal`, `commit_ts`, `deleted`,
-    `deleted_at_lsn`, and `is_stored`: the row is in the table, and goes.
+    `deleted_at_lsn`, and `is_stored`: the row is in the table, and is deleted now.
 
     Args:
         events: as `versions.typed_events` gives them.
-        stored: rows of the table under the keys of the events; None when there are none.
+        stored: rows of the table with the keys of the events; None if there are none.
     """
     keys = ", ".join(fold.key_columns)
     kept = [
@@ -78,7 +78,7 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
         )
     forward = f"OVER (PARTITION BY {keys} ORDER BY is_stored DESC, lsn, ordinal, is_content)"
     backward = f"OVER (PARTITION BY {keys}, is_content ORDER BY is_stored, lsn DESC, ordinal DESC)"
-    # Nothing but departures follows the last content.
+    # Only departures follow the last content.
     gone = "coalesce(gone_at, left_at)"
     truncates = fold.stats.truncates
     if truncates:
@@ -95,16 +95,21 @@ def last_contents(events: DataFrame, stored: DataFrame | None, fold: Fold) -> Da
 
 
 def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
-    """Write the MERGE.
+    """Write the MERGE statement. For a table with columns `id` (the key) and `n` it is
+
+        MERGE INTO delta.`/lake/shop/scd1/public/t` t USING pgcdc_source s ON t.`id` = s.key_0
+        WHEN MATCHED THEN UPDATE SET t.`id` = s.value_0, t.`n` = s.value_1, t._lsn = s.lsn, ...
+        WHEN NOT MATCHED AND NOT s.is_stored THEN INSERT (`id`, `n`, _lsn, ...)
+            VALUES (s.value_0, s.value_1, s.lsn, ...)
 
     Args:
-        key_range: of a part of the table that holds every row to be matched.
+        key_range: a part of the table that contains every row to be matched.
     """
     values = values_by_name(fold.schema)
     statement = (
         f"MERGE INTO {delta_table(path)} t USING {SOURCE_VIEW} s ON {match_sql(fold, key_range)}\n"
-        # No fence by LSN: LSNs of a later epoch may be lower, and these rows follow from the
-        # table's own.
+        # No comparison of LSNs: LSNs of a later epoch may be lower, and these rows were
+        # computed from the rows of the table.
         "WHEN MATCHED THEN UPDATE SET "
         f"{', '.join(f't.{name} = {value}' for name, value in values)}\n"
         f"WHEN NOT MATCHED AND NOT s.is_stored THEN {insert_sql(values)}"
@@ -115,7 +120,7 @@ def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
 
 
 def mark_deleted_sql(truncate: Truncation) -> str:
-    """Write the clause that marks every other row in place as deleted by a TRUNCATE."""
+    """Return the clause that marks every other existing row as deleted by a TRUNCATE."""
     return (
         "WHEN NOT MATCHED BY SOURCE AND NOT t._deleted THEN UPDATE SET "
         f"t._deleted = true, t._deleted_at_lsn = {truncate.commit_lsn}L"
@@ -124,18 +129,18 @@ def mark_deleted_sql(truncate: Truncation) -> str:
 
 @dataclass(frozen=True)
 class SoftDeletes(AccumulatingTable):
-    """Writes the current image and keeps deleted rows in it."""
+    """Writes a current image with soft deletes."""
 
     system: ClassVar[SystemColumns] = SOFT_DELETE_COLUMNS
 
     def write_first_snapshot(self, copied: SnapshotRows, step: Step) -> None:
-        """Make the table of a snapshot."""
+        """Create the table from a snapshot."""
         rows = type_snapshot_rows(copied.frame, copied.schema, copied.lsn)
         path, schema = self.task.path, copied.schema
         create_or_replace(path, rows, schema, step, begins_with=copied.key)
 
     def read_stored(self) -> DataFrame:
-        """Read all rows: a deleted one may come back."""
+        """Read all rows: the key of a deleted row may be inserted again."""
         return self.read_table()
 
     def snapshot_events(self, copied: SnapshotRows, stored: DataFrame | None) -> DataFrame:
@@ -143,17 +148,17 @@ class SoftDeletes(AccumulatingTable):
         return snapshot_events(copied, stored)
 
     def changed_events(self, touched: AffectedRows) -> DataFrame:
-        """Give changes as events with their values."""
+        """Return changes as events with typed values."""
         return changed_events(touched)
 
     def outcome(self, events: DataFrame, stored: DataFrame | None, fold: Fold) -> DataFrame:
-        """Find what each key last held."""
+        """Find the last row of each key."""
         return last_contents(events, stored, fold)
 
     def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
-        """Write the MERGE of an outcome."""
+        """Return the MERGE statement of an outcome."""
         return merge_sql(self.task.path, fold, key_range)
 
     def truncating(self, truncate: Truncation) -> str:
-        """Write the MERGE's clause that marks them."""
+        """Return the clause that marks the rows before a TRUNCATE."""
         return mark_deleted_sql(truncate)
