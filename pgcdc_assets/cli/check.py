@@ -90,7 +90,7 @@ def check_capture(
 
 
 def check_columns(relations: Iterable[Relation], tables: Iterable[CdcTable]) -> Iterator[Finding]:
-    """Name the tables with columns that Delta cannot tell apart; they cannot be merged."""
+    """Report tables with column names that Delta cannot distinguish, which cannot be merged."""
     declared = {table.name: table for table in tables}
     for relation in relations:
         table = declared.get(relation.name)
@@ -129,7 +129,7 @@ def _declared_at(finding: Finding, declared: DefsTables | None) -> str | None:
 
 
 def report(settings: ConnectionSettings, publication: str, findings: Sequence[Finding]) -> None:
-    """Print findings with what mends them.
+    """Print findings with their remedies.
 
     Raises:
         ConfigurationError: there are errors among them.
@@ -138,14 +138,14 @@ def report(settings: ConnectionSettings, publication: str, findings: Sequence[Fi
     for finding in findings:
         print(f"  {_MARKS[finding.severity]}  {finding.message}")
         if finding.remedy:
-            print(f"           mend it: {finding.remedy}")
+            print(f"           remedy: {finding.remedy}")
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         what = "thing is" if len(errors) == 1 else "things are"
         raise ConfigurationError(
             reason=f"{len(errors)} {what} wrong or missing for publication {publication}: "
-            f"{', '.join(dict.fromkeys(_place(finding) for finding in errors))}. See above for "
-            "what mends it."
+            f"{', '.join(dict.fromkeys(_place(finding) for finding in errors))}. See the remedies "
+            "above."
         )
 
 

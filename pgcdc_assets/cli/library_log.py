@@ -60,7 +60,7 @@ class LibraryLog:
                 folder.rmdir()
 
     def close(self) -> None:
-        """Give the process's descriptors back."""
+        """Restore the process's descriptors."""
         global _terminal
         self.settle()
         self._closed.set()

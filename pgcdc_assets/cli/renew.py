@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
         end = old and (zone.changes.captured_through(old.epoch) or old.start_lsn)
         print(
             f"{capture.name}: epoch {renewed.epoch} of slot {renewed.slot} starts at "
-            f"{renewed.start_lsn}; epoch {renewed.epoch - 1} ended at {end}. All tables are copied "
-            "anew by the next pgcdc sync, or by the sensors."
+            f"{renewed.start_lsn}; epoch {renewed.epoch - 1} ended at {end}. The next pgcdc "
+            "sync, or the sensors, take new snapshots of all tables."
         )
     return 0

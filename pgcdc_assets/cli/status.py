@@ -19,7 +19,7 @@ from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show where slot, raw zone and tables stand."""
+    """Show the state of slot, raw zone and tables."""
     captures = load_location(options.module).select(options.name)
     with open_instance() as instance:
         for loaded in captures:

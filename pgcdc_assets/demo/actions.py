@@ -83,7 +83,7 @@ def place_order(cursor: Cursor, chance: random.Random) -> None:
 
 
 def advance_order(cursor: Cursor, chance: random.Random) -> None:
-    """An order goes on to its next state."""
+    """Advance an order to its next state."""
     cursor.execute(
         "update shop.orders set status = (enum_range(status, null))"
         "[least(2, array_length(enum_range(status, null), 1))] where id = %s",

@@ -28,7 +28,7 @@ class Lines:
         self._say = say
 
     def began(self, activity: Activity) -> None:
-        """Show nothing: the signs of life go on."""
+        """Show nothing: the progress lines continue."""
 
     def ended(self, activity: Activity) -> None:
         """Show the figures."""
@@ -37,7 +37,7 @@ class Lines:
 
 @contextmanager
 def signs_of_life(describe: Callable[[], str], every_seconds: float = 5.0) -> Iterator[None]:
-    """Say how far things are every few seconds while the block runs.
+    """Print the progress every few seconds while the block runs.
 
     Args:
         describe: called in a thread of its own; when it fails there is no news, not an error.

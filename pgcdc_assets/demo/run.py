@@ -77,7 +77,7 @@ def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fre
     """Run the demonstration.
 
     Args:
-        seconds: how long the workload goes on after the first contents are merged.
+        seconds: duration of the workload after the merge of the snapshots.
 
     Raises:
         DifferenceFound: a table of the lake differs from its source.
@@ -100,7 +100,7 @@ def _run(connections: int, rate: float, scale: float, seconds: float, *, fresh: 
         with LiveWorkload(set_up.conninfo, connections=connections, rate=rate) as workload:
             say(f"The shop is open: {connections} connections, {rate:g} transactions a second")
             demo.start_spark()
-            demo.sync("First contents and what is written meanwhile")
+            demo.sync("Snapshots, and changes committed during the snapshots")
             demo.let_lag_grow(seconds)
             committed = workload.stop()
         lag_before = demo.lag()
@@ -109,7 +109,7 @@ def _run(connections: int, rate: float, scale: float, seconds: float, *, fresh: 
             f"{size(lag_before)}"
         )
         demo.sync("The changes since")
-        demo.sync("What Postgres wrote by itself meanwhile")
+        demo.sync("WAL that Postgres wrote by itself")
         lag_after = demo.lag()
         return demo.report(lag_before, lag_after)
 

@@ -195,7 +195,7 @@ class EmbeddedServer:
             return []
 
     def _postmaster(self) -> psutil.Process | None:
-        """The running postmaster; None for a file left behind, even if its pid was given anew."""
+        """The running postmaster; None for a stale pid file, even if the pid was reused."""
         lines = self._postmaster_lines()
         if not lines:
             return None
@@ -223,7 +223,8 @@ class EmbeddedServer:
     def _start(self) -> None:
         preferred = self._last_port()
         for attempt in range(5):
-            # Somebody else may take a free port before the server binds it: try another then.
+            # Another process may take the free port before the server binds it: then try another
+            # port.
             port = preferred if attempt == 0 and preferred is not None else free_port()
             self._write_settings(port)
             try:

@@ -162,7 +162,7 @@ analyze;
 
 
 def exists(conninfo: str) -> bool:
-    """Say whether the database that the server's connection string leads to has the shop."""
+    """Return whether the database of the server's connection string has the shop."""
     with _cursor(conninfo) as cursor:
         cursor.execute("select from pg_catalog.pg_namespace where nspname = %s", (SCHEMA,))
         return cursor.fetchone() is not None

@@ -1,4 +1,4 @@
-"""The surroundings of the demonstrations: server, shop, workload, and nobody else's lake.
+"""The environment of the demonstrations: server, shop, workload, and a lake of their own.
 
 All state lies in `.pgcdc`, below the clone or else the current folder, and a demonstration goes
 on from what it finds there. The settings of a user's own pipeline (PGCDC_DSN, PGCDC_LAKE,
@@ -106,7 +106,7 @@ class LiveWorkload:
                 *(sys.executable, "-m", "pgcdc_assets.demo.workload"),
                 *("--conninfo", conninfo),
                 *("--connections", str(connections), "--rate", str(rate)),
-                # Another seed each time: the choices should not repeat when a demo goes on.
+                # Another seed each time: the choices should not repeat when a demo continues.
                 *("--seed", str(os.getpid())),
             ],
             stdout=subprocess.PIPE,

@@ -1,4 +1,5 @@
-"""Data versions of SCD assets, by which Dagster tells merges with changes from merges without.
+"""Data versions of SCD assets, by which Dagster distinguishes merges with changes from merges
+without.
 
 A merge materialises its windows for every table of the run. Dagster compares the data versions of
 one partition with each other, and each window is a partition of its own: a window that is merged

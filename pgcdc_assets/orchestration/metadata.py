@@ -132,7 +132,7 @@ class MergeMetadata:
         return cls(state, _merge_figures(report), changed, through.key)
 
     def for_window(self, key: str) -> dict[str, Any]:
-        """Give what a window shows beside the state."""
+        """Return the metadata of a window besides the state."""
         return {**self.windows.get(key, {}), **(self.figures if key == self.newest else {})}
 
     @property
@@ -182,7 +182,7 @@ def changes_table(counts: Mapping[str, Mapping[str, int]]) -> dg.TableMetadataVa
 def column_lineage(
     columns: Sequence[str], source_columns: Sequence[str], source: dg.AssetKey
 ) -> dg.TableColumnLineage:
-    """Say from which column of the source table each column came."""
+    """Return the column lineage: the source column of each column."""
     known = set(source_columns)
     return dg.TableColumnLineage(
         deps_by_column={

@@ -122,7 +122,7 @@ class StepKeys:
     characters that it does not take there, and the same ones for `a-b` and `a_b`.
 
     Attributes:
-        checks: names of the checks that stand beside the assets in the step.
+        checks: names of the checks of the assets in the step.
     """
 
     capture: str
@@ -141,7 +141,7 @@ class StepKeys:
         return [self.key("source", table, key) for table, key in own.items()]
 
     def restore(self, definition: dg.AssetsDefinition) -> dg.AssetsDefinition:
-        """Give the assets, checks and dependencies of a step their own keys."""
+        """Replace the keys of a step by the keys of assets, checks and dependencies."""
         restored = definition.with_attributes(asset_key_replacements=self.own)
         if isinstance(definition, dg.AssetChecksDefinition):
             return checks_definition(restored)

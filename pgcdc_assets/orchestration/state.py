@@ -28,9 +28,10 @@ class TableState:
     Attributes:
         watermark: of the SCD table; None before its first merge.
         merged_through: the raw zone's end when no change waits, else the watermark.
-        snapshot_at: the newest complete copy; None without one.
+        snapshot_at: the newest complete snapshot; None without a snapshot.
         waiting_changes: landed changes that are not merged.
-        is_broken: the SCD table cannot be read; merging it says why, and the others go on.
+        is_broken: the SCD table cannot be read; its merge raises the error, and other tables are
+            merged.
     """
 
     table: CdcTable
@@ -43,7 +44,7 @@ class TableState:
 
     @property
     def needs_merge(self) -> bool:
-        """Whether a merge would do something: first contents, changes or a newer copy."""
+        """Whether a merge would do something: a first snapshot, changes or a newer snapshot."""
         if self.snapshot_at is None:
             return False
         if self.is_broken:
@@ -87,9 +88,10 @@ def captured_through(zone: RawZone, epoch: Epoch) -> Position:
 
 
 def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[TableName, Position]:
-    """The newest complete copy of each table in an epoch.
+    """The newest complete snapshot of each table in an epoch.
 
-    Copies of earlier epochs do not count: what happened between two epochs is not in the raw zone.
+    Snapshots of earlier epochs do not count: what happened between two epochs is not in the raw
+    zone.
     """
     newest: dict[TableName, Position] = {}
     for copy in zone.snapshots.complete_snapshots(epoch.epoch):

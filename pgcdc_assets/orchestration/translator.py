@@ -128,7 +128,7 @@ def _scd1(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
 
 
 def _rows(table: CdcTable) -> str:
-    """What one row of a current image stands for; only the settings are known here."""
+    """The meaning of one row of a current image, according to the settings."""
     if table.key is not None:
         return f"one row for each key ({', '.join(table.key)})"
     if table.without_key == "log":

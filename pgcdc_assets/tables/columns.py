@@ -74,8 +74,8 @@ def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> Non
         if other != column.name or normalize_name(column.name) in ours:
             raise MergeConflict(
                 table=relation.qualified_name,
-                reason=f'columns "{column.name}" and "{other}" have equal names or differ in case '
-                "only, and Delta cannot distinguish them. Rename one, or leave it out of the "
+                reason=f'column "{column.name}" and column "{other}" have equal names or differ in '
+                "case only, and Delta cannot distinguish them. Rename one, or leave it out of the "
                 "publication.",
             )
 

@@ -1,8 +1,8 @@
-"""Source against SCD1, and what must hold in the SCD tables themselves.
+"""Comparisons of the source with SCD1, and invariants of SCD tables.
 
-`compare_at` and `compare_tables` compare both at one LSN, while writers go on, by digests;
-`compare_table` compares what is there now, value by value, for tests and demonstrations at rest.
-`check_merged` and `check_all` look at SCD tables alone: at what a merge touched, and at all rows.
+`compare_at` and `compare_tables` compare both at one LSN by digests, also while writers commit.
+`compare_table` compares the current contents value by value, for idle tests and demonstrations.
+`check_merged` checks the rows that a merge changed in SCD tables, and `check_all` checks all rows.
 """
 
 from pgcdc_assets.verify.compare_digests import compare_at, compare_tables

@@ -1,8 +1,8 @@
-"""Typed columns as the texts that Postgres prints, in Spark SQL: what both sides digest.
+"""Typed columns as texts in the form of Postgres, in Spark SQL: the input of digests.
 
-Written apart from the merge's casts on purpose: what one of the two gets wrong shows. Where an
-engine prints a value in its own way a form is agreed that both can write (`Form`): floats by their
-bits, timestamps in UTC. A rescued value is its text.
+The expressions are independent of the merge's casts on purpose, so that an error in either is
+detected. If the engines print values differently, both write an agreed form (`Form`): floats as
+their bits, timestamps in UTC. A rescued value is its text.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def pair_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedC
 
 
 def key_indexes(columns: Sequence[ComparedColumn], key: Sequence[str]) -> list[int]:
-    """Find the key among the columns; without a key, rows are told apart by all they hold."""
+    """Return the indexes of the key's columns; without a key, of all columns."""
     order = {column.name: index for index, column in enumerate(columns)}
     return [order[name] for name in key if name in order] or list(range(len(columns)))
 

@@ -1,8 +1,8 @@
-"""Source against SCD1 at one LSN, by digests, in memory that does not grow with the table.
+"""Comparison of the source with SCD1 at one LSN, by digests, in bounded memory.
 
-Three steps, each only where the one before found a difference: sums of buckets of rows, which both
-servers compute where the rows are; digests of the rows in the buckets that differ; and for some of
-the rows that differ, their keys and a digest of each column.
+Three steps, each only if the step before found a difference: sums over buckets of rows, which
+Postgres and Spark compute; digests of the rows in buckets that differ; keys and digests of columns
+for some of the rows that differ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAMED_ROWS = 20
 # Small tables that are compared together; each takes a connection to the source.
 _SIDE_BY_SIDE = 5
 
-# Differing rows of both sides whose columns are looked at; more would tell nothing new.
+# The columns of at most so many differing rows of both sides are compared.
 _EXAMINED_ROWS = 200
 
 # Rows of differing buckets whose digests are fetched at a time, and at all.
@@ -66,11 +66,11 @@ def compare_at(
     The raw zone has to be captured through the moment (`wait_captured`).
 
     Args:
-        named_rows: differing rows whose keys are told, at the most.
+        named_rows: maximum number of differing rows whose keys are reported.
 
     Raises:
         ConfigurationError: the table is not published, was never merged, or may not be read.
-        TransientError: the table was altered meanwhile, or a server went away.
+        TransientError: the table was altered during the comparison, or a server went away.
         DefiniteError: what the raw zone holds cannot be folded into the table.
     """
     (found,) = compare_tables(
@@ -268,7 +268,7 @@ class _TableComparison:
         self._examine()
 
     def report(self, table: CdcTable, moment: Moment) -> Comparison:
-        """Say what was found."""
+        """Return the result of the comparison."""
         return Comparison(
             table.schema,
             table.table,

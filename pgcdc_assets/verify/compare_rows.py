@@ -1,12 +1,12 @@
-"""Source against SCD1 as both are now, value by value, by a way of its own.
+"""Comparison of the source with SCD1 as both are now, value by value, for idle tables.
 
-For tests and demonstrations at rest: it takes no LSN and holds a digest of every row. What runs
-beside writers, and at any size, is `compare_digests.py`.
+For tests and demonstrations: the comparison has no LSN, and keeps a digest of every row in memory.
+`compare_digests.py` compares tables of any size beside writers.
 
 The source's rows come as Postgres's own texts in one snapshot; the target's rows come through
 delta-rs, without a JVM. The texts are read by `values.py` and not by the expressions that merged
 them, so a wrong conversion shows as well as a wrong row. Only digests of rows are held in memory,
-and nothing of a row is ever told: which tables differ, in how many rows and in which columns.
+and the report names tables, columns and counts, and never a value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pgcdc_assets.verify.report import Comparison
 from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.values import Reader, Unreadable, comparable, reader_for
 
-# Differing rows whose columns are looked at; more would tell nothing new.
+# The columns of at most so many differing rows are compared.
 _EXAMINED_ROWS = 1000
 
 

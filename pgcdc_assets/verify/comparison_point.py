@@ -1,8 +1,8 @@
-"""One moment of the source: a snapshot, and the LSN that it was taken at.
+"""The moment of a comparison: a snapshot of the source, and its LSN.
 
-Making a logical slot gives both at once: exactly the transactions with a commit LSN below its
-consistent point are visible in its snapshot. So rows read in the snapshot, and a table folded from
-raw up to that LSN, have to be equal, however busy the writers are.
+The creation of a logical slot returns both: exactly the transactions with a commit LSN below the
+slot's consistent point are visible in its snapshot. So the rows of the snapshot and a table folded
+through this LSN must be equal, also while writers commit.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def source_moment(settings: ConnectionSettings, zone: RawZone, slot: str) -> Ite
 
 
 def wait_captured(zone: RawZone, moment: Moment, limit_seconds: float) -> None:
-    """Wait until somebody has captured everything before the moment.
+    """Wait until all changes before the moment are captured.
 
     Raises:
-        TransientError: nobody did within the limit.
+        TransientError: the changes were not captured within the limit.
     """
     deadline = time.monotonic() + limit_seconds
     while True:

@@ -1,9 +1,9 @@
-"""Rules about the versions of each key, in an SCD2 table.
+"""Rules about the versions of each key in an SCD2 table.
 
-In the order of (epoch, commit LSN, ordinal) a version ends at or before the beginning of the next
-one, and at most one is current. After a merge only the rows that it wrote or ended are looked at.
-All others began and ended before them, except versions that are still current: those are looked up
-by the keys that were touched.
+In the order of (epoch, commit LSN, ordinal), a version ends at or before the beginning of the next
+version, and at most one version is current. After a merge, only the rows that the merge wrote or
+ended are checked. All other versions began and ended before, except current versions, which are
+found by the changed keys.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class VersionCounts:
         row_count: rows looked at, without those that were looked up by key.
         several_current: keys with more than one current row.
         wrong_flag: rows whose `_is_current` is not what their end says.
-        overlapping: versions that go on where the next one of their key has begun.
+        overlapping: versions that end after the beginning of the next version of their key.
         reversed: versions that end before they begin, or have no beginning.
         unexplained: ends without a successor that no change accounts for.
     """
@@ -70,7 +70,7 @@ class HistoryRules:
     """Checks one version of an SCD2 table.
 
     Attributes:
-        session: nobody else uses it meanwhile; its time zone is UTC.
+        session: used by this call alone; its time zone is UTC.
         history: the table's rows.
         since: look at rows that began or ended at this LSN or above; None: at all.
         judged: SQL over `to_lsn`: the end is one to judge.
@@ -85,7 +85,7 @@ class HistoryRules:
     leaving: DataFrame
 
     def count(self) -> VersionCounts:
-        """Look at the rows."""
+        """Count the violations."""
         self._read().createOrReplaceTempView(_VIEW)
         self.leaving.createOrReplaceTempView(_LEAVING_VIEW)
         row = self.session.sql(self._counting()).collect()[0]

@@ -1,6 +1,6 @@
-"""The rule about the rows of an SCD1 table: one a key.
+"""The rule about the rows of an SCD1 table: one row per key.
 
-After a merge only the rows that it wrote are looked at, and older ones under the same keys.
+After a merge, only the rows that the merge wrote and older rows with the same keys are checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def count_duplicates(
     """Count the rows looked at, and the keys among them that the table has more than once.
 
     Args:
-        session: nobody else uses it meanwhile; its time zone is UTC.
+        session: used by this call alone; its time zone is UTC.
         image: the table's rows.
         since: look at rows from this LSN on; None: at all.
     """

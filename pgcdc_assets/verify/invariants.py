@@ -1,12 +1,12 @@
-"""What must hold in SCD tables whatever was merged.
+"""The invariants of SCD tables, which hold after every merge.
 
-`check_merged` looks at what a merge touched, so it costs what the change costs; `check_all` looks
-at the whole table. In SCD1 no key is there twice. In SCD2 the versions of a key follow each other
-(`history_rules.py`), nothing ends for no reason (`unexplained_ends.py`), and where a table has both
-kinds, the current versions are the rows of SCD1 (`scd1_vs_scd2.py`).
+`check_merged` checks the rows that a merge changed, at the cost of the change. `check_all` checks
+the whole table. In SCD1 every key is unique. In SCD2 the versions of a key do not overlap
+(`history_rules.py`), every end has a cause (`unexplained_ends.py`), and for a table of both kinds
+the current versions equal the rows of SCD1 (`scd1_vs_scd2.py`).
 
-A rule that cannot be judged is named with the reason. All queries of a check read the same version
-of a table, so that merges may go on meanwhile.
+A rule that cannot be checked is reported with the reason. All queries of a check read the same
+version of a table, so merges may run at the same time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_merged(
     """Check what a merge of an SCD table has touched.
 
     Args:
-        session: nobody else uses it meanwhile; its time zone is UTC.
+        session: used by this call alone; its time zone is UTC.
         table: with all its kinds of SCD table.
         since: epoch and watermark before the merge; None: everything was touched.
         whole_below_bytes: a table up to this size is looked at whole.
@@ -68,7 +68,7 @@ def check_all(session: SparkSession, zone: RawZone, table: CdcTable, scd: int) -
     """Check the whole of an SCD table.
 
     Args:
-        session: nobody else uses it meanwhile; its time zone is UTC.
+        session: used by this call alone; its time zone is UTC.
         table: with all its kinds of SCD table.
 
     Raises:
@@ -122,14 +122,14 @@ class _Check:
         return self.table.name
 
     def _begin(self, pinned: TableVersion, epochs: Sequence[Epoch]) -> Lsn | None:
-        """Say from which LSN on rows are looked at; None: all are."""
+        """Return the LSN from which rows are checked; None: all rows are checked."""
         return None if self._is_small(pinned) else self._touched_from(pinned, epochs)
 
     def _is_small(self, *tables: TableVersion) -> bool:
         return all(pinned.size_bytes <= self.whole_below_bytes for pinned in tables)
 
     def _touched_from(self, pinned: TableVersion, epochs: Sequence[Epoch]) -> Lsn | None:
-        """Say from which LSN on everything lies that the merge touched; None: no LSN says that."""
+        """Return the lowest LSN of the changed rows; None if no LSN is a lower bound."""
         if self.since is None or pinned.watermark is None:
             return None
         epoch, lsn = self.since
@@ -154,7 +154,7 @@ class _Check:
             condition = judged.condition("to_lsn")
             rules = HistoryRules(self.session, rows, key, begin, condition, leaving)
             counts = rules.count()
-            # Retention may have removed changes meanwhile.
+            # Retention may have removed changes during the check.
             if not counts.unexplained or judged == find_explainable_ends(
                 self.zone, self._name, pinned, epochs, touched_from
             ):
@@ -191,7 +191,7 @@ class _Check:
         if is_small:
             touched_from = None
         elif touched_from is not None and not is_ordered:
-            # What SCD1 got from the newer epoch may stand below.
+            # Rows of SCD1 from the newer epoch may have lower LSNs.
             self.not_judged[Rule.NOT_IN_SCD1] = _UNORDERED
             return
         self.violations[Rule.NOT_IN_SCD1] = comparing.count_missing(touched_from)
@@ -199,7 +199,7 @@ class _Check:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Say what Spark reported without its message, which may quote values; keep it as the cause."""
+    """Turn an error of Spark into one without its message, which may quote values of rows."""
     try:
         yield
     except PgcdcError:

@@ -1,4 +1,4 @@
-"""The key by which a merge tells rows apart, as SQL over the rows of an SCD table.
+"""The key of a merge, as SQL over the rows of an SCD table.
 
 A key's type may not hold every text (a date has no infinity): then the column is NULL and the text
 is in `_rescued`, and both together are the key, as in the merge's own conditions.

@@ -1,4 +1,4 @@
-"""What a comparison found."""
+"""The result of a comparison."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Comparison:
         differing: rows with the same key and other values.
         columns: where the differing rows differ, and columns that one side lacks.
         lsn: both sides were read at this LSN; None when they were read as they were.
-        key_columns: the columns that tell rows apart.
+        key_columns: the columns that identify rows.
         differences: some of the rows that differ.
         is_counted: all differing rows were counted; else there are so many that the three counts
             are lower bounds.

@@ -1,9 +1,9 @@
-"""The current versions of a history against the rows of SCD1.
+"""Comparison of the current versions of a history with the rows of SCD1.
 
-Both tables are folded from the same changes, so at the same watermark they hold the same rows. A
-version that a merge began is the newest content of its key, hence the row that SCD1 got from the
-same change or a later one that says the same. So the rows since an LSN can be compared without the
-others; that these are as many on both sides, the two logs tell.
+Both tables are folded from the same changes, so they have the same rows at the same watermark. A
+version that a merge began is the newest content of its key, and SCD1 has the row from the same
+change or a later equal one. So the rows since an LSN can be compared without the other rows, whose
+number the logs of both tables contain.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ def find_pair(
         return "the two tables have different keys"
     if image.watermark == history.watermark:
         return Pair(image, history)
-    stand = f"SCD1 is merged through {_text(image)}, this table through {_text(history)}"
+    progress = f"SCD1 is merged through {_text(image)}, this table through {_text(history)}"
     if not goes_back or image.watermark is None or history.watermark is None:
-        return stand
+        return progress
     epoch, lsn = min(image.watermark, history.watermark)
     ahead = max(image, history, key=lambda pinned: pinned.watermark or (0, Lsn(0)))
     found = version_through(zone, open_merged(zone, ahead.path, name), ahead.path, epoch, lsn)
     if found is None or found[1] != lsn:
-        return stand
+        return progress
     earlier = read_table_version(zone, ahead.path, name, epochs, found[0])
     if earlier.watermark != (epoch, lsn) or earlier.key != history.key:
-        return stand
+        return progress
     return Pair(earlier, history) if ahead is image else Pair(image, earlier)
 
 
@@ -90,7 +90,7 @@ class PairComparison:
     """Compares a pair.
 
     Attributes:
-        session: nobody else uses it meanwhile; its time zone is UTC.
+        session: used by this call alone; its time zone is UTC.
         is_small: both tables are read as fast whole as in part.
     """
 
@@ -119,7 +119,7 @@ class PairComparison:
         return int(row["missing"])
 
     def count_difference(self) -> int:
-        """Say by how many rows the two tables differ; as a rule their logs alone tell."""
+        """Return the difference of the row counts, usually from the logs alone."""
         image, history = self.pair.image.row_count, self.pair.history.current_count
         if image is None or self._marks_deleted():
             image = self._image().count()

@@ -1,4 +1,4 @@
-"""Versions of small tables, read and copied by delta-rs; Spark needs seconds to open one."""
+"""Versions of small tables, read and copied by delta-rs, because Spark needs seconds for one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SMALL_BYTES = 2 << 20
 SMALL_ROWS = 20_000
 _SMALL_MEMORY = 16 << 20
 
-# Properties of a table that say something to the merge; others hold for whoever writes the table.
+# Prefixes of the table properties that a merge reads.
 _MERGE_PROPERTIES = ("pgcdc.", "delta.enableDeletionVectors", "delta.dataSkippingNumIndexedCols")
 
 
@@ -38,7 +38,7 @@ class SmallTable:
 
 
 def row_limit(table: DeltaTable) -> int | None:
-    """Say how many rows a version has at the most; None where the log does not tell."""
+    """Return an upper bound of a version's rows; None if the log does not have the counts."""
     counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
     return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
 
@@ -88,7 +88,7 @@ def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
 
 
 def local_rows(spark: SparkSession, small: SmallTable) -> DataFrame:
-    """Give rows that this process holds to Spark, typed as the table's log types them."""
+    """Send rows of this process to Spark, with the types of the table's log."""
     from pyspark.sql.types import StructType
 
     return spark.createDataFrame(small.rows, StructType.fromJson(json.loads(small.schema)))

@@ -1,7 +1,6 @@
-"""One version of an SCD table, as its log describes it, so that several queries see the same rows.
+"""One version of an SCD table, described by its log, so that several queries see the same rows.
 
-What the log knows costs no scan: how far the table is merged in each epoch, how many rows it has,
-and how many of them are current.
+Watermarks, the row count and the number of current rows come from the log, without a scan.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
 _CURRENT = "partition._is_current"
 
-# Table features that leave the data files as Parquet has them; a file with a deletion vector is
-# told from others.
+# Table features with plain Parquet files; files with deletion vectors are recognised separately.
 _PLAIN_FEATURES = frozenset({"deletionVectors", "timestampNtz"})
 
 
@@ -43,8 +41,8 @@ class TableVersion:
         columns: names in order.
         key: names of the merge key's columns; none for a table without a key.
         size_bytes: of all files.
-        row_count: None where the log does not tell.
-        current_count: rows of a history that no change has ended; None where the log does not tell.
+        row_count: None if the log does not have the count.
+        current_count: current rows of a history; None if the log does not have the count.
         files: Parquet files that hold the rows as they are; None where Delta alone can read them.
     """
 
@@ -64,7 +62,7 @@ class TableVersion:
         return max((Position(*mark) for mark in self.watermarks.items()), default=None)
 
     def is_ordered(self, epochs: Sequence[Epoch]) -> bool:
-        """Say whether LSNs alone tell the order of the rows.
+        """Return whether LSNs alone determine the order of the rows.
 
         A new epoch on another server may begin below where the last one ended.
         """
@@ -139,7 +137,7 @@ def read_pinned(session: SparkSession, pinned: TableVersion, *, is_small: bool) 
 
 
 def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ...] | None:
-    """Give the addresses of the files, where their columns have the table's names and types."""
+    """Return the addresses of the files, if their columns have the table's names and types."""
     protocol = table.protocol()
     features = set(protocol.reader_features or ())
     if protocol.min_reader_version == 2 or not features <= _PLAIN_FEATURES:

@@ -1,7 +1,7 @@
-"""Digests of an SCD1 table's rows, computed by Spark as Postgres computes the source's.
+"""Digests of an SCD1 table's rows, computed by Spark like Postgres computes the source's.
 
-See `postgres/digests.py` for what a digest is. Everything is SQL text over one temporary view of a
-session of its own, so that it runs on every kind of session.
+`postgres/digests.py` defines a digest. All queries are SQL over one temporary view of a separate
+session, so that they run on every kind of session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TargetDigests:
     """Asks Spark for digests of one table's rows.
 
     Args:
-        session: nobody else uses it meanwhile; its time zone is UTC.
+        session: used by this call alone; its time zone is UTC.
         number: unlike that of all other tables that are compared in the session at a time.
     """
 
@@ -75,7 +75,7 @@ class TargetDigests:
         )
 
     def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Give digests of key and row, by the key's digest, of all rows in the buckets."""
+        """Yield digests of key and row of all rows in the buckets, in the order of key digests."""
         wanted = ", ".join(string(bucket) for bucket in buckets)
         found: pa.Table = self._session.sql(
             f"SELECT key_digest, row_digest FROM ({self._rows}) "
@@ -85,7 +85,7 @@ class TargetDigests:
             yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
     def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
-        """Look closely at the rows with these keys."""
+        """Yield the keys and the column digests of the rows with these key digests."""
         if not key_digests:
             return
         key = ", ".join(f"text_{i}" for i in self._key)

@@ -1,9 +1,9 @@
-"""An SCD1 table as it is at one LSN, without a trace in the table itself.
+"""An SCD1 table at one LSN, without a change of the table itself.
 
-Merges leave a version of the table per watermark. The newest one whose watermark is not above the
-LSN is taken; changes between the two are folded into a copy in a staging folder (a shallow clone
-where the table is not small), by the merge's own code. So it does not matter how far the live table
-has gone, nor whether a merge runs at the same time.
+Each merge leaves a version of the table with its watermark. The newest version whose watermark is
+not above the LSN is copied to a staging folder (by a shallow clone if the table is large), and a
+merge folds the changes up to the LSN into the copy. So the live table may be ahead, and merges may
+run at the same time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _VERSIONS = 200
 def targets_at(
     spark: SparkSession, zone: RawZone, tables: Sequence[CdcTable], moment: Moment
 ) -> Iterator[list[TargetVersion | PgcdcError]]:
-    """Give, for each table, a version of some Delta table that holds the SCD1 table as of a moment.
+    """Find or build, for each table, a Delta table with the contents of SCD1 at a moment.
 
     In the place of a version is the error of a table that has none: a ConfigurationError if the
     table was never merged, a DefiniteError if what the raw zone holds cannot be folded into the

@@ -1,14 +1,13 @@
-"""Ends of versions without a successor, and what the raw zone says about them.
+"""Ends of versions without a successor that no change in the raw zone explains.
 
-A version ends where the next one of its key begins, to the position. Where none begins there, the
-key was gone, and a table alone cannot tell a deleted row from one that was lost: the raw zone can.
-Only four things take a key away: a delete, an update that changes the key, a TRUNCATE, and a copy
-that does not hold it. So in each transaction there are at most as many such ends as deletes and key
-changes, unless it has a TRUNCATE or a copy stands at its LSN. One more is an end that nothing
-explains.
+A version ends at the position where the next version of its key begins. If no version begins there,
+the row was deleted or lost, and only the raw zone shows which. Four events remove a key: a delete,
+an update that changes the key, a TRUNCATE, and a snapshot without the key. So a transaction has at
+most as many such ends as deletes and key changes, unless it has a TRUNCATE or is at the LSN of a
+snapshot. An additional end is unexplained.
 
-This is a bound by transaction and not by key: it never blames an end that is right, and a wrong one
-goes unseen where its transaction took a key away whose version did not end there.
+The rule counts by transaction, not by key: it never reports a correct end, but misses a wrong end
+if the same transaction removed another key whose version did not end.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _RAW = schema_ddl(CHANGES)
 
 @dataclass(frozen=True)
 class ExplainableEnds:
-    """Which ends the raw zone can tell about.
+    """The ends that the raw zone can explain.
 
     Attributes:
         ranges: LSNs of an epoch, from and without end, that the raw zone still has.
-        snapshot_at: LSNs of copies, where any key may have gone.
+        snapshot_at: LSNs of snapshots, which may remove any key.
     """
 
     schema: str
@@ -114,7 +113,7 @@ def read_leaving_changes(
 
 
 def _key_changes(versions: Sequence[RelationVersion], key: Sequence[str]) -> str:
-    """Write the SQL that the old tuple has another key; true where it cannot be told."""
+    """Write the SQL of whether the old tuple has another key; true if unknown."""
     conditions: dict[str, list[str]] = {}
     for version in versions:
         names = [column.name for column in version.relation.columns]

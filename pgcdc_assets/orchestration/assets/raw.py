@@ -168,7 +168,7 @@ class _Landing:
         return capture_metadata(report, recount.decoded), recount
 
     def next_windows(self, following: LongRun) -> Iterator[LsnWindow]:
-        """Open one window after the other, as long as the run may go on.
+        """Open one window after the other, while the run may continue.
 
         The key is there before the window is landed, as with the sensor: a run that dies in between
         leaves an open window, which the sensor asks for again.
@@ -209,15 +209,15 @@ class _Landing:
         return plan.window
 
     def maintain_raw_zone(self) -> None:
-        """Do the raw zone's upkeep when it is due; the window is landed whatever becomes of it."""
+        """Maintain the raw zone if necessary; an error does not affect the landed window."""
         try:
             report = maintain_raw_zone(self.zone)
         except PgcdcError as error:
-            self.context.log.warning(f"Upkeep of the raw zone was put off: {error}")
+            self.context.log.warning(f"Maintenance of the raw zone was postponed: {error}")
             return
         if report != RawMaintenanceReport():
             self.context.log.info(
-                f"Upkeep: {report.files_merged} files merged, {report.log_entries_saved} log "
+                f"Maintenance: {report.files_merged} files merged, {report.log_entries_saved} log "
                 f"entries saved, {report.files_removed} files removed"
             )
 

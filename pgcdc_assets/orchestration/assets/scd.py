@@ -109,7 +109,7 @@ def build_scd_assets(
 
 @dataclass
 class _Rounds:
-    """The merges of one run: what it was asked for, then what is landed meanwhile.
+    """The merges of one run: the requested windows, then windows landed during the run.
 
     Attributes:
         held: what lives as long as the run.
@@ -217,7 +217,7 @@ class _Rounds:
     def _results(
         self, results: Iterable[Result], is_first: bool
     ) -> Iterator[dg.AssetCheckResult | dg.AssetCheckEvaluation]:
-        """Give results of checks: Dagster takes one of a selected check from each step."""
+        """Yield results of checks: Dagster accepts one result of a selected check per step."""
         selected = self.context.selected_asset_check_keys
         for result in results:
             assert isinstance(result, dg.AssetCheckResult)
@@ -266,7 +266,7 @@ class _Rounds:
             raise_failed("Not merged", named, self.capture.name)
 
     def _being_copied(self) -> set[CdcTable]:
-        """Find the selected tables that are being copied anew."""
+        """Find the selected tables with a running re-snapshot."""
         copied = self.copying.find(self.context.instance, self.zone)
         return {table for table, _ in self._selected if table.partition_key in copied}
 

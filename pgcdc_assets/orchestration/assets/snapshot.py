@@ -1,4 +1,4 @@
-"""The snapshot asset: one table is one partition; materialising it copies that table anew.
+"""The snapshot asset: one table is one partition; a materialisation re-snapshots that table.
 
 The first run also makes the slot, and copies all tables in the slot's own snapshot, so that copies
 and stream meet exactly at its consistent point.
@@ -96,7 +96,7 @@ def build_snapshot_asset(
 
 
 def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any]]:
-    """Give the metadata of the tables that earlier attempts of this run have copied."""
+    """Return the metadata of the tables that earlier attempts of this run have copied."""
     if context.retry_number == 0:
         return {}
     entries = context.instance.all_logs(
@@ -107,7 +107,7 @@ def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any
 
 
 def _passed(zone: RawZone, table: CdcTable, report: SnapshotReport) -> SnapshotFailure | None:
-    """Say that a table was merged past its copy: by another instance, since ours waits."""
+    """Return the error of a table that another instance merged past its snapshot."""
     if all(mark < report.position for mark in watermarks(zone, table)):
         return None
     error = MergeConflict(

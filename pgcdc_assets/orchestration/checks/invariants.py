@@ -51,7 +51,7 @@ def full_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
 
 
 def found(check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
-    """Tell what a check found: counts, and never a value of a row."""
+    """Return the result of a check: counts, and never a value of a row."""
     since = findings.since
     metadata: dict[str, Any] = {
         "rows_looked_at": float(findings.row_count),
@@ -74,7 +74,7 @@ def found(check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
 
 
 def not_checked(check: dg.AssetCheckKey, error: Exception) -> dg.AssetCheckResult:
-    """Say that a check could not be made."""
+    """Return the result of a check that failed to run."""
     return dg.AssetCheckResult(
         asset_key=check.asset_key,
         check_name=check.name,
@@ -107,7 +107,7 @@ class _Touched:
         return cls(Position(epoch, report.watermark_before), is_idle=not report.changes_read)
 
     def together(self, other: _Touched) -> _Touched:
-        """Say what the merges of two tables touched in either."""
+        """Combine the changed rows of two tables."""
         if self.is_idle or other.is_idle:
             return other if self.is_idle else self
         if self.since is None or other.since is None:
@@ -122,7 +122,7 @@ class MergeChecks:
     A history is compared with SCD1, so where the step merges both, it waits for SCD1's report.
 
     Attributes:
-        open_session: makes a session that nobody else uses; called once, at the first check.
+        open_session: opens a session for the checks alone; called once, at the first check.
         targets: by schema and table, with all kinds of SCD table that are declared.
         merging: what the step merges.
         wanted: the checks to evaluate.

@@ -100,7 +100,7 @@ def build_maintenance_job(
             context.log.info(
                 f"{TableName(schema, table)} (scd{scd}): "
                 + (
-                    "put off, a merge was faster"
+                    "postponed, because a merge changed the same files"
                     if report.is_postponed
                     else f"{report.files_before} files became {report.files_after}"
                 )
@@ -138,7 +138,7 @@ def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
 
 
 def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[TableName, Position]:
-    """Say how far the tables are merged that a copy replaces as a whole."""
+    """Return the positions of the tables that a snapshot replaces as a whole."""
     merged = {}
     for table in capture.tables:
         target, marks = table, watermarks(zone, table)

@@ -1,6 +1,6 @@
 """The job that builds SCD tables from raw again: `<name>_rebuild`, and what `pgcdc rebuild` runs.
 
-It waits for the merge's pool, so that nobody merges meanwhile. It is a job of its own and no
+It waits for the merge's pool, so that no merge runs at the same time. It is a job of its own and no
 materialisation of windows: a table that was rebuilt through an earlier LSN is behind, and the merge
 sensor asks for the rest as for any other table.
 """

@@ -298,7 +298,7 @@ class _Sync:
 
     def _put_off(self, error: PgcdcError) -> None:
         """Keep an error for the end."""
-        self.say(f"{str(error).rstrip('.')}. Going on with the rest.")
+        self.say(f"{str(error).rstrip('.')}. Continuing with the rest.")
         self.failures.append(error)
 
     def _tables_of(self, request: dg.RunRequest) -> list[str]:
@@ -383,7 +383,7 @@ def _is_merged(table: TableState, barrier: Position) -> bool:
 def requested_job(
     repository: dg.RepositoryDefinition, job_name: str, request: dg.RunRequest
 ) -> dg.JobDefinition:
-    """Give the part of a job that a sensor asked for."""
+    """Return the part of a job that a sensor requested."""
     job = repository.get_job(job_name)
     if not request.asset_selection:
         return job

@@ -11,7 +11,7 @@ class SyncLimits:
 
     Attributes:
         wait_seconds: for runs of others (the daemon's, another sync's) that are in the way.
-        idle_seconds: for progress when nobody is in the way.
+        idle_seconds: maximum wait for progress if no other run blocks it.
         poll_seconds: between two looks while waiting.
     """
 

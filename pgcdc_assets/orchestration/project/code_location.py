@@ -187,7 +187,7 @@ def _definitions_of(module: ModuleType) -> dg.Definitions:
 
 
 def _module_of(folder: Path) -> ModuleType:
-    """Make a package of a folder, as Dagster's component tree wants one, wherever it lies."""
+    """Create a package from any folder, as Dagster's component tree requires."""
     name = f"pgcdc_assets.defs_{zlib.crc32(str(folder).encode()):08x}"
     if name in sys.modules and list(sys.modules[name].__path__) == [str(folder)]:
         return sys.modules[name]

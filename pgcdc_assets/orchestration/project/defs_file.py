@@ -61,7 +61,7 @@ _POLICIES: dict[str, Callable[..., object]] = {
 
 
 class _Template(str):
-    """A value that is known only when Dagster has put in what stands in its braces."""
+    """A value that is known only after Dagster has rendered its template."""
 
 
 def check_defs_folders(folders: Sequence[Path]) -> None:
@@ -202,7 +202,7 @@ class _File:
     def _judged(
         self, build: Callable[[], Any], node: yaml.Node, settings: dict[str, yaml.Node]
     ) -> Any:
-        """Build a value, and say where the setting stands that its error names."""
+        """Build a value, and report the line of the setting that its error names."""
         try:
             return build()
         except ConfigurationError as error:
@@ -288,7 +288,7 @@ class _File:
 
 
 def _value(node: yaml.Node) -> Any:
-    """Return what a node stands for."""
+    """Return the value of a node."""
     if isinstance(node, yaml.ScalarNode) and _TEMPLATE.search(node.value):
         return _Template(node.value)
     if isinstance(node, yaml.MappingNode):

@@ -64,7 +64,7 @@ class DefsTables:
         return [TableName.parse(entry["name"]) for entry in self.attributes["tables"]]
 
     def place(self, name: TableName, setting: str) -> str | None:
-        """Say where the file has a setting of a table, else the table; None if it is not listed."""
+        """Return the place of a table's setting, else of the table; None if it is not listed."""
         if name not in self.names:
             return None
         entry = self.tables.value[self.names.index(name)]

@@ -32,7 +32,7 @@ def clone_root() -> Path | None:
 
 
 def project_root() -> Path:
-    """The folder that `.pgcdc` lies in: the clone, else the current folder."""
+    """The parent folder of `.pgcdc`: the clone, else the current folder."""
     return clone_root() or Path.cwd()
 
 

@@ -1,11 +1,11 @@
 """A run's process and its heartbeat, in the run's tags, and the end of a run that is interrupted.
 
-A run that was killed stays "started" in the instance's records. The process in its tags tells on
-the same machine that the run is dead, the heartbeat tells it anywhere. A thread writes the
-heartbeat, so that a long merge or landing does not hold it up.
+A killed run remains "started" in the instance's records. On the same machine the process in its
+tags shows that the run is dead, and elsewhere its heartbeat does. A thread writes the heartbeat, so
+that a long merge or landing does not hold it up.
 
-An interrupted run is canceled, and not failed: whoever sends SIGINT or SIGTERM wants it to end.
-Dagster takes a run for canceled only if that was asked for before, so it is asked for here.
+An interrupted run is canceled, and not failed: SIGINT or SIGTERM is a request to end. Dagster takes
+a run for canceled only if that was asked for before, so it is asked for here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def claim_tags(run_id: str) -> dict[str, str]:
 
 
 def new_claim() -> tuple[str, dict[str, str]]:
-    """Give an id and tags to a run that this process executes.
+    """Create id and tags of a run that this process executes.
 
     The tags are there from the start: a step may wait for its pool before it claims the run.
     """
@@ -121,7 +121,7 @@ def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> A
 
 
 def interrupt_steps() -> None:
-    """Have the step of this process end after the event that it has yielded."""
+    """End the step of this process after its current event."""
     _interrupted.set()
 
 

@@ -90,7 +90,7 @@ def _why_dead(run: DagsterRun) -> str | None:
         return _gone(process.pid) if process.has_ended else None
     if process is None and tag.count(":") == 2:
         host, pid, started = tag.split(":")
-        # Written by a version that told the host alone.
+        # Written by a version that recorded the host alone.
         place = this_namespace()
         if host == place.host and ProcessIdentity(place, int(pid), started).has_ended:
             return _gone(int(pid))

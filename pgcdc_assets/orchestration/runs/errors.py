@@ -33,14 +33,14 @@ class FailedRun(PgcdcError):
 
     @classmethod
     def like(cls, other: PgcdcError, sentence: str) -> PgcdcError:
-        """Say something else with another error's facts and exit status."""
+        """An error with the facts and the exit status of another error."""
         error = cls(**{**other.facts, "reason": sentence})
         error.__dict__["exit_status"] = other.exit_status
         return error
 
 
 def name_tables(what: str, tables: Collection[str], error: PgcdcError) -> PgcdcError:
-    """Name the tables that a run's error is about; a transient one tells of the first alone."""
+    """Return a run's error with the names of its tables; a transient error names the first one."""
     if error.exit_status != TransientError.exit_status:
         return error
     return FailedRun.like(error, f"{what}: {', '.join(sorted(tables))}. {error}")

@@ -19,7 +19,7 @@ from pgcdc_assets.orchestration.runs.claims import claimed_run, interrupt_steps
 
 
 class _ClaimingExecutor(dg.Executor):
-    """Executes a plan as another executor does, and holds a claim meanwhile."""
+    """Executes a plan like another executor, under a claim of the run."""
 
     def __init__(self, inner: dg.Executor) -> None:
         self._inner = inner

@@ -44,7 +44,7 @@ def dagster_failures(capture: str) -> Iterator[None]:
 
 
 def failure_of(error: errors.PgcdcError) -> dg.Failure:
-    """Describe an error that retries cannot mend."""
+    """Return the failure of an error that retries cannot resolve."""
     metadata = {"error": type(error).__name__}
     return dg.Failure(str(error), metadata=metadata, allow_retries=False)
 
@@ -95,5 +95,5 @@ def _explained(failures: Sequence[Exception]) -> str:
 
 
 def sentence_of(error: Exception) -> str:
-    """An error's sentence; errors that are not ours may quote a row, so only their kind is told."""
+    """Return an error's sentence, or the class of an error that may quote values of rows."""
     return str(error) if isinstance(error, errors.PgcdcError) else f"{type(error).__name__}"

@@ -1,9 +1,9 @@
-"""Runs that go on: when one has done what it was asked for, it does what comes next.
+"""Long runs: after the requested windows, a run continues with the next windows.
 
-The start of a run costs seconds of processor time: a process, its imports, its rows in Dagster's
-books. While changes flow, a run for every window would spend more on that than on the changes. So
-a sensor tells the run that it asks for, by a tag, for how long it may go on. Other runs, a click in
-the UI and `pgcdc sync` for two, do what they were asked for and end.
+The start of a run costs seconds of processor time for a process, its imports and its records in
+Dagster's storage. With a run for every window, this would cost more than the changes. So a sensor
+sets, by a tag, how long a requested run may continue. Other runs, such as a materialisation in the
+UI or by `pgcdc sync`, end after the requested windows.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Found = TypeVar("Found")
 
 
 def may_continue(policy: WindowPolicy, progress: SyncProgress | None) -> dict[str, str]:
-    """Give the tag of a run that a sensor asks for; none from a one-shot run."""
+    """Return the tag of a run that a sensor requests; no tag within a one-shot run."""
     return {} if progress is not None else {SECONDS_TAG: f"{policy.run_seconds:g}"}
 
 
 @dataclass
 class LongRun:
-    """Whether a run goes on.
+    """Whether a run continues.
 
     Attributes:
         pool: of the run's step: when another run waits for it, this one ends.
@@ -60,11 +60,11 @@ class LongRun:
         return cls(context.instance, context.run.run_id, pool, seconds, idle_seconds)
 
     def stop(self) -> None:
-        """Have the run end: what comes next is not for it."""
+        """End the run: the next windows are left to other runs."""
         self.seconds = 0.0
 
     def find(self, look: Callable[[], Found | None]) -> Found | None:
-        """Look again and again for something to do; None when the run is to end."""
+        """Poll for the next work; return None at the end of the run."""
         idle_since = time.monotonic()
         while time.monotonic() < min(self._began + self.seconds, idle_since + self.idle_seconds):
             if not self._is_running() or self._is_awaited():

@@ -1,4 +1,4 @@
-"""Which process a run has, told so that no other process is ever taken for it.
+"""The process of a run, identified such that no other process is mistaken for it.
 
 A process id says nothing by itself: containers count from 1 each, numbers are used again, and
 containers may share a host name. So a process is named by host, boot, PID namespace, number and

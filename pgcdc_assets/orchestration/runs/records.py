@@ -82,7 +82,7 @@ def find_unfinished(
 
 
 def run_has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> bool:
-    """Whether a step of a run that goes on has succeeded, failed or was skipped."""
+    """Return whether a step of a running run has succeeded, failed or was skipped."""
     if run.status == DagsterRunStatus.QUEUED:
         return False
     stats = instance.event_log_storage.get_step_stats_for_run(run.run_id, [step])
@@ -105,7 +105,7 @@ def is_left_over(instance: dg.DagsterInstance, record: RunRecord) -> bool:
 def attempts_for(
     instance: dg.DagsterInstance, capture: str, purpose: str, tags: dict[str, str]
 ) -> Attempts:
-    """Look at the runs made for the same purpose and tags, whatever became of them."""
+    """Count the earlier runs with the same purpose and tags, whatever their outcome."""
     wanted = {CAPTURE_TAG: capture, PURPOSE_TAG: purpose, **tags}
     records = instance.get_run_records(RunsFilter(tags=wanted), limit=MAX_COUNTED)
     newest = records[0].dagster_run.run_id if records else None

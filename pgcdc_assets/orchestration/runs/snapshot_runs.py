@@ -1,8 +1,8 @@
-"""Tables that are being copied anew: they are not merged meanwhile.
+"""Tables with a running re-snapshot, which are not merged until it ends.
 
-A copy is the table at an LSN that is taken after its run has begun. A merge that went past it would
-leave nothing to do for the copy, and what it was taken for (a column's default, the rows of an
-attached partition, a difference that was found) would stay as it was.
+The LSN of a snapshot is after the start of its run. If a merge went past this LSN, the snapshot
+would not be applied, and the reason for it (a column's default, the rows of an attached partition,
+a difference that was found) would remain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunningSnapshots:
     snapshot: dg.AssetKey
 
     def find(self, instance: dg.DagsterInstance, zone: RawZone) -> frozenset[str]:
-        """List the partitions of the tables that have contents and are being copied anew.
+        """List the partitions of the merged tables with a running re-snapshot.
 
         Whoever chose through which LSN to merge before it asked here is safe: a copy that begins
         later is above that LSN.

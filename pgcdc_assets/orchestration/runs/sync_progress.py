@@ -16,15 +16,15 @@ from pgcdc_assets.lsn import Lsn
 
 @dataclass
 class SyncProgress:
-    """What one capture's sensors and its one-shot run tell each other.
+    """The state that one capture's sensors and its one-shot run share.
 
     Attributes:
-        barrier: everything committed before the start lies before it; set by the first lag tick.
+        barrier: an LSN after all commits before the start; set by the first lag tick.
         captured_through: end of the newest landed window.
         merged_through: the lowest position through which a table is merged; None while a table is
             not merged at all.
         waiting: why the sensor asked for nothing.
-        is_blocked: a run of somebody else is in the way.
+        is_blocked: a run of another process blocks the progress.
     """
 
     name: str

@@ -3,7 +3,7 @@
 It keeps no cursor. The runs are read first, then the slot, the lake, and the instance's keys: each
 later reading can only be ahead of the earlier ones, so a capture that lands in between is never
 taken for a gap. A capture under way opens the windows that follow its own (`long_runs.py`); the
-sensor opens none meanwhile.
+sensor opens no window at the same time.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         zone = lake.zone(capture.name)
         progress = sync_progress.get()
         close_dead_runs(context.instance, capture.name, {targets.raw, targets.snapshot})
-        # A run that goes on opens windows itself: only where there was none before anything was
-        # read is there nothing that was read too early.
+        # Look for a running capture first, because it opens windows itself: if none runs, the later
+        # readings cannot be stale.
         running = find_unfinished(
             context.instance, names.capture_job, {targets.raw}, names.land_step
         )
@@ -194,7 +194,7 @@ class _Tick:
         Raises:
             SlotMissing: it is gone, though the raw zone was filled from it.
             SlotLost: the server removed WAL that it needed.
-            SlotAdvanced: it stands beyond what was landed.
+            SlotAdvanced: it is confirmed beyond the landed windows.
             RawZoneError: the server's WAL ends before what was landed.
         """
         health = slot_health(self.status, through)
@@ -287,7 +287,7 @@ class _Tick:
         self._capture(plan)
 
     def _discard(self, window: LsnWindow) -> None:
-        reason = f"window {window.key} overlaps what was captured meanwhile, and is given up"
+        reason = f"window {window.key} overlaps a captured window, and is discarded"
         self.context.log.warning(reason)
         self.reasons.append(reason)
         name = self.capture.windows_name

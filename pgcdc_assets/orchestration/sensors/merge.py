@@ -69,7 +69,8 @@ def build_merge_sensor(
         lake: LakeResource = getattr(context.resources, names.lake)
         progress = sync_progress.get()
         close_dead_runs(context.instance, capture.name, frozenset(keys.values()))
-        # Before the state: what a run under way merges meanwhile would be asked for again.
+        # Before the state is read: otherwise windows that a running merge has just merged would be
+        # requested again.
         running = find_unfinished(
             context.instance, names.merge_job, frozenset(keys.values()), names.merge_step
         )
@@ -97,7 +98,7 @@ class _Tick:
     """One evaluation of the sensor.
 
     Attributes:
-        copied: tables that are being copied anew.
+        copied: tables with a running re-snapshot.
     """
 
     capture: CdcCapture

@@ -62,7 +62,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Discard:
-    """Give up an opened window, which can never be landed: part of it is, in another one.
+    """Discard an open window that cannot be landed, because another window has a part of it.
 
     Two openers at one moment, such as the daemon and `pgcdc sync`, leave one behind.
     """
@@ -103,7 +103,7 @@ def plan_window(
 def _plan_open_window(progress: CaptureProgress, policy: WindowPolicy) -> Capture | Wait | Discard:
     window = progress.open_windows[0]
     if window.start > progress.captured_through:
-        # Somebody deleted a key: what is missing before this window is captured first.
+        # A partition key was deleted: the missing range before this window is captured first.
         missing = LsnWindow.of(progress.epoch, progress.captured_through, window.start)
         return Capture(missing, is_new=True)
     if window.start < progress.captured_through:
