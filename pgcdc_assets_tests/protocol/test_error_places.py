@@ -12,7 +12,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.arrow_batch import DECODED
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.protocol.test_decoder import FAR, decode, numbering, transaction
 from pgcdc_assets_tests.support.protocol import encoding
 
@@ -120,7 +120,9 @@ def test_kinds_of_old_tuples_stay_with_their_rows_and_the_batch_has_its_schema()
 def test_an_error_among_tables_of_different_widths_names_its_table(damaged: int) -> None:
     """Tuples of equal width are read together, and the widths one after the other."""
     tables = [
-        Relation(16400 + width, "shop", f"of_{width}", "d", tuple(COLUMNS[:width]))
+        Relation(
+            16400 + width, "shop", f"of_{width}", ReplicaIdentity.DEFAULT, tuple(COLUMNS[:width])
+        )
         for width in (1, 2, 3)
     ]
     rows = [

@@ -8,7 +8,7 @@ import pytest
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import messages
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.protocol import encoding
 
 
@@ -69,14 +69,14 @@ def test_a_wrong_byte_is_named_by_its_place_and_kind() -> None:
 @pytest.mark.parametrize("identity", ["d", "n", "f", "i"])
 def test_a_relation_is_read_with_every_field_of_its_columns(identity: str) -> None:
     columns = (Column("id", 2**32 - 1, -1, is_key=True), Column("é", 1700, 655_366))
-    described = Relation(16400, "shop", "orders", identity, columns)
+    described = Relation(16400, "shop", "orders", ReplicaIdentity(identity), columns)
 
     assert messages.parse_relation(encoding.relation(described)) == described
 
 
 def test_only_the_lowest_flag_of_a_column_marks_the_key() -> None:
     column = Column("id", 23, is_key=True)
-    message = encoding.relation(Relation(1, "s", "t", "d", (column,)))
+    message = encoding.relation(Relation(1, "s", "t", ReplicaIdentity.DEFAULT, (column,)))
 
     for flags, is_key in ((0, False), (1, True), (2, False), (3, True)):
         changed = message.replace(b"\1id\0", bytes([flags]) + b"id\0")
@@ -84,7 +84,7 @@ def test_only_the_lowest_flag_of_a_column_marks_the_key() -> None:
 
 
 def test_a_relation_of_an_unknown_identity_or_with_a_rest_is_refused() -> None:
-    message = encoding.relation(Relation(1, "", "t", "d", ()))
+    message = encoding.relation(Relation(1, "", "t", ReplicaIdentity.DEFAULT, ()))
 
     assert messages.parse_relation(message).schema == "pg_catalog"
     with pytest.raises(ProtocolError, match="replica identity"):

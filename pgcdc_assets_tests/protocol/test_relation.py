@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 
 A, B = Column("a", 23), Column("b", 25)
 KEY_A, KEY_B = replace(A, is_key=True), replace(B, is_key=True)
 
 
 def _relation(identity: str, *columns: Column, primary_key: tuple[str, ...] = ()) -> Relation:
-    return Relation(16400, "shop", "orders", identity, columns, primary_key)
+    return Relation(16400, "shop", "orders", ReplicaIdentity(identity), columns, primary_key)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_the_row_key_is_what_updates_and_deletes_bring(
 
 
 def test_a_replica_identity_is_named_as_in_alter_table() -> None:
-    names = {letter: _relation(letter, A).identity_name for letter in "dnfi?"}
+    names = {identity.value: identity.sql for identity in ReplicaIdentity}
 
-    assert names == {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX", "?": "?"}
+    assert names == {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX"}
 
 
 def test_what_a_relation_message_does_not_say_is_unknown() -> None:
