@@ -20,6 +20,7 @@ class Rule(StrEnum):
     UNEXPLAINED_ENDS = "unexplained_ends"
     NOT_IN_SCD1 = "current_rows_not_in_scd1"
     ROW_COUNTS = "row_count_difference"
+    MISSING_DEFAULTS = "rows_without_an_added_default"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Findings:
     """Counts, and never a value of a row.
 
     Attributes:
-        has_key: the table has a merge key; without one there is nothing to check.
+        has_key: the table has a merge key; without one only defaults of added columns are judged.
         since: rows from this LSN on were looked at; None: all.
         row_count: rows looked at.
         violations: by rule that was judged.

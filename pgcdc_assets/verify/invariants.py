@@ -3,7 +3,8 @@
 `check_merged` checks the rows that a merge changed, at the cost of the change. `check_all` checks
 the whole table. In SCD1 every key is unique. In SCD2 the versions of a key do not overlap
 (`history_rules.py`), every end has a cause (`unexplained_ends.py`), and for a table of both kinds
-the current versions equal the rows of SCD1 (`scd1_vs_scd2.py`).
+the current versions equal the rows of SCD1 (`scd1_vs_scd2.py`). In every table,
+rows that are older than an added column have its default (`added_defaults.py`).
 
 A rule that cannot be checked is reported with the reason. All queries of a check read the same
 version of a table, so merges may run at the same time.
@@ -26,6 +27,7 @@ from pgcdc_assets.spark.tuning import SMALL_BYTES, tune
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import EPOCH_COLUMNS
 from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.verify.added_defaults import count_missing, find_added_columns
 from pgcdc_assets.verify.findings import Findings, Rule
 from pgcdc_assets.verify.history_rules import HistoryRules
 from pgcdc_assets.verify.image_rules import count_duplicates
@@ -106,6 +108,7 @@ class _Check:
                     self._check_image(pinned, begin)
                 else:
                     self._check_history(pinned, begin, epochs)
+            self._check_defaults(pinned, epochs)
         return Findings(
             *self._name,
             self.scd,
@@ -173,6 +176,20 @@ class _Check:
             self.not_judged[Rule.UNEXPLAINED_ENDS] = _UNORDERED
         if 1 in self.table.scd:
             self._compare_kinds(pinned, epochs, touched_from, is_ordered)
+
+    def _check_defaults(self, pinned: TableVersion, epochs: Sequence[Epoch]) -> None:
+        """Count the rows that lack the default of an added column, if there is such a column."""
+        touched_from = None if self._is_small(pinned) else self._touched_from(pinned, epochs)
+        added = find_added_columns(self.zone, self.table, self.scd, pinned, touched_from)
+        if not added:
+            return
+        if not (pinned.is_ordered(epochs) or set(EPOCH_COLUMNS) <= set(pinned.columns)):
+            self.not_judged[Rule.MISSING_DEFAULTS] = _UNORDERED
+            return
+        rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
+        newest = next(e for e in epochs if pinned.watermark and e.epoch == pinned.watermark[0])
+        tracked = self.table.tracked
+        self.violations[Rule.MISSING_DEFAULTS] = count_missing(rows, added, newest, tracked)
 
     def _compare_kinds(
         self,

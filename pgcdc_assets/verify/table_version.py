@@ -19,7 +19,7 @@ from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.fence import read_watermarks
-from pgcdc_assets.tables.properties import parse_key
+from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION, parse_key
 from pgcdc_assets.tables.state import explain_read_errors, open_table
 from pgcdc_assets.verify.target import TargetVersion, read_version
 
@@ -40,6 +40,8 @@ class TableVersion:
         watermarks: by epoch; every row of that epoch has a lower LSN, a copied one at most this.
         columns: names in order.
         key: names of the merge key's columns; none for a table without a key.
+        relation_id: the OID of the source table; 0 where an earlier release did not note it.
+        relation_version: the version of the relation that the columns follow.
         size_bytes: of all files.
         row_count: None if the log does not have the count.
         current_count: current rows of a history; None if the log does not have the count.
@@ -51,6 +53,8 @@ class TableVersion:
     watermarks: Mapping[int, Lsn]
     columns: tuple[str, ...]
     key: tuple[str, ...]
+    relation_id: int
+    relation_version: int
     size_bytes: int
     row_count: int | None
     current_count: int | None
@@ -92,8 +96,6 @@ def read_table_version(
 def _pin(
     zone: RawZone, path: str, table: DeltaTable, epochs: Sequence[Epoch], version: int | None
 ) -> TableVersion:
-    from pgcdc_assets.tables.properties import KEY
-
     if version is not None:
         table.load_as_version(version)
     properties = table.metadata().configuration
@@ -115,6 +117,8 @@ def _pin(
         watermarks=watermarks,
         columns=tuple(field.name for field in table.schema().fields),
         key=parse_key(properties[KEY]),
+        relation_id=int(properties.get(RELATION_ID, 0)),
+        relation_version=int(properties.get(RELATION_VERSION, 0)),
         size_bytes=int(pc.sum(files.column("size_bytes")).as_py() or 0),
         row_count=None if rows is None else sum(rows),
         current_count=current,

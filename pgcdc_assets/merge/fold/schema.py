@@ -13,6 +13,7 @@ from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChang
 from pgcdc_assets.merge.fold.table_schema import Field, Layout, TableSchema
 from pgcdc_assets.merge.fold.types import delta_type, full_type, keeps_values
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.raw.added_columns import find_added_default
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.tables.columns import (
     SCD1_COLUMNS,
@@ -76,38 +77,9 @@ def build_schema(
 
 def _field(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> Field:
     comment = column.type or UNKNOWN_TYPE
-    return Field(column.name, delta_type(column), comment, _default(column, relation, known))
-
-
-def _default(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> str | None:
-    """Find the value of a column in rows that are older than the column.
-
-    A column that is missing in an earlier version may have existed without being published. It was
-    added later only if its attnum is higher than all attnums of the earlier version.
-    """
-    attnum = column.attnum
-    if attnum is None:
-        return None
-    ours = sorted(
-        (v for v in known if v.relation.relation_id == relation.relation_id),
-        key=lambda v: v.version,
-    )
-    text: str | None = None
-    is_known = False
-    for version in ours:
-        found = next((c for c in version.relation.columns if c.attnum == attnum), None)
-        if found is not None:
-            is_known = True
-            text = found.missing if found.missing is not None else text
-        elif not is_known and _highest_attnum(version.relation) >= attnum:
-            return None
-    return text
-
-
-def _highest_attnum(relation: Relation) -> int:
-    if relation.attribute_count is not None:
-        return relation.attribute_count
-    return max((column.attnum or 0 for column in relation.columns), default=0)
+    default = find_added_default(column, relation, known)
+    text = None if default is None else default.text
+    return Field(column.name, delta_type(column), comment, text)
 
 
 def _check_identity(relation: Relation, key: Sequence[str]) -> None:

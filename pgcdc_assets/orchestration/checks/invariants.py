@@ -28,9 +28,9 @@ INVARIANTS = "invariants"
 INVARIANTS_IN_FULL = "invariants_in_full"
 
 _HOLDS = {
-    1: "No key is there twice",
-    2: "The versions of a key follow each other, one at most is current, and the current ones are "
-    "the rows of SCD1 where there is one",
+    1: "No key is there twice, and older rows have the default of a column that was added",
+    2: "The versions of a key follow each other, one at most is current, the current ones are the "
+    "rows of SCD1 where there is one, and older ones have the default of a column that was added",
 }
 
 ScdName = tuple[str, str, int]
@@ -62,7 +62,7 @@ def found(check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
     if findings.not_judged:
         reasons = (f"{rule.value}: {reason}" for rule, reason in findings.not_judged.items())
         metadata["not_judged"] = "; ".join(reasons)
-    if not findings.has_key:
+    if not (findings.has_key or findings.violations):
         metadata["looked_at"] = "nothing: no key"
     return dg.AssetCheckResult(
         asset_key=check.asset_key,

@@ -6,13 +6,17 @@ import datetime as dt
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets.verify import Rule, check_all, check_merged
+from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
@@ -50,6 +54,12 @@ def _rows(pipeline: Pipeline, target: CdcTable, scd: int, *more: str) -> list[tu
     path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
     frame = pipeline.spark.read.format("delta").load(path).select("id", *more, *_COLUMNS)
     return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def _missing_defaults(pipeline: Pipeline, target: CdcTable, scd: int) -> int:
+    """Count the rows that lack a default."""
+    with own_sessions(pipeline.spark, 1) as (session,):
+        return check_all(session, pipeline.zone, target, scd).violations[Rule.MISSING_DEFAULTS]
 
 
 def test_every_kind_of_table_fills_the_rows_from_before(pipeline: Pipeline) -> None:
@@ -95,6 +105,12 @@ def test_every_kind_of_table_fills_the_rows_from_before(pipeline: Pipeline) -> N
     rebuild_table(pipeline.spark, pipeline.zone, _TARGETS[0], 2)
     assert _rows(pipeline, _TARGETS[0], 2, "_is_current") == merged["t", 2]
 
+    for target in _TARGETS:
+        for scd in target.scd:
+            path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
+            DeltaTable(path).update(predicate="id = 3", updates={"n": "null"})
+            assert _missing_defaults(pipeline, target, scd) == 1, target
+
 
 def test_a_merge_that_dies_before_it_filled_a_column_is_taken_up_by_the_next(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
@@ -124,3 +140,63 @@ def test_a_merge_that_dies_before_it_filled_a_column_is_taken_up_by_the_next(
     pipeline.database.execute("update t set n = null where id = 1")
     pipeline.sync()
     assert pipeline.rows(columns="id, n, s") == [(1, None, "x"), (2, 6, None)]
+
+
+@pytest.mark.parametrize(
+    ("tracked", "missing_in_history"), [(None, 3), (("v",), 0)], ids=["all", "one column"]
+)
+def test_a_merge_that_skips_the_fill_is_found_by_the_check_after_it(
+    pipeline: Pipeline,
+    monkeypatch: pytest.MonkeyPatch,
+    tracked: tuple[str, ...] | None,
+    missing_in_history: int,
+) -> None:
+    """NULL that an update wrote is no defect, also where the update opens no version."""
+    target = CdcTable("public", "t", scd=(1, 2), tracked=tracked)
+    pipeline.start(
+        "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (4, 'a')"
+    )
+    _merge(pipeline, target)
+    pipeline.database.execute("insert into t values (2, 'b')")
+    pipeline.database.execute("alter table t add n int default 5")
+    pipeline.database.execute("insert into t values (3, 'c')")
+    pipeline.database.execute("update t set n = null where id in (3, 4)")
+    pipeline.database.execute("update t set v = 'B', n = null where id = 2")
+    with monkeypatch.context() as patched:
+        patched.setattr("pgcdc_assets.merge.fold.schema.find_added_default", lambda *_: None)
+        _merge(pipeline, target)
+    assert pipeline.rows(columns="id, n") == [(1, None), (2, None), (3, None), (4, None)]
+    found = [_missing_defaults(pipeline, target, scd) for scd in (1, 2)]
+    # Where the history does not track the column, an update may have written NULL into a version.
+    assert found == [1, missing_in_history]
+    with own_sessions(pipeline.spark, 1) as (session,):
+        begin = Position(1, pipeline.windows[-1].start)
+        touched = check_merged(session, pipeline.zone, target, 1, begin, whole_below_bytes=-1)
+        assert touched.violations[Rule.MISSING_DEFAULTS] == 1
+        later = Position(1, pipeline.windows[-1].end)
+        touched = check_merged(session, pipeline.zone, target, 1, later, whole_below_bytes=-1)
+        assert Rule.MISSING_DEFAULTS not in touched.violations, "no merge touched the older rows"
+    for scd in (1, 2):
+        rebuild_table(pipeline.spark, pipeline.zone, target, scd)
+        assert _missing_defaults(pipeline, target, scd) == 0
+    assert pipeline.rows(columns="id, n") == [(1, 5), (2, None), (3, None), (4, None)]
+
+
+def test_rows_of_a_partitioned_table_have_the_default_too(pipeline: Pipeline) -> None:
+    """The catalog keeps it with each partition; the changes come under the root's name."""
+    pipeline.database.execute(
+        "create table t (id int primary key, v text) partition by range (id);"
+        "create table t1 partition of t for values from (0) to (10);"
+        "create table t2 partition of t for values from (10) to (20);"
+        "insert into t values (1, 'a'), (11, 'a')"
+    )
+    pipeline.database.execute(
+        f"create publication {PUBLICATION} for table t with (publish_via_partition_root)"
+    )
+    pipeline.copy()
+    pipeline.sync()
+    pipeline.database.execute("alter table t add n int default 5")
+    pipeline.database.execute("insert into t values (12, 'b', 6)")
+    pipeline.sync()
+    pipeline.assert_equal("t")
+    assert pipeline.rows(columns="id, n") == [(1, 5), (11, 5), (12, 6)]

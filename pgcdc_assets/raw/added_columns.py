@@ -1,0 +1,69 @@
+"""Columns that were added to a table while it was captured, and the value of the rows from before.
+
+`ALTER TABLE ... ADD COLUMN n int DEFAULT 5` writes no row: Postgres keeps the value in the catalog,
+and `raw/relations` keeps it with each version of the relation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.relation import Column, Relation
+from pgcdc_assets.raw.relations import RelationVersion
+
+
+@dataclass(frozen=True)
+class AddedDefault:
+    """The value of the rows from before a column was added.
+
+    Attributes:
+        text: as Postgres prints it.
+        since: where the column was first seen; None: in the oldest version that is known.
+    """
+
+    text: str
+    since: Lsn | None
+
+
+def find_added_default(
+    column: Column, relation: Relation, known: Sequence[RelationVersion]
+) -> AddedDefault | None:
+    """Find the value of a column in rows that are older than the column; None: NULL or unknown.
+
+    A column that is missing in an earlier version may have existed without being published. It was
+    added later only if its attnum is higher than all attnums of the earlier version.
+
+    Args:
+        relation: the newest version that matters.
+        known: all versions of the table in the epoch.
+    """
+    attnum = column.attnum
+    if attnum is None:
+        return None
+    ours = sorted(
+        (v for v in known if v.relation.relation_id == relation.relation_id),
+        key=lambda v: v.version,
+    )
+    text: str | None = None
+    since: Lsn | None = None
+    is_known = is_older_known = False
+    for version in ours:
+        found = next((c for c in version.relation.columns if c.attnum == attnum), None)
+        if found is not None:
+            if not is_known and is_older_known:
+                since = version.lsn
+            is_known = True
+            text = found.missing if found.missing is not None else text
+        elif not is_known:
+            is_older_known = True
+            if _highest_attnum(version.relation) >= attnum:
+                return None
+    return None if text is None else AddedDefault(text, since)
+
+
+def _highest_attnum(relation: Relation) -> int:
+    if relation.attribute_count is not None:
+        return relation.attribute_count
+    return max((column.attnum or 0 for column in relation.columns), default=0)

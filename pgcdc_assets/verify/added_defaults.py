@@ -1,0 +1,118 @@
+"""The rule about columns that were added with a default: the rows from before hold a value there.
+
+Postgres gives the default to every row that is older than the column (decision 19). A row of the
+table whose change comes before the column was first seen was not written since, so NULL in the
+column is a default that is missing. For a column `n` of SCD1, first seen at LSN 4096 of epoch 1,
+such rows are
+
+    `n` IS NULL AND try_element_at(_rescued, 'n') IS NULL AND _lsn >= <start of epoch 1>
+    AND _lsn < 4096
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.added_columns import find_added_default
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.verify.table_version import TableVersion
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class AddedColumn:
+    """A column that was added with a default.
+
+    Attributes:
+        since: where it was first seen.
+    """
+
+    name: str
+    since: Lsn
+
+
+def find_added_columns(
+    zone: RawZone, table: CdcTable, scd: int, pinned: TableVersion, touched_from: Lsn | None
+) -> list[AddedColumn]:
+    """Find the columns whose default the older rows of a table must have.
+
+    Args:
+        touched_from: leave out columns that were seen before this LSN; None: leave out none.
+    """
+    if pinned.watermark is None or pinned.relation_version <= 1:
+        return []
+    epoch, watermark = pinned.watermark
+    known = [v for v in zone.relations.versions(epoch) if v.relation.name == table.name]
+    newest = [
+        v
+        for v in known
+        if (v.relation.relation_id, v.version) == (pinned.relation_id, pinned.relation_version)
+    ]
+    if not newest:
+        return []
+    snapshot_lsns: set[Lsn] = set()
+    if table.keeps_history(scd):
+        # A snapshot may be the first to show a column that changes before it have: nothing tells
+        # then which older rows have the default.
+        snapshot_lsns = {
+            snapshot.snapshot_lsn
+            for snapshot in zone.snapshots.complete_snapshots(epoch)
+            if snapshot.name == table.name
+        }
+    relation = newest[0].relation
+    found = []
+    for column in relation.columns:
+        default = find_added_default(column, relation, known)
+        if default is None or default.since is None or column.name not in pinned.columns:
+            continue
+        is_merged = default.since < watermark and default.since not in snapshot_lsns
+        if is_merged and (touched_from is None or default.since >= touched_from):
+            found.append(AddedColumn(column.name, default.since))
+    return found
+
+
+def count_missing(
+    rows: DataFrame,
+    columns: Sequence[AddedColumn],
+    epoch: Epoch,
+    tracked: Sequence[str] | None,
+) -> int:
+    """Count the rows that lack the default of a column.
+
+    Args:
+        rows: of the table.
+        epoch: the newest one of the table.
+        tracked: columns whose change opens a version of a history; None: all.
+    """
+    missing = " OR ".join(
+        f"({identifier(column.name)} IS NULL "
+        f"AND try_element_at(_rescued, {string(column.name)}) IS NULL "
+        f"AND {_is_older(rows.columns, column, epoch, tracked)})"
+        for column in columns
+    )
+    return rows.where(missing).count()
+
+
+def _is_older(
+    names: Sequence[str], column: AddedColumn, epoch: Epoch, tracked: Sequence[str] | None
+) -> str:
+    """Write the SQL that a row holds what was there before the column."""
+    since, start = int(column.since), int(epoch.start_lsn)
+    if "_valid_from_lsn" in names:
+        made = f"_valid_from_lsn >= {start} AND _valid_from_lsn < {since}"
+        if "_valid_from_epoch" in names:
+            made += f" AND _valid_from_epoch = {epoch.epoch}"
+        if tracked is not None and column.name not in tracked:
+            # A change of the column alone opens no version: it is written into the current one.
+            made += f" AND _valid_to_lsn <= {since}"
+        return made
+    made = f"_lsn >= {start} AND _lsn < {since}"
+    return f"{made} AND _op <> 'T'" if "_op" in names else made
