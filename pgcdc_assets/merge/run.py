@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import failpoints
@@ -48,6 +50,8 @@ from pgcdc_assets.tables.state import (
 # The recorded watermark of a table without changes may fall behind by this many windows, whose
 # records the next merge reads.
 IDLE_WINDOWS = 10
+# How long a canceled query may take to end before the session is asked again.
+_SECONDS_TO_CANCEL = 0.2
 _POSITION = {1: LSN, 2: VALID_FROM_LSN}
 
 
@@ -187,6 +191,22 @@ def _side_by_side(
         finally:
             for future in futures:
                 future.cancel()
+            _interrupt_until_done(sessions, futures)
+
+
+def _interrupt_until_done(
+    sessions: Sequence[SparkSession], futures: Sequence[Future[MergeReport | MergeFailure]]
+) -> None:
+    """Cancel the queries of merges that are not awaited any more, as after Ctrl-C.
+
+    A merge runs several queries. Each one is canceled when it comes.
+    """
+    while wait(futures, timeout=0).not_done:
+        for session in sessions:
+            # The server may be gone, or the query may have ended by itself.
+            with suppress(PySparkException, Py4JError, OSError):
+                session.interruptAll()
+        wait(futures, timeout=_SECONDS_TO_CANCEL)
 
 
 def _guarded(

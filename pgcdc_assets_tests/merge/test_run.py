@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import MergeConflict, PgcdcError, SchemaChangeError, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, run
+from pgcdc_assets.merge.run import merge_table
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -244,6 +249,33 @@ def test_tables_merged_side_by_side_keep_their_own_watermarks(
     assert reports["other"].windows_folded == 2
     assert _rows(spark, reports["other"], "id", "v") == [(7, "x"), (8, "y")]
     assert _watermark(zone) == _watermark(zone, "other") == second.end
+
+
+def test_a_merge_that_is_not_awaited_any_more_ends_within_seconds(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after Ctrl-C in the middle of a query that takes hours."""
+    described = relation(column("id"))
+    landing = Landing(zone, [described, replace(described, relation_id=1001, table="other")])
+    landing.begin([("1",)])
+    window = landing.land([insert("2")])
+    started = threading.Event()
+
+    def merge_slowly(session: SparkSession, zone: RawZone, task: MergeTask) -> MergeReport:
+        if task.plan.target.table == "other":
+            started.set()
+            session.sql("SELECT max(hash(id)) FROM range(0, 1000000000000, 1, 1)").collect()
+        assert started.wait(60)
+        return merge_table(session, zone, task)
+
+    monkeypatch.setattr(run, "merge_table", merge_slowly)
+    reports = merge_tables(spark, zone, [ITEMS, CdcTable("shop", "other")], window)
+    assert isinstance(next(reports), MergeReport)
+    began = time.monotonic()
+    assert isinstance(reports, Generator)
+    reports.close()
+    assert time.monotonic() - began < 20
+    assert read_watermark(zone.lake, zone.name, "shop", "other", 1) is None
 
 
 def test_a_gap_between_watermark_and_windows_is_named(spark: SparkSession, zone: RawZone) -> None:
