@@ -107,6 +107,8 @@ def _word(table: TableState, stopped: Mapping[str, str]) -> str:
         return "STOPPED"
     if table.is_broken:
         return "BROKEN"
+    if table.is_renamed:
+        return "RENAMED"
     return "waits for its merge" if table.needs_merge else "ok"
 
 

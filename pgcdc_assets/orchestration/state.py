@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.relations import RelationVersion, find_rename, newest_ids_of
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -32,6 +33,8 @@ class TableState:
         waiting_changes: landed changes that are not merged.
         is_broken: the SCD table cannot be read; its merge raises the error, and other tables are
             merged.
+        is_renamed: changes of the source table arrived under another name since; its merge raises
+            the error, and folds nothing until a new snapshot.
     """
 
     table: CdcTable
@@ -41,13 +44,14 @@ class TableState:
     snapshot_at: Position | None
     waiting_changes: int
     is_broken: bool = False
+    is_renamed: bool = False
 
     @property
     def needs_merge(self) -> bool:
         """Whether a merge would do something: a first snapshot, changes or a newer snapshot."""
         if self.snapshot_at is None:
             return False
-        if self.is_broken:
+        if self.is_broken or self.is_renamed:
             return True
         return (
             self.watermark is None or self.waiting_changes > 0 or self.snapshot_at > self.watermark
@@ -116,16 +120,40 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
                 positions[table, scd] = None
                 broken.add((table, scd))
     windows = _windows_above(zone, epoch, positions.values())
+    relations = zone.relations.versions(epoch.epoch)
+    ids = newest_ids_of(relations, capture.table_names)
     states = []
     for (table, scd), watermark in positions.items():
         waiting = 0 if watermark is None else _changes_above(windows, table, watermark)
-        merged = watermark
-        if watermark is not None and waiting == 0:
-            merged = max(watermark, through)
         copied = copies.get(table.name)
+        is_renamed = (
+            watermark is not None
+            and table.name in ids
+            and _is_renamed(
+                relations, ids[table.name], table.name, max(watermark, copied or watermark), through
+            )
+        )
+        merged = watermark
+        if watermark is not None and waiting == 0 and not is_renamed:
+            merged = max(watermark, through)
         is_broken = (table, scd) in broken
-        states.append(TableState(table, scd, watermark, merged, copied, waiting, is_broken))
+        states.append(
+            TableState(table, scd, watermark, merged, copied, waiting, is_broken, is_renamed)
+        )
     return CaptureState(epoch, through, tuple(states))
+
+
+def _is_renamed(
+    relations: Sequence[RelationVersion],
+    relation_id: int,
+    name: TableName,
+    since: Position,
+    through: Position,
+) -> bool:
+    """Return whether changes of a table arrived under another name after a position."""
+    if since.epoch != through.epoch:
+        return False
+    return find_rename(relations, relation_id, name, since.lsn, through.lsn) is not None
 
 
 def _watermark(zone: RawZone, table: CdcTable, scd: int) -> Position | None:

@@ -60,14 +60,8 @@ class RelationRegistry:
         return sorted(found, key=lambda v: (v.relation.relation_id, v.version))
 
     def newest_ids(self, epoch: int, tables: Iterable[TableName]) -> dict[TableName, int]:
-        """Return the OID of the newest version of each table. Unknown tables are missing."""
-        wanted = set(tables)
-        newest: dict[TableName, RelationVersion] = {}
-        for version in self.versions(epoch):
-            name = version.relation.name
-            if name in wanted and (name not in newest or version.lsn > newest[name].lsn):
-                newest[name] = version
-        return {name: version.relation.relation_id for name, version in newest.items()}
+        """Return the OID by which each table was last seen; tables never seen are left out."""
+        return newest_ids_of(self.versions(epoch), tables)
 
     def registered(self, epoch: int, relation_id: int) -> list[Relation]:
         """Return the versions of a relation, oldest first, versions before `flush` included."""
@@ -162,6 +156,41 @@ class RelationRegistry:
                         "has two different entries.",
                     )
         return versions
+
+
+def find_rename(
+    versions: Iterable[RelationVersion],
+    relation_id: int,
+    name: TableName,
+    start: Lsn,
+    end: Lsn,
+) -> RelationVersion | None:
+    """Find another name under which changes of a relation arrived in a range of its epoch.
+
+    Args:
+        name: the name that is expected.
+        start: the range begins here ...
+        end: ... and ends before this.
+    """
+    for version in versions:
+        relation = version.relation
+        is_same = relation.relation_id == relation_id
+        if is_same and relation.name != name and start <= version.lsn < end:
+            return version
+    return None
+
+
+def newest_ids_of(
+    versions: Iterable[RelationVersion], tables: Iterable[TableName]
+) -> dict[TableName, int]:
+    """Return the OID by which each table was last seen; tables never seen are left out."""
+    wanted = set(tables)
+    newest: dict[TableName, RelationVersion] = {}
+    for version in versions:
+        name = version.relation.name
+        if name in wanted and (name not in newest or version.lsn > newest[name].lsn):
+            newest[name] = version
+    return {name: version.relation.relation_id for name, version in newest.items()}
 
 
 def _key(version: RelationVersion) -> tuple[int, int, int]:

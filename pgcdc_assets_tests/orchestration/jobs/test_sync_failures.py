@@ -335,3 +335,16 @@ def test_a_renamed_table_makes_a_sync_fail_though_no_change_came(
     orchestrated.database.execute("alter table a rename to z")
     with pytest.raises(TableMoved, match=r"public\.a is named public\.z now"):
         sync(orchestrated)
+
+
+def test_a_sync_ends_with_the_table_whose_changes_came_under_another_name(
+    orchestrated: Orchestrated,
+) -> None:
+    """The other table is merged, and the sync does not ask for the same merge again and again."""
+    sync(orchestrated)
+    orchestrated.commit("alter table a rename to z")
+    orchestrated.commit("insert into z values (1000, 'x'); insert into b values (1, 1)")
+    with pytest.raises(PgcdcError, match=r"public\.a is called public\.z since") as caught:
+        sync(orchestrated)
+    assert caught.value.exit_status == TableMoved.exit_status
+    assert orchestrated.equals_source("b")

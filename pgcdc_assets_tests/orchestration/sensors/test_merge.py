@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import dagster as dg
 import pytest
+from pyspark.sql import SparkSession
 
+from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.cli import status
 from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres
@@ -142,3 +149,78 @@ def test_a_table_without_a_copy_is_left_out_until_it_has_one(orchestrated: Orche
     assert set(request.asset_selection or ()) == {A, B}
     copies = [r for r in wider.tick("lag").run_requests if r.job_name == f"{NAME}_snapshot"]
     assert [copies[0].tags[tag] for tag in RANGE] == ["public.c", "public.c"]
+
+
+def _reason(failed: dg.ExecuteInProcessResult) -> str:
+    """The sentence that a failed run shows."""
+    (failure,) = failed.get_step_failure_events()
+    data = failure.step_failure_data.user_failure_data
+    return (data.description if data is not None else None) or ""
+
+
+def test_a_damaged_table_holds_up_neither_sensors_nor_status_nor_the_other_tables(
+    orchestrated: Orchestrated,
+    spark: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H8: its log cannot be read."""
+    orchestrated.copy()
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    assert orchestrated.execute(request, "merge").success
+    log = Path(orchestrated.lake.path(NAME, "scd1", "public", "a"), "_delta_log")
+    newest = max(log.glob("*.json"))
+    newest.write_text(newest.read_text()[:50])
+
+    orchestrated.commit("insert into b values (7, 1)")
+    assert orchestrated.tick("lag").run_requests, "captures go on"
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    failed = orchestrated.execute(request, "merge")
+    assert not failed.success
+    reason = _reason(failed)
+    assert "public.a" in reason and "pgcdc rebuild t" in reason
+    assert orchestrated.equals_source("b")
+
+    monkeypatch.setattr(status, "load_location", lambda module: orchestrated.location)
+    monkeypatch.setattr(status, "open_instance", lambda: nullcontext(orchestrated.instance))
+    assert status.run(argparse.Namespace(module=None, name=NAME)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines if line.lstrip().startswith("public.")] == [
+        "STOPPED",
+        "ok",
+    ]
+    assert any("STOPPED public.a" in line and "pgcdc rebuild t" in line for line in lines)
+
+
+def test_a_renamed_table_with_changes_under_its_new_name_makes_a_red_run(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """F8: though no change of a declared table waits."""
+    orchestrated.copy()
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    assert orchestrated.execute(request, "merge").success
+    orchestrated.commit("alter table a rename to z")
+    orchestrated.commit("insert into z values (11, 'new')")
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    failed = orchestrated.execute(request, "merge")
+    assert not failed.success
+    reason = _reason(failed)
+    assert "public.a is called public.z since" in reason
+    assert "pgcdc resnapshot t public.a" in reason
+
+    orchestrated.commit("alter table z rename to a")
+    orchestrated.commit("insert into a values (12, 'newer')")
+    orchestrated.land()
+    settings, zone = orchestrated.database.settings(), orchestrated.zone
+    snapshot_tables(settings, zone, orchestrated.capture.slot, "pub", [TableName("public", "a")])
+    orchestrated.land()
+    (request,) = orchestrated.tick("merges").run_requests
+    assert orchestrated.execute(request, "merge").success
+    assert orchestrated.equals_source("a")
+    assert orchestrated.tick("merges").skip_message == (
+        "every table is merged through the newest window"
+    )
