@@ -24,6 +24,7 @@ class MergeReport:
         columns_filled: added columns whose default was written to the existing rows.
         snapshot_lsn: LSN of the snapshot that the merge applied; None without a snapshot.
         row_count: rows after the merge; None if the log does not have the count.
+        is_remade: the folder held data files and no log, and the table was built again from raw.
     """
 
     schema: str
@@ -43,6 +44,7 @@ class MergeReport:
     snapshot_lsn: Lsn | None = None
     row_count: int | None = None
     seconds: float = 0.0
+    is_remade: bool = False
 
     @property
     def name(self) -> TableName:
@@ -64,6 +66,7 @@ class MergeReport:
             columns_filled=self.columns_filled + later.columns_filled,
             snapshot_lsn=later.snapshot_lsn or self.snapshot_lsn,
             seconds=self.seconds + later.seconds,
+            is_remade=self.is_remade,
         )
 
 

@@ -296,6 +296,7 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         snapshot_lsn=plan.snapshot.snapshot_lsn if plan.snapshot is not None else None,
         row_count=state.row_count,
         seconds=time.monotonic() - started,
+        is_remade=task.is_remade,
     )
 
 

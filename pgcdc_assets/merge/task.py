@@ -10,6 +10,7 @@ from functools import cache
 
 from pgcdc_assets.errors import (
     ConfigurationError,
+    MergeConflict,
     PgcdcError,
     RawZoneError,
     TableMoved,
@@ -20,7 +21,8 @@ from pgcdc_assets.merge.change_stats import ChangeStats, read_change_stats, vers
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.policies import StepLimit
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.relations import RelationVersion, find_rename
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
 from pgcdc_assets.raw.window_summary import WindowSummary
@@ -28,7 +30,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.properties import RELATION_ID
-from pgcdc_assets.tables.state import ScdState, read_scd_state, table_path
+from pgcdc_assets.tables.state import ScdState, holds_data_files, read_scd_state, table_path
 
 SCD_TYPES = (1, 2)
 
@@ -46,6 +48,7 @@ class MergeTask:
         started: of the monotonic clock.
         snapshot_at: the time of the plan's snapshot, for a table that keeps history.
         compared_bytes: of the snapshot and the table's rows, if a shuffle compares the two.
+        is_remade: the table does not exist, and its folder holds data files.
     """
 
     plan: Plan
@@ -59,6 +62,7 @@ class MergeTask:
     version_order: tuple[int, ...] = ()
     snapshot_at: dt.datetime | None = None
     compared_bytes: int = 0
+    is_remade: bool = False
 
     @property
     def row_count(self) -> int:
@@ -154,6 +158,7 @@ def build_tasks(
             )
             own = tuple(v for v in relations(plan.epoch) if v.relation.name == table.target.name)
             described = _find_snapshot_version(table, plan, own)
+            is_remade = _check_log_is_there(zone.lake, table, snapshots, kept)
         except PgcdcError as error:
             yield MergeFailure(*table.target.name, error)
             continue
@@ -180,6 +185,7 @@ def build_tasks(
                 snapshot_version=described,
                 snapshot_at=snapshot_at,
                 compared_bytes=compared_bytes,
+                is_remade=is_remade,
             )
         )
     yield from _with_stats(zone, tasks)
@@ -230,6 +236,38 @@ def _plan(
         return plan(True)
 
 
+def _check_log_is_there(
+    lake: Lake, table: _OpenedTable, snapshots: Sequence[Snapshot], kept: Sequence[Snapshot]
+) -> bool:
+    """Check that a table which is to be made was not there before with more than raw still holds.
+
+    Args:
+        snapshots: all that are complete.
+        kept: those after which retention has kept all changes.
+
+    Returns:
+        Whether the folder holds data files: the table is made from raw as it was.
+
+    Raises:
+        MergeConflict: the log of a table is gone, and retention removed what it began with.
+    """
+    if table.state is not None or not holds_data_files(lake, table.path):
+        return False
+    first = [
+        next((snapshot for snapshot in of if snapshot.name == table.target.name), None)
+        for of in (snapshots, kept)
+    ]
+    if table.target.keeps_history(table.scd) and first[0] != first[1]:
+        raise MergeConflict(
+            table=table.target.qualified_name,
+            reason=f"the folder {table.path} holds data files and no Delta log, and retention "
+            "removed changes since the table's first snapshot from the raw zone, so the table "
+            "cannot be made as it was. Restore its folder _delta_log, or move the folder away to "
+            "begin again with a later snapshot.",
+        )
+    return True
+
+
 def _find_snapshot_version(
     table: _OpenedTable, plan: Plan, relations: Sequence[RelationVersion]
 ) -> RelationVersion | None:
@@ -276,18 +314,13 @@ def _find_move(
         ),
         default=Lsn(0),
     )
-    for version in relations:
-        relation = version.relation
-        if (
-            relation.relation_id == relation_id
-            and relation.name != own
-            and max(plan.start, healed) <= version.lsn < plan.end
-        ):
-            return TableMoved(
-                relation=target.qualified_name,
-                reason=f"is called {relation.qualified_name} since {version.lsn}",
-            )
-    return None
+    renamed = find_rename(relations, relation_id, own, max(plan.start, healed), plan.end)
+    if renamed is None:
+        return None
+    return TableMoved(
+        relation=target.qualified_name,
+        reason=f"is called {renamed.relation.qualified_name} since {renamed.lsn}",
+    )
 
 
 def _snapshot_time(

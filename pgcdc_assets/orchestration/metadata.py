@@ -28,6 +28,10 @@ _SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "
 
 THROUGH_METADATA = "through_window"
 
+REMADE = (
+    "the folder held data files and no Delta log, so the table was made again from the raw zone"
+)
+
 _OPERATIONS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates", "M": "messages"}
 
 
@@ -161,6 +165,8 @@ def _merge_figures(report: MergeReport) -> dict[str, Any]:
         figures["changes_per_second"] = round(report.changes_read / report.seconds, 1)
     if report.columns_filled:
         figures["columns_filled"] = ", ".join(report.columns_filled)
+    if report.is_remade:
+        figures["made_again"] = REMADE
     if report.snapshot_lsn is not None:
         figures["snapshot_lsn"] = str(report.snapshot_lsn)
     return figures

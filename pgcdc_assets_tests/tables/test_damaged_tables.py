@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from pgcdc_assets.errors import TableDamaged
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
 from pgcdc_assets.orchestration.jobs.maintenance import lowest_watermark
 from pgcdc_assets.orchestration.state import read_state
+from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table
@@ -49,6 +52,11 @@ def _lose_checkpoint(path: Path) -> None:
     DeltaTable(str(path)).create_checkpoint()
     for file in [*_log(path).glob("*.checkpoint.parquet"), _log(path) / f"{0:020d}.json"]:
         file.unlink()
+
+
+def _lose_log(path: Path) -> None:
+    shutil.rmtree(_log(path))
+    _log(path).mkdir()
 
 
 _DAMAGES = {
@@ -115,14 +123,41 @@ def test_a_damaged_table_stops_neither_sensor_nor_retention(landing: Landing) ->
     assert lowest_watermark(zone, capture) is None
 
 
-@pytest.mark.parametrize("folder", ["_delta_log", "other"])
-def test_a_folder_without_a_log_is_no_table_and_becomes_a_table(
+@pytest.mark.parametrize("folder", ["_delta_log", "partition"])
+def test_a_folder_without_a_log_becomes_a_table_and_the_report_says_so(
     spark: SparkSession, landing: Landing, folder: str
 ) -> None:
-    """A process that dies during the creation of a table leaves such a folder."""
+    """A process that died while it made a table leaves such a folder, and so does a lost log."""
     path = _path(landing.zone)
     path.rename(path.with_name("away"))
     (path / folder).mkdir(parents=True)
     (path / "file.parquet").write_text("no Parquet")
     assert read_scd_state(landing.zone.lake, landing.zone.name, str(path)) is None
-    assert merge(spark, landing, _ITEMS).row_count == 3
+    report = merge(spark, landing, _ITEMS)
+    assert (report.row_count, report.is_remade) == (3, True)
+    assert not merge(spark, landing, _OTHER).is_remade
+
+
+def test_a_history_whose_log_is_gone_is_not_begun_again_after_retention(
+    spark: SparkSession, landing: Landing
+) -> None:
+    """What it held is not in the raw zone any more, so a table from a later snapshot is another."""
+    zone, target = landing.zone, CdcTable("shop", "items", (2,))
+    landing.land([update("1", "B")])
+    merge(spark, landing, target)
+    landing.copy([("1", "B"), ("3", "c")])
+    landing.land([insert("7", "g")])
+    merge(spark, landing, target)
+    path = Path(table_path(zone.lake, zone.name, "shop", "items", 2))
+    _lose_log(path)
+    through = landing.windows[-1]
+    (report,) = merge_tables(spark, zone, [target], through)
+    assert isinstance(report, MergeReport) and report.is_remade
+    _lose_log(path)
+    remove_windows(zone, 1, landing.windows[1].end, landing.clock + dt.timedelta(days=1))
+    (failure,) = merge_tables(spark, zone, [target], through)
+    assert isinstance(failure, MergeFailure)
+    assert str(path) in str(failure.error)
+    assert "no Delta log" in str(failure.error)
+    path.rename(path.with_name("away"))
+    assert not merge(spark, landing, target).is_remade

@@ -20,7 +20,12 @@ from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergeChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
-from pgcdc_assets.orchestration.metadata import MergeMetadata, column_lineage, read_columns
+from pgcdc_assets.orchestration.metadata import (
+    REMADE,
+    MergeMetadata,
+    column_lineage,
+    read_columns,
+)
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.partitions import find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
@@ -164,6 +169,8 @@ class _Rounds:
                 self.failures.append(report)
                 continue
             place = self._by_name[report.schema, report.table, report.scd]
+            if report.is_remade:
+                self.context.log.warning(f"{place[0].qualified_name} (scd{report.scd}): {REMADE}")
             metadata = MergeMetadata.of(report, through, recorded)
             state = {**metadata.state, **_table_metadata(self.zone, report, self.sources[place[0]])}
             key = self.specs[place].key
