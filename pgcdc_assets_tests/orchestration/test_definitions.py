@@ -73,6 +73,24 @@ def test_every_asset_has_a_description(specs: dict[str, dg.AssetSpec]) -> None:
     assert specs["shop/raw"].kinds == {"postgres", "delta"}
 
 
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        (CdcTable("shop", "t", key=("a", "b")), "one row for each key (a, b)"),
+        (CdcTable("shop", "t"), "one row for each row of the source"),
+        (CdcTable("shop", "t", without_key="log"), "if the table has no key, one for each change"),
+    ],
+    ids=["key", "unknown", "log"],
+)
+def test_an_image_is_described_by_what_the_settings_say_of_its_key(
+    table: CdcTable, rows: str
+) -> None:
+    definitions = build_cdc_definitions(CdcCapture("mine", "pub", (table,)))
+    image = next(s for s in definitions.resolve_all_asset_specs() if "scd1" in s.key.path)
+    assert rows in (image.description or "")
+    assert ("for each key (" in (image.description or "")) == (table.key is not None)
+
+
 def test_raw_and_scd_share_the_windows_and_snapshots_are_partitioned_by_table(
     location: CodeLocation,
 ) -> None:
