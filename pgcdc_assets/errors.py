@@ -273,12 +273,13 @@ class SchemaChangeError(SnapshotError):
     message = "Table {relation}, column {column}: {reason}. {remedy}"
 
 
-class TableMoved(DefiniteError):
+class TableMoved(SnapshotError):
     """A declared table was renamed, moved to another schema, dropped, or unpublished."""
 
+    about = "relation"
     message = (
         "Table {relation} {reason}, so its changes do not arrive under its name. Restore its name "
-        "and its entry in the publication, or declare the new table, and take a new snapshot."
+        "and its entry in the publication, or declare the new table. {remedy}"
     )
 
 

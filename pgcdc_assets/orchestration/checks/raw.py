@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import TableMoved, WindowUnavailable, resnapshot_remedy
+from pgcdc_assets.errors import TableMoved, WindowUnavailable
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
@@ -176,7 +176,7 @@ def build_source_checks(
                 postgres.settings(), lake.zone(capture.name), capture, "check"
             )
             for key in sorted(check.asset_key for check in selected if check.name == SOURCE_TABLE):
-                yield check_source_table(capture.name, tables[key], key, places.get(tables[key]))
+                yield check_source_table(key, places.get(tables[key]))
 
     return step.restore(source_checks)
 
@@ -198,25 +198,20 @@ def evaluate_slot(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckResult:
     )
 
 
-def check_source_table(
-    capture: str, table: CdcTable, key: dg.AssetKey, error: TableMoved | None
-) -> dg.AssetCheckResult:
+def check_source_table(key: dg.AssetKey, error: TableMoved | None) -> dg.AssetCheckResult:
     """Judge whether a table's changes still arrive under its name.
 
     Args:
         key: of an SCD asset of the table.
         error: what became of the table.
     """
-    reason = "none"
-    if error is not None:
-        reason = f"{error} {resnapshot_remedy(capture, table.qualified_name)}"
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=SOURCE_TABLE,
         passed=error is None,
         severity=dg.AssetCheckSeverity.ERROR,
         description=None if error is None else str(error),
-        metadata={"reason": reason},
+        metadata={"reason": "none" if error is None else str(error)},
     )
 
 

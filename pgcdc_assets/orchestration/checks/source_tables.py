@@ -24,7 +24,8 @@ def read_table_places(
         return {}
     known = zone.relations.newest_ids(epoch.epoch, capture.table_names)
     with query_connection(settings, purpose) as conn:
-        moved = {e.relation: e for e in find_moved_tables(conn, capture.publication, known)}
+        found = find_moved_tables(conn, capture.publication, known)
+    moved = {error.relation: error.in_capture(capture.name) for error in found}
     return {table: moved.get(str(table.name)) for table in capture.tables if table.name in known}
 
 

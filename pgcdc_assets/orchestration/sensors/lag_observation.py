@@ -89,7 +89,7 @@ class LagObservation:
         self, places: Mapping[CdcTable, TableMoved | None]
     ) -> list[dg.AssetCheckEvaluation]:
         return [
-            evaluation_of(check_source_table(self.capture.name, table, key, places[table]))
+            evaluation_of(check_source_table(key, places[table]))
             for (table, _), key in self.scds.items()
             if table in places
         ]
