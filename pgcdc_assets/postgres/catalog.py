@@ -21,16 +21,6 @@ from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-__all__ = [
-    "CatalogResolver",
-    "PublishedTable",
-    "complete_relation",
-    "published_relations",
-    "published_tables",
-    "read_relations",
-    "resolve_types",
-]
-
 _PURPOSE = "catalog"
 
 _Answer = TypeVar("_Answer")
