@@ -204,7 +204,7 @@ def test_a_relation_is_resolved_as_of_its_transaction() -> None:
         return relation, 1
 
     first, second = encoding.begin(1000, 7), encoding.begin(2000, 8)
-    announce = encoding.relation(Relation(16401, "shop", "other", "d", ()))
+    announce = encoding.relation(Relation(16401, "shop", "other", ReplicaIdentity("d"), ()))
     messages = [first, announce, encoding.commit(1000), second, announce, encoding.commit(2000)]
     decoder = Decoder(resolve, FAR)
     decoder.decode(MessageBatch.of(encoding.stream(messages)))
