@@ -223,3 +223,25 @@ def test_a_keepalive_at_or_after_the_windows_end_ends_it(position: int, ends: bo
 def test_rows_that_are_text_are_counted_as_nothing_else() -> None:
     _, decoder = decode(transaction(ROW, encoding.update(16400, [b"1", b"b", None])))
     assert decoder.warnings == {}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [encoding.origin("o"), encoding.truncate([16400]), encoding.logical_message("m", b"x"), ROW],
+)
+def test_a_change_outside_a_transaction_is_refused(message: bytes) -> None:
+    payloads = [*transaction(ROW), encoding.xlog_data(message)]
+    error = _error(payloads)
+    assert "outside a transaction" in str(error)
+    assert (error.message_type, error.start) == (message[:1].decode(), sum(map(len, payloads[:4])))
+
+
+def test_a_damaged_type_message_is_refused_though_it_is_not_used() -> None:
+    error = _error(transaction(encoding.type_message(600, "shop", "mood") + b"x"))
+    assert error.message_type == "Y"
+
+
+def test_each_non_transactional_message_is_counted() -> None:
+    message = encoding.logical_message("heartbeat", b"x", is_transactional=False)
+    rows, decoder = decode(encoding.stream([message, message, message]))
+    assert (rows, sum(decoder.warnings.values())) == ([], 3)
