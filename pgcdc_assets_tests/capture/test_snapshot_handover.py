@@ -50,13 +50,13 @@ def _copy_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str | 
 
 
 @contextmanager
-def _writers(database: Database, count: int) -> Iterator[None]:
+def _writers(database: Database, count: int, seed: int) -> Iterator[None]:
     """Run connections that insert, update, delete and roll back rows of table t for the block."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
-    def write(seed: int) -> None:
-        choose = random.Random(seed)
+    def write(number: int) -> None:
+        choose = random.Random(f"{seed} {number}")
         try:
             with database.connect(autocommit=False) as conn, conn.cursor() as cursor:
                 while not stop.is_set():
@@ -79,11 +79,11 @@ def _writers(database: Database, count: int) -> Iterator[None]:
                     except psycopg2.errors.UniqueViolation:
                         conn.rollback()
         except (psycopg2.errors.UniqueViolation, psycopg2.errors.DeadlockDetected):
-            return write(seed + 1000)
+            return write(number + 1000)
         except BaseException as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(count)]
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     try:
@@ -123,7 +123,7 @@ def _replay(
 @pytest.mark.every_pg
 @pytest.mark.slow
 def test_snapshots_meet_the_stream_exactly_while_writers_continue(
-    database: Database, zone: RawZone
+    database: Database, zone: RawZone, seed: int
 ) -> None:
     """C1, C2: for the first snapshot of the slot, and for a later snapshot."""
     database.execute(
@@ -132,7 +132,7 @@ def test_snapshots_meet_the_stream_exactly_while_writers_continue(
     database.execute("insert into t select i, 0 from generate_series(1, 10000) i")
     slot, settings = _slot(database), database.settings()
     reports: list[SnapshotReport] = []
-    with _writers(database, 4):
+    with _writers(database, 4, seed):
         for _ in range(4):
             reports += snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")])
         last = [c.commit_lsn for c in _captured(database, slot)][-1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import yaml
 import pgcdc_assets
 from pgcdc_assets.cli import main
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.raw.rows import EPOCH
 
 NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
 
@@ -255,8 +255,7 @@ def test_status_after_the_slot_was_dropped_names_the_remedy(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
-    now = dt.datetime.now(dt.UTC)
-    epoch = Epoch(1, Lsn(0x10), "pgcdc_shop", "shop", database.name, "1", 1, 170000, now)
+    epoch = replace(EPOCH, slot="pgcdc_shop", database=database.name)
     RawZone(Lake(str(tmp_path / "lake")), "shop").epochs.append(epoch)
     assert main(["status"]) == 0
     out = capsys.readouterr().out

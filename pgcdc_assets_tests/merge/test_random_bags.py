@@ -27,13 +27,14 @@ from pgcdc_assets_tests.support.merge.history import (
 )
 from pgcdc_assets_tests.support.merge.random_history import (
     NUMERIC_10_2,
+    TRANSACTIONS,
+    cuts,
     land_in_pieces,
     merge_in_pieces,
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-_TRANSACTIONS = 12
 _BAG = CdcTable("shop", "items")
 _LOG = CdcTable("shop", "items", without_key="log")
 
@@ -110,20 +111,16 @@ class _RandomBag:
         return update(*self.rows[-1], old=old, old_kind="O")
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        pytest.param((1, 1), id="one"),
-        pytest.param((4, 2), id="some"),
-        pytest.param((12, 12), id="all", marks=pytest.mark.soak),
-    ],
-)
+@cuts("one", "some")
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
 def test_any_cut_of_a_history_gives_each_row_as_often_as_the_source_has_it(
-    spark: SparkSession, zone: RawZone, pieces: tuple[int, int], truncates: bool
+    spark: SparkSession,
+    zone: RawZone,
+    rng: random.Random,
+    pieces: tuple[int, int],
+    truncates: bool,
 ) -> None:
     """D11: the same rows remain, whatever the cut."""
-    rng = random.Random(f"bag {truncates}")
     bag = _RandomBag(rng)
     bag.rows = [bag.row() for _ in range(60)]
     landing = Landing(zone, [_bag_relation()])
@@ -131,7 +128,7 @@ def test_any_cut_of_a_history_gives_each_row_as_often_as_the_source_has_it(
     expected = _Stacks()
     for row in bag.rows:
         expected.put(row, landing.lsn, -1)
-    transactions = [bag.transaction(truncates and n in (3, 8)) for n in range(_TRANSACTIONS)]
+    transactions = [bag.transaction(truncates and n in (3, 8)) for n in range(TRANSACTIONS)]
     windows, runs = pieces
     land_in_pieces(landing, rng, transactions, windows, expected.apply)
     report = merge_in_pieces(spark, landing, rng, _BAG, runs)

@@ -13,7 +13,6 @@ from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.merge.history import (
-    Change,
     Landing,
     Version,
     Versions,
@@ -22,35 +21,27 @@ from pgcdc_assets_tests.support.merge.history import (
     truncate,
 )
 from pgcdc_assets_tests.support.merge.random_history import (
-    KEY,
-    RandomHistory,
     cases,
     comparable_row,
-    land_in_pieces,
+    cuts,
     merge_as_if_large,
-    merge_in_pieces,
+    merge_random_history,
     random_relation,
+    stored_row,
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-_TRANSACTIONS = 12
 _SOFT = CdcTable("shop", "items", soft_deletes=True)
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        pytest.param((1, 1), id="one", marks=pytest.mark.soak),
-        pytest.param((4, 2), id="some"),
-        pytest.param((12, 12), id="all", marks=pytest.mark.soak),
-    ],
-)
+@cuts("some")
 @cases("default-plain-large")
 def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
+    rng: random.Random,
     identity: str,
     truncates: bool,
     is_large: bool,
@@ -58,20 +49,9 @@ def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
 ) -> None:
     """D1 to D6, H1, H3 with soft deletes: hundreds of histories."""
     merge_as_if_large(monkeypatch, is_large)
-    rng = random.Random(f"{identity} {truncates}")
-    history = RandomHistory(rng, identity, histories=120)
-    copied = history.copied()
-    landing = Landing(zone, [random_relation(identity)])
-    landing.begin(copied)
     expected = Versions(key=(0, 1))
-    expected.copy(copied, landing.lsn)
-    transactions: list[list[Change]] = [
-        history.transaction(truncates and number in (3, 8)) for number in range(_TRANSACTIONS)
-    ]
-    windows, runs = pieces
-    land_in_pieces(landing, rng, transactions, windows, expected.apply)
-    report = merge_in_pieces(spark, landing, rng, _SOFT, runs)
-    assert _found(spark, report.path) == sorted(map(_described, _last_of_each_key(expected)))
+    report = merge_random_history(spark, zone, rng, _SOFT, expected, identity, pieces, truncates)
+    assert _found(spark, report.path) == sorted(map(_described, expected.last_of_each_key))
 
 
 def test_a_new_snapshot_deletes_rows_that_it_does_not_contain(
@@ -130,26 +110,13 @@ def test_a_table_that_was_made_otherwise_is_refused_with_the_remedy(
     assert "soft deletes" in str(failure.error) and "pgcdc rebuild" in str(failure.error)
 
 
-def _last_of_each_key(versions: Versions) -> list[Version]:
-    last: dict[tuple[str | None, ...], Version] = {
-        (version.row[0], version.row[1]): version for version in versions.ended
-    }
-    return list({**last, **versions.open}.values())
-
-
 def _described(version: Version) -> tuple[Any, ...]:
     return (*comparable_row(version.row), version.end is not None, version.end or 0)
 
 
 def _found(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
-    return sorted(
-        (
-            *(r[k] for k in KEY),
-            *(repr(r.doc), repr(r.number), repr(r.note), repr(r._rescued or {})),
-            *(r._deleted, r._deleted_at_lsn or 0),
-        )
-        for r in spark.read.format("delta").load(path).collect()
-    )
+    rows = spark.read.format("delta").load(path).collect()
+    return sorted((*stored_row(r), r._deleted, r._deleted_at_lsn or 0) for r in rows)
 
 
 def test_an_epoch_at_lower_lsns_takes_over(spark: SparkSession, zone: RawZone) -> None:

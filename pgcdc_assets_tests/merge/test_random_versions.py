@@ -12,34 +12,24 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.support.merge.history import Change, Landing, Version, Versions, update
+from pgcdc_assets_tests.support.merge.history import Landing, Version, Versions, update
 from pgcdc_assets_tests.support.merge.one_table import log_of
 from pgcdc_assets_tests.support.merge.random_history import (
-    KEY,
     RandomHistory,
     bound_merges,
     cases,
     comparable_row,
-    land_in_pieces,
+    cuts,
     merge_as_if_large,
-    merge_in_pieces,
+    merge_random_history,
     random_relation,
+    stored_row,
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-_TRANSACTIONS = 12
-_START = 0x1000
 
-
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        pytest.param((1, 1), id="one", marks=pytest.mark.soak),
-        pytest.param((4, 2), id="some"),
-        pytest.param((12, 12), id="all", marks=pytest.mark.soak),
-    ],
-)
+@cuts("some")
 @cases("default-plain-large", "full-truncate-small")
 @pytest.mark.parametrize(
     "tracked",
@@ -52,6 +42,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
+    rng: random.Random,
     identity: str,
     truncates: bool,
     is_large: bool,
@@ -61,7 +52,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
     """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against the fold by hand."""
     merge_as_if_large(monkeypatch, is_large)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", -1)
-    _try_histories(spark, zone, identity, truncates, pieces, tracked)
+    _try_histories(spark, zone, rng, identity, truncates, pieces, tracked)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +68,14 @@ def test_rewriting_the_range_of_the_changes_gives_the_same_versions(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
+    rng: random.Random,
     identity: str,
     tracked: tuple[str, ...] | None,
 ) -> None:
     """The same for large merges with changes in a narrow key range."""
     bound_merges(monkeypatch)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", 1_000_000)
-    report = _try_histories(spark, zone, identity, False, (3, 3), tracked)
+    report = _try_histories(spark, zone, rng, identity, False, (3, 3), tracked)
     log = log_of(report.path)
     assert [entry["operation"] for entry in reversed(log)][1:] == ["WRITE"] * 3
 
@@ -91,29 +83,17 @@ def test_rewriting_the_range_of_the_changes_gives_the_same_versions(
 def _try_histories(
     spark: SparkSession,
     zone: RawZone,
+    rng: random.Random,
     identity: str,
     truncates: bool,
     pieces: tuple[int, int],
     tracked: tuple[str, ...] | None,
 ) -> MergeReport:
-    rng = random.Random(f"{identity} {truncates} {tracked}")
-    history = RandomHistory(rng, identity, histories=120)
-    copied = history.copied()
     expected = Versions(key=(0, 1), tracked=None if tracked is None else (0, 1, 2, 3))
-    expected.copy(copied, _START)
-    transactions: list[list[Change]] = []
-    landing = Landing(zone, [random_relation(identity)])
-    landing.begin(copied)
-    windows, runs = pieces
-    for number in range(_TRANSACTIONS):
-        transactions.append(history.transaction(truncates and number in (3, 8)))
-    land_in_pieces(landing, rng, transactions, windows, expected.apply)
     target = CdcTable("shop", "items", scd=(2,), tracked=tracked)
-    report = merge_in_pieces(spark, landing, rng, target, runs)
-
-    is_exact = identity == "d"
-    wanted = sorted(_described(version, is_exact) for version in expected.all)
-    assert _found(spark, report.path, is_exact) == wanted
+    report = merge_random_history(spark, zone, rng, target, expected, identity, pieces, truncates)
+    wanted = sorted(map(_described, expected.all))
+    assert _found(spark, report.path) == wanted
     assert report.row_count == len(wanted)
     return report
 
@@ -140,9 +120,10 @@ def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
     ]
 
 
-def test_a_new_snapshot_adds_only_its_differences(spark: SparkSession, zone: RawZone) -> None:
+def test_a_new_snapshot_adds_only_its_differences(
+    spark: SparkSession, zone: RawZone, rng: random.Random
+) -> None:
     """Also if the snapshot is in the middle of the changes of one run."""
-    rng = random.Random("again")
     history = RandomHistory(rng, "d", histories=60)
     copied = history.copied()
     landing = Landing(zone, [random_relation("d")])
@@ -171,21 +152,21 @@ def test_a_new_snapshot_adds_only_its_differences(spark: SparkSession, zone: Raw
     target = CdcTable("shop", "items", scd=(2,))
     (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
     assert isinstance(report, MergeReport), report.error.__cause__ or report.error
-    assert _found(spark, report.path, True) == sorted(_described(v, True) for v in expected.all)
+    assert _found(spark, report.path) == sorted(map(_described, expected.all))
     assert report.watermark_after == Lsn(landing.lsn)
 
 
-def _described(version: Version, is_exact: bool) -> tuple[Any, ...]:
-    place = (version.start, version.end or 0)
-    more = (version.ordinal, version.op) if is_exact else ()
-    return (*comparable_row(version.row), *place, version.end is None, *more)
+def _described(version: Version) -> tuple[Any, ...]:
+    place = (version.start, version.end or 0, version.end is None)
+    return (*comparable_row(version.row), *place, version.ordinal, version.op)
 
 
-def _found(spark: SparkSession, path: str, is_exact: bool) -> list[tuple[Any, ...]]:
-    found = []
-    for r in spark.read.format("delta").load(path).collect():
-        values = (*(r[k] for k in KEY), repr(r.doc), repr(r.number), repr(r.note))
-        place = (r._valid_from_lsn, r._valid_to_lsn or 0, r._is_current)
-        more = (r._ordinal, r._op) if is_exact else ()
-        found.append((*values, repr(r._rescued or {}), *place, *more))
-    return sorted(found)
+def _found(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
+    return sorted(
+        (
+            *stored_row(r),
+            *(r._valid_from_lsn, r._valid_to_lsn or 0, r._is_current),
+            *(r._ordinal, r._op),
+        )
+        for r in spark.read.format("delta").load(path).collect()
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,12 @@ import pytest
 from dagster import DagsterEvent, DagsterEventType
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
-from pgcdc_assets.orchestration.jobs.sync import requested_job
+from pgcdc_assets.orchestration.jobs.sync import (
+    SyncLimits,
+    SyncReport,
+    requested_job,
+    sync_capture,
+)
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
@@ -25,6 +30,7 @@ from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.support.database import Database
 
 NAME = "t"
+LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
 
 
 @dataclass
@@ -125,6 +131,13 @@ class Orchestrated:
         """Return whether an SCD1 table equals its source."""
         settings = self.database.settings()
         return compare_table(settings, self.zone, "pub", "public", table).is_equal
+
+    def sync(
+        self, say: Callable[[str], None] = lambda line: None, limits: SyncLimits = LIMITS
+    ) -> SyncReport:
+        """Capture and merge all that is committed, as `pgcdc sync` does."""
+        loaded = self.location.captures[NAME]
+        return sync_capture(self.instance, self.location, loaded, say=say, limits=limits)
 
     def copy(self) -> None:
         """Execute the lag sensor's request for the first snapshots."""

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions, on_new_merges
 from pgcdc_assets.orchestration.data_versions import NO_CHANGE, version_tags
-from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 CAPTURE = CdcCapture(NAME, "pub", (CdcTable("public", "a"), CdcTable("public", "b")))
@@ -189,18 +188,13 @@ def test_merges_request_the_asset_and_idle_tables_do_not(
     location = orchestrated.location
     definitions = with_mart(location.definitions, on_new_merges())
     automated = Automated(definitions, orchestrated.instance)
-    limits = SyncLimits(wait_seconds=20, poll_seconds=0.1)
-
-    def sync() -> None:
-        sync_capture(orchestrated.instance, location, location.captures[NAME], limits=limits)
-
     assert not automated.asks()
-    sync()
+    orchestrated.sync()
     assert automated.asks()
     automated.materialize(MART)
     assert not automated.asks()
     orchestrated.database.execute("insert into b values (1, 1)")
-    sync()
+    orchestrated.sync()
     assert automated.asks()
     automated.materialize(MART)
     assert not automated.asks()

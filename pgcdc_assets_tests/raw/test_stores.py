@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,23 +12,10 @@ import pytest
 from pgcdc_assets.errors import ConfigurationError, RawZoneError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw import schema
-from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.support.raw.rows import relation
-
-EPOCH = Epoch(
-    epoch=1,
-    start_lsn=Lsn(99),
-    slot="pgcdc_test",
-    publication="shop",
-    database="db",
-    system_identifier="7000000000000000001",
-    timeline=1,
-    server_version=180004,
-    created_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
-)
+from pgcdc_assets_tests.support.raw.rows import EPOCH, relation
 
 
 def texts(*rows: list[str | None]) -> pa.RecordBatch:
@@ -136,8 +122,6 @@ def test_a_lake_in_a_folder_that_delta_rs_misreads_is_refused(folder: str, tmp_p
 def test_a_lake_in_a_folder_of_any_other_name_works(folder: str, tmp_path: Path) -> None:
     zone = RawZone(Lake(str(tmp_path / folder)), "t")
     assert zone.epochs.latest() is None
-    zone.epochs.append(
-        Epoch(1, Lsn(16), "slot", "pub", "db", "1", 1, 170000, dt.datetime.now(dt.UTC))
-    )
+    zone.epochs.append(EPOCH)
     assert zone.epochs.latest() is not None
     assert (tmp_path / folder / "t" / "raw").is_dir()

@@ -2,23 +2,26 @@
 
 A process runs one group of tests after the other. A group is a module, so that a module's fixtures
 are set up once. The tests on a Spark Connect session are one group, so that one process starts the
-server. Long groups come first, because a long group at the end would leave the other process idle.
-The duration is estimated from the fixtures of the tests, because measured durations become
-outdated.
+server. This process runs tests without Spark afterwards, and the other processes begin with tests
+on an embedded session: one more JVM would cost as much as thirty merges. Long groups come first,
+because a long group at the end would leave the other process idle. The duration is estimated from
+the fixtures of the tests, because measured durations become outdated.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pgcdc_assets_tests.support.spark import CONNECT
+from pgcdc_assets_tests.support.spark import CONNECT, EMBEDDED
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
 
 # Estimated seconds of a test, by its most expensive fixture.
 _SECONDS = {
@@ -32,6 +35,7 @@ _SECONDS_OF_A_SLOW_TEST = 15.0
 _SECONDS_OF_ANOTHER = 0.02
 
 _ON_CONNECT = re.compile(rf"\[{CONNECT}[\]-]")
+_ON_EMBEDDED = re.compile(rf"\[{EMBEDDED}[\]-]")
 
 
 @pytest.hookimpl(trylast=True)
@@ -55,12 +59,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 
+        def _assign_work_unit(self, node: WorkerController) -> None:
+            chosen = choose_group(self.workqueue, CONNECT in self.assigned_work.get(node, ()))
+            self.workqueue.move_to_end(chosen, last=False)
+            super()._assign_work_unit(node)
+
     return ByGroup(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def group_of(nodeid: str) -> str:
     """Return the group of a test."""
     return CONNECT if _ON_CONNECT.search(nodeid) else nodeid.partition("::")[0]
+
+
+def choose_group(queue: Mapping[str, Iterable[str]], has_server: bool) -> str:
+    """Choose the next group of tests for a process.
+
+    Args:
+        queue: the tests of each group that waits.
+        has_server: whether the process took the tests on Spark Connect.
+    """
+    if CONNECT in queue:
+        return CONNECT
+    fitting = (
+        group
+        for group, tests in queue.items()
+        if any(map(_ON_EMBEDDED.search, tests)) is not has_server
+    )
+    return next(fitting, next(iter(queue)))
 
 
 def _estimate(item: pytest.Item) -> float:

@@ -1,18 +1,17 @@
 """The two kinds of Spark session of the tests, each started once per test run.
 
-A test with the fixture `spark` (or `pipeline`) runs on an embedded session. Tests below `merge/`,
-without the modules in `ONCE`, run a second time on a session of a Spark Connect server. `--spark`
-selects the kinds.
+A test with the fixture `spark` (or `pipeline`) runs on an embedded session, whose settings are
+cheap for tables of a few rows. Tests below `merge/` run a second time on a session of a Spark
+Connect server, with the settings of users. `--spark` selects the kinds.
 
-A short test run (`-m "not soak"`) repeats a sample only. On Connect, nine of ten tests of a module
-are marked `soak`, and so are all tests of the modules in `NOT_SAMPLED`, which are long, and all
-tests that read a real Postgres by the fixture `pipeline`.
+A short test run (`-m "not soak"`) runs each test of the merge once: every second test of a module
+on the server. The other half of the pairs is marked `soak`.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,21 +24,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.spark.server_process import RunningServer
 
 EMBEDDED, CONNECT = KINDS = ("embedded", "connect")
-SAMPLED_EVERY = 10
 TESTS = Path(__file__).parents[1]
-NOT_SAMPLED = (
-    "test_random_bags.py",
-    "test_random_soft_deletes.py",
-    "test_random_versions.py",
-)
-ONCE = (
-    "test_added_defaults.py",
-    "test_bytes_that_are_not_text.py",
-    "test_moved_tables.py",
-    "test_rebuild.py",
-    "test_retention.py",
-    "test_schema_evolution.py",
-)
 
 # Half of a short run is the second compiler's work, which pays back in minutes only. The first one
 # alone has a small code cache, which a whole test run fills.
@@ -48,15 +33,26 @@ JAVA_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:MetaspaceSize=512m"
 )
 
+# Sessions that a whole test run shares: what hundreds of tables leave in caches, each collection
+# copies, and each growth of the heap collects the whole of it.
+SHARED_JAVA_OPTIONS = f"{JAVA_OPTIONS} -Xms1200m -Xmn400m -Ddelta.log.cacheSize=20"
+
 CONF = {
     "spark.master": "local[2]",
     "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
     "spark.ui.enabled": "false",
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "200",
+    "spark.sql.ui.retainedExecutions": "5",
+    # The plan as text, which each query leaves for a UI.
+    "spark.sql.ui.explainMode": "simple",
     # For tables of a few rows, adaptive planning and code generation take most of the time.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.driver.extraJavaOptions": SHARED_JAVA_OPTIONS,
 }
 
 
@@ -85,9 +81,13 @@ def asked_kinds(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "spark_kind" not in metafunc.fixturenames:
-        return
     kinds = asked_kinds(metafunc.config)
+    if "spark_kind" not in metafunc.fixturenames:
+        if "spark_server" not in metafunc.fixturenames:
+            return
+        # Named by the kind, so that one process of a test run takes all that need the server.
+        metafunc.fixturenames.append("spark_kind")
+        kinds = [CONNECT]
     metafunc.parametrize(
         "spark_kind",
         kinds if _is_about_merging(metafunc.definition.path) else kinds[:1],
@@ -96,23 +96,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _is_about_merging(module: Path) -> bool:
-    return module.relative_to(TESTS).parts[0] == "merge" and module.name not in ONCE
+    return module.relative_to(TESTS).parts[0] == "merge"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if asked_kinds(config) == [CONNECT]:
+    """Leave each test of the merge one kind in a short run, the kinds in turns."""
+    if len(asked_kinds(config)) < len(KINDS):
         return
-    seen: Counter[str] = Counter()
+    kinds: dict[str, dict[str, str]] = defaultdict(dict)
     for item in items:
-        if _kind_of(item) == CONNECT:
-            module = item.nodeid.partition("::")[0]
-            is_long = module.endswith(NOT_SAMPLED) or "pipeline" in getattr(
-                item, "fixturenames", ()
-            )
-            if is_long or seen[module] % SAMPLED_EVERY:
+        kind = _kind_of(item)
+        is_short = item.get_closest_marker("soak") is None
+        if kind is not None and is_short and _is_about_merging(item.path):
+            module, _, test = item.nodeid.replace(f"[{kind}", "[", 1).partition("::")
+            chosen = kinds[module].setdefault(test, KINDS[len(kinds[module]) % len(KINDS)])
+            if kind != chosen:
                 item.add_marker(pytest.mark.soak)
-            seen[module] += 1
 
 
 def _kind_of(item: pytest.Item) -> Any:
@@ -166,10 +166,17 @@ def embedded_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark
 
 @pytest.fixture(scope="session")
 def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A small Spark Connect server of the package, in a state folder of the test run."""
+    """A Spark Connect server of the package, in a state folder of the test run.
+
+    Its settings are those of users, with less memory.
+    """
     from pgcdc_assets.spark.server import SparkServer
 
-    server = SparkServer(tmp_path_factory.mktemp("spark"), {**CONF, "spark.driver.memory": "1500m"})
+    conf = {
+        "spark.driver.memory": "1500m",
+        "spark.driver.extraJavaOptions": SHARED_JAVA_OPTIONS,
+    }
+    server = SparkServer(tmp_path_factory.mktemp("spark"), conf)
     with server.running() as running:
         yield running
 

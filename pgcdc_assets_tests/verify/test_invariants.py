@@ -68,13 +68,13 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def random_tables(
-    session: SparkSession, folder: Path, identity: str, table: CdcTable, runs: int
+    session: SparkSession, folder: Path, seed: int, identity: str, table: CdcTable, runs: int
 ) -> Merged:
     """Merge a random history into both kinds of table, and check the rows of each run.
 
     The last run but one has a TRUNCATE.
     """
-    rng = random.Random(f"invariants {identity}")
+    rng = random.Random(seed)
     history = RandomHistory(rng, identity, histories=80)
     landing = Landing(RawZone(Lake(str(folder)), "test"), [random_relation(identity)])
     landing.begin(history.copied())
@@ -100,8 +100,8 @@ def assert_kept(found: Findings) -> None:
 
 
 @pytest.fixture(scope="module")
-def original(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Merged:
-    return random_tables(session, tmp_path_factory.mktemp("merged") / "lake", "d", BOTH, 2)
+def original(session: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int) -> Merged:
+    return random_tables(session, tmp_path_factory.mktemp("merged") / "lake", seed, "d", BOTH, 2)
 
 
 @contextmanager
@@ -134,10 +134,10 @@ def test_random_histories_keep_every_rule(original: Merged) -> None:
 
 @pytest.mark.soak
 def test_histories_of_whole_old_rows_and_of_some_columns_keep_every_rule(
-    session: SparkSession, tmp_path: Path
+    session: SparkSession, tmp_path: Path, seed: int
 ) -> None:
     tracked = replace(BOTH, tracked=("doc", "number"))
-    random_tables(session, tmp_path / "lake", "f", tracked, 3)
+    random_tables(session, tmp_path / "lake", seed, "f", tracked, 3)
 
 
 @pytest.mark.soak

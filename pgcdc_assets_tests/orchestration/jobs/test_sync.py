@@ -15,18 +15,10 @@ from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.errors import PgcdcError, SlotMissing
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
-from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
-
-LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
-
-
-def sync(orchestrated: Orchestrated) -> SyncReport:
-    location = orchestrated.location
-    return sync_capture(orchestrated.instance, location, location.captures[NAME], limits=LIMITS)
 
 
 def scd(table: str) -> dg.AssetKey:
@@ -49,7 +41,7 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     database = orchestrated.database
-    first = sync(orchestrated)
+    first = orchestrated.sync()
     assert orchestrated.equals_source("a")
     assert orchestrated.equals_source("b")
     assert first.merge_count == 1
@@ -58,7 +50,7 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
     database.execute("update a set v = v || '!' where id % 2 = 0")
     database.execute("update a set id = id + 100 where id = 1")
     database.execute("delete from a where id = 2")
-    second = sync(orchestrated)
+    second = orchestrated.sync()
     assert orchestrated.equals_source("a")
     assert orchestrated.equals_source("b")
     assert second.change_count == 50 + 5 + 1 + 1
@@ -91,8 +83,8 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
 def test_a_repeat_with_nothing_written_merges_nothing(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    sync(orchestrated)
-    assert sync(orchestrated).merge_count == 0
+    orchestrated.sync()
+    assert orchestrated.sync().merge_count == 0
 
 
 def test_a_window_materialised_again_is_verified_and_changes_nothing(
@@ -100,7 +92,7 @@ def test_a_window_materialised_again_is_verified_and_changes_nothing(
 ) -> None:
     """H1, through Dagster: a repeated partition of raw and of a table."""
     orchestrated.database.execute("insert into b values (1, 1)")
-    sync(orchestrated)
+    orchestrated.sync()
     rows = orchestrated.zone.changes.table.load()
     assert rows is not None
     (key,) = orchestrated.windows()
@@ -144,7 +136,7 @@ def test_one_broken_table_fails_alone_and_is_merged_later(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     """H8: the good table continues, and the broken table catches up from raw after a correction."""
-    sync(orchestrated)
+    orchestrated.sync()
     log = Path(orchestrated.lake.path(NAME, "scd1", "public", "b", "_delta_log"))
     commit = min(log.glob("*.json"))
     whole = commit.read_bytes()
@@ -152,13 +144,13 @@ def test_one_broken_table_fails_alone_and_is_merged_later(
     orchestrated.database.execute("insert into a values (50, 'new')")
     orchestrated.database.execute("insert into b values (50, 1)")
     with pytest.raises(PgcdcError, match=r"Not merged: public\.b"):
-        sync(orchestrated)
+        orchestrated.sync()
     assert orchestrated.equals_source("a")
     (run, *_) = orchestrated.instance.get_runs(filters=dg.RunsFilter(job_name=f"{NAME}_merge"))
     assert run.status == dg.DagsterRunStatus.FAILURE
 
     commit.write_bytes(whole)
-    sync(orchestrated)
+    orchestrated.sync()
     assert orchestrated.equals_source("b")
 
 
@@ -172,19 +164,19 @@ def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
     )
     orchestrated = replace(orchestrated, capture=replace(orchestrated.capture, tables=kept))
     database, zone, slot = orchestrated.database, orchestrated.zone, orchestrated.capture.slot
-    sync(orchestrated)
+    orchestrated.sync()
     database.execute("insert into a values (60, 'landed')")
-    sync(orchestrated)
+    orchestrated.sync()
     before = set(orchestrated.windows())
     database.execute("select pg_drop_replication_slot(%s)", (slot,))
     database.execute("delete from a where id = 60; insert into b values (60, 1)")
     with pytest.raises(SlotMissing, match="pgcdc renew"):
-        sync(orchestrated)
+        orchestrated.sync()
 
     assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
     # WAL between the barrier, which is the end of the first window, and the snapshots.
     database.execute("select pg_logical_emit_message(true, 'test', 'after the new slot')")
-    first_merge = sync(orchestrated)
+    first_merge = orchestrated.sync()
     assert first_merge.merge_count >= 1
     assert orchestrated.equals_source("a")
     assert orchestrated.equals_source("b")
@@ -192,7 +184,7 @@ def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
         "every table is merged through the newest window"
     )
     database.execute("update a set v = 'in epoch 2'; delete from b where id = 60")
-    sync(orchestrated)
+    orchestrated.sync()
     assert orchestrated.equals_source("a")
     assert orchestrated.equals_source("b")
     later = set(orchestrated.windows()) - before
@@ -204,13 +196,13 @@ def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
 def test_a_source_that_is_not_ready_ends_with_its_error(orchestrated: Orchestrated) -> None:
     orchestrated.database.execute("drop publication pub")
     with pytest.raises(PgcdcError, match="pub") as caught:
-        sync(orchestrated)
+        orchestrated.sync()
     assert caught.value.exit_status == 2
 
 
 def test_it_ends_while_writers_never_stop(orchestrated: Orchestrated, spark: SparkSession) -> None:
     """A16: the sync ends at the barrier of its start, with all earlier commits."""
-    sync(orchestrated)
+    orchestrated.sync()
     stop = threading.Event()
 
     def write() -> None:
@@ -223,7 +215,7 @@ def test_it_ends_while_writers_never_stop(orchestrated: Orchestrated, spark: Spa
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        report = sync(orchestrated)
+        report = orchestrated.sync()
     finally:
         stop.set()
         writer.join()

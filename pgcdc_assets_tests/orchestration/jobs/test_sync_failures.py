@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.orchestration.assets import raw as capture_assets
-from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
+from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
 from pgcdc_assets.orchestration.project import code_location as loading
 from pgcdc_assets.orchestration.project import home as instance
 from pgcdc_assets.orchestration.resources import SparkResource
@@ -34,18 +34,10 @@ from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.orchestration.conftest import LIMITS, NAME, Orchestrated
 from pgcdc_assets_tests.orchestration.runs.test_long_runs import land_aside
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
-
-LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
-
-
-def sync(orchestrated: Orchestrated, say: Callable[[str], None] = lambda line: None) -> SyncReport:
-    location = orchestrated.location
-    loaded = location.captures[NAME]
-    return sync_capture(orchestrated.instance, location, loaded, say=say, limits=LIMITS)
 
 
 def barrier_of(orchestrated: Orchestrated) -> Lsn:
@@ -114,20 +106,20 @@ def test_a_broken_table_delays_neither_the_capture_nor_the_others(
     small_windows: Orchestrated, spark: SparkSession
 ) -> None:
     """H8: through the barrier in one call, with any number of windows."""
-    sync(small_windows)
+    small_windows.sync()
     before = len(small_windows.windows())
     write_much(small_windows)
     barrier = barrier_of(small_windows)
     with broken(small_windows, "b"):
         with pytest.raises(PgcdcError, match=r"Not merged: public\.b"):
-            sync(small_windows)
+            small_windows.sync()
         (reason,) = stopped_in(small_windows).values()
         assert "public.b" in reason or "scd1/public/b" in reason
         assert len(small_windows.windows()) - before >= 3
         assert captured_through(small_windows) >= barrier
         assert small_windows.equals_source("a")
         assert failed_runs(small_windows, "merge") == 1, "it is not tried at each window"
-    sync(small_windows)
+    small_windows.sync()
     assert small_windows.equals_source("b")
     small_windows.commit("insert into b values (77, 1)")
     land_aside(small_windows)
@@ -140,12 +132,12 @@ def test_each_stopped_table_is_explained(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sync(orchestrated)
+    orchestrated.sync()
     orchestrated.commit("alter table a alter column v type int using 1; update a set v = 2")
     orchestrated.commit("alter table b alter column n type numeric(12, 2)")
     orchestrated.commit("alter table b rename column n to m; insert into b values (1, 1)")
     with pytest.raises(PgcdcError) as caught:
-        sync(orchestrated)
+        orchestrated.sync()
     sentences = [
         "Table public.a, column v: its type changed from text to integer. Take a new snapshot "
         "with: pgcdc resnapshot t public.a",
@@ -175,7 +167,7 @@ def test_a_table_that_cannot_be_copied_delays_neither_the_capture_nor_the_others
         with_unpublished.commit(f"insert into b values ({turn}, 1)")
         barrier = barrier_of(with_unpublished)
         with pytest.raises(PgcdcError, match=r"Not copied: public\.c") as caught:
-            sync(with_unpublished)
+            with_unpublished.sync()
         assert caught.value.exit_status == 2
         assert captured_through(with_unpublished) >= barrier
         assert with_unpublished.equals_source("a")
@@ -184,12 +176,12 @@ def test_a_table_that_cannot_be_copied_delays_neither_the_capture_nor_the_others
 
     with_unpublished.commit("insert into b values (10, 1)")
     with broken(with_unpublished, "b"), pytest.raises(PgcdcError) as caught:
-        sync(with_unpublished)
+        with_unpublished.sync()
     assert "Not copied: public.c" in str(caught.value)
     assert "Not merged: public.b" in str(caught.value)
 
     with_unpublished.database.execute("alter publication pub add table c")
-    sync(with_unpublished)
+    with_unpublished.sync()
     assert with_unpublished.equals_source("b")
     assert with_unpublished.equals_source("c")
 
@@ -206,7 +198,7 @@ def test_without_a_spark_session_the_capture_continues(
     write_much(small_windows)
     barrier = barrier_of(small_windows)
     with pytest.raises(TransientError, match="no Spark today"):
-        sync(small_windows)
+        small_windows.sync()
     assert captured_through(small_windows) >= barrier
 
 
@@ -214,7 +206,7 @@ def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
     with_unpublished: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(PgcdcError, match="Not copied"):
-        sync(with_unpublished)
+        with_unpublished.sync()
 
     def fail(*arguments: object) -> None:
         raise RawZoneError(raw_zone=NAME, reason="planted")
@@ -222,7 +214,7 @@ def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
     monkeypatch.setattr(capture_assets, "capture_window", fail)
     with_unpublished.commit("insert into b values (1, 1)")
     with pytest.raises(PgcdcError, match=r"planted.*Not copied: public\.c") as caught:
-        sync(with_unpublished)
+        with_unpublished.sync()
     assert caught.value.exit_status == RawZoneError.exit_status
     assert failed_runs(with_unpublished, "capture") == 1
 
@@ -232,7 +224,7 @@ def test_a_sync_ends_when_other_processes_capture_beyond_its_barrier(
     orchestrated: Orchestrated, spark: SparkSession, is_broken: bool
 ) -> None:
     """A16: during each merge another window lands, as with a running daemon."""
-    sync(orchestrated)
+    orchestrated.sync()
     orchestrated.commit("insert into a values (1000, 'before'); insert into b values (1, 1)")
     merges = 0
 
@@ -247,11 +239,11 @@ def test_a_sync_ends_when_other_processes_capture_beyond_its_barrier(
 
     if is_broken:
         with broken(orchestrated, "b"), pytest.raises(PgcdcError, match=r"public\.b"):
-            sync(orchestrated, land_before_merges)
+            orchestrated.sync(land_before_merges)
     else:
-        assert sync(orchestrated, land_before_merges).merge_count == 1
+        assert orchestrated.sync(land_before_merges).merge_count == 1
     assert merges == 1
-    sync(orchestrated)
+    orchestrated.sync()
     assert orchestrated.equals_source("a")
     assert orchestrated.equals_source("b")
 
@@ -291,10 +283,9 @@ def test_a_sync_that_waits_in_vain_for_a_merge_of_another_process_reports_it(
     orchestrated.commit("insert into b values (1, 1)")
     orchestrated.land()
     orchestrated.start_run("merge", {})
-    location = orchestrated.location
     limits = SyncLimits(wait_seconds=0.5, poll_seconds=0.1)
     with pytest.raises(TransientError, match=r"within 0.5 s: a merge is under way\. Run"):
-        sync_capture(orchestrated.instance, location, location.captures[NAME], limits=limits)
+        orchestrated.sync(limits=limits)
 
 
 @pytest.mark.soak
@@ -304,7 +295,7 @@ def test_verify_compares_the_others_when_a_table_cannot_be_merged(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sync(orchestrated)
+    orchestrated.sync()
     orchestrated.commit("insert into a values (1000, 'x'); insert into b values (1, 1)")
     monkeypatch.setattr(loading, "load_location", lambda module: orchestrated.location)
     monkeypatch.setattr(instance, "open_instance", lambda: nullcontext(orchestrated.instance))
@@ -331,20 +322,20 @@ def test_verify_compares_the_others_when_a_table_cannot_be_merged(
 def test_a_renamed_table_makes_a_sync_fail_though_no_change_came(
     orchestrated: Orchestrated,
 ) -> None:
-    sync(orchestrated)
+    orchestrated.sync()
     orchestrated.database.execute("alter table a rename to z")
     with pytest.raises(TableMoved, match=r"public\.a is named public\.z now"):
-        sync(orchestrated)
+        orchestrated.sync()
 
 
 def test_a_sync_ends_with_the_table_whose_changes_came_under_another_name(
     orchestrated: Orchestrated,
 ) -> None:
     """The other table is merged, and the sync does not ask for the same merge again and again."""
-    sync(orchestrated)
+    orchestrated.sync()
     orchestrated.commit("alter table a rename to z")
     orchestrated.commit("insert into z values (1000, 'x'); insert into b values (1, 1)")
     with pytest.raises(PgcdcError, match=r"public\.a is called public\.z since") as caught:
-        sync(orchestrated)
+        orchestrated.sync()
     assert caught.value.exit_status == TableMoved.exit_status
     assert orchestrated.equals_source("b")

@@ -14,7 +14,6 @@ from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, INVARIANTS_IN_FULL
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
-from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
 from pgcdc_assets.policies import RetentionPolicy
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
@@ -22,13 +21,6 @@ from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
-
-LIMITS = SyncLimits(wait_seconds=20, poll_seconds=0.1)
-
-
-def sync(orchestrated: Orchestrated) -> None:
-    location = orchestrated.location
-    sync_capture(orchestrated.instance, location, location.captures[NAME], limits=LIMITS)
 
 
 def run(orchestrated: Orchestrated, job: str, **config: Any) -> dg.ExecuteInProcessResult:
@@ -62,7 +54,7 @@ def copies(orchestrated: Orchestrated, table: str) -> list[int]:
 def test_the_check_waits_for_the_capture_and_reports_counts_and_columns(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    sync(orchestrated)
+    orchestrated.sync()
     spark.sql(f"UPDATE {live(orchestrated, 'a')} SET v = 'secret' WHERE id = 3")
     capture = replace(orchestrated.capture, verify_wait_seconds=0.5)
     impatient = replace(orchestrated, capture=capture)
@@ -112,10 +104,10 @@ def test_a_run_that_materialises_does_not_ask_the_source(
 def test_the_rebuild_job_corrects_tables_and_the_sensor_brings_them_up_to_date(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    sync(orchestrated)
+    orchestrated.sync()
     first = orchestrated.zone.changes.captured_through(1)
     orchestrated.database.execute("update a set v = 'later' where id > 5")
-    sync(orchestrated)
+    orchestrated.sync()
     spark.sql(f"DELETE FROM {live(orchestrated, 'a')} WHERE id > 2")
     config: dict[str, Any] = {
         "ops": {f"{NAME}_rebuild_tables": {"config": {"tables": ["public.a"]}}}
@@ -130,40 +122,37 @@ def test_the_rebuild_job_corrects_tables_and_the_sensor_brings_them_up_to_date(
     config["ops"][f"{NAME}_rebuild_tables"]["config"] = {"through": str(first)}
     assert run(orchestrated, "rebuild", run_config=config).success
     assert spark.sql(f"SELECT * FROM {live(orchestrated, 'a')} WHERE v = 'later'").count() == 0
-    sync(orchestrated)
+    orchestrated.sync()
     assert spark.sql(f"SELECT * FROM {live(orchestrated, 'a')} WHERE v = 'later'").count() == 5
 
 
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
+def test_a_rebuild_of_a_missing_table_is_an_error(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    orchestrated.sync()
+    for config, sentence in (
         ({"tables": ["public.nope"]}, "has no table public.nope"),
         ({"through": "nonsense"}, "nonsense"),
         ({"through": "FFFF/0"}, "captured through"),
-    ],
-)
-def test_a_rebuild_of_a_missing_table_is_an_error(
-    orchestrated: Orchestrated, spark: SparkSession, config: dict[str, Any], sentence: str
-) -> None:
-    sync(orchestrated)
-    ops = {"ops": {f"{NAME}_rebuild_tables": {"config": config}}}
-    result = run(orchestrated, "rebuild", run_config=ops)
-    assert not result.success
-    (failure,) = result.filter_events(lambda event: event.is_step_failure)
-    data = failure.step_failure_data.user_failure_data
-    assert data is not None
-    assert sentence in (data.description or "")
+    ):
+        ops = {"ops": {f"{NAME}_rebuild_tables": {"config": config}}}
+        result = run(orchestrated, "rebuild", run_config=ops)
+        assert not result.success
+        (failure,) = result.filter_events(lambda event: event.is_step_failure)
+        data = failure.step_failure_data.user_failure_data
+        assert data is not None
+        assert sentence in (data.description or "")
 
 
 def test_maintenance_removes_old_windows_and_their_keys(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     kept_all = orchestrated
-    sync(kept_all)
+    kept_all.sync()
     for turn in range(2):
         kept_all.database.execute("update a set v = %s where id = 1", (str(turn),))
         kept_all.database.execute("insert into b values (%s, 1)", (turn,))
-        sync(kept_all)
+        kept_all.sync()
     before = kept_all.windows()
     assert run(kept_all, "upkeep").success
     assert kept_all.windows() == before
@@ -189,7 +178,7 @@ def test_maintenance_removes_old_windows_and_their_keys(
         "pub",
         [TableName("public", "a")],
     )
-    sync(strict)
+    strict.sync()
     assert spark.sql(f"SELECT * FROM {live(strict, 'a')}").count() == 9
     assert len(copies(strict, "a")) == 2
     newest = copies(strict, "a")[-1:]

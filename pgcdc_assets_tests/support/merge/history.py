@@ -1,14 +1,14 @@
 """Raw changes written by hand, and a simple reference fold.
 
-`Landing` lands committed transactions of one table as windows. `Fold` and `Versions` compute the
-expected content of the table by a loop over the changes, one row after the other.
+`Landing` lands committed transactions of one table as windows. `Versions` computes the expected
+content of the table by a loop over the changes, one row after the other.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,8 +16,8 @@ import pyarrow as pa
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
-from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.raw.rows import EPOCH
 
 Texts = Sequence[str | None]
 CLOCK = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -114,17 +114,7 @@ class Landing:
         latest = self.zone.epochs.latest()
         if latest is None or latest.epoch < self.epoch:
             self.zone.epochs.append(
-                Epoch(
-                    epoch=self.epoch,
-                    start_lsn=Lsn(self.lsn),
-                    slot="pgcdc_test",
-                    publication="test",
-                    database="test",
-                    system_identifier="1",
-                    timeline=1,
-                    server_version=180004,
-                    created_at=self.clock,
-                )
+                replace(EPOCH, epoch=self.epoch, start_lsn=Lsn(self.lsn), created_at=self.clock)
             )
         self.describe()
         self.copy(copied, at=at)
@@ -205,58 +195,6 @@ def raw_batches(rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
 
 
 @dataclass
-class Fold:
-    """The content of a table: a dictionary from key texts to row texts."""
-
-    key: Sequence[int]
-    rows: dict[tuple[str | None, ...], list[str | None]] = field(default_factory=dict)
-
-    def copy(self, rows: Iterable[Texts]) -> None:
-        """Begin with a snapshot."""
-        self.rows = {self._key(row): list(row) for row in rows}
-
-    def apply(self, changes: Iterable[Change]) -> None:
-        """Apply one transaction.
-
-        A key may have two rows inside a transaction (deferred constraints with FULL): the old tuple
-        identifies the row.
-        """
-        held: dict[tuple[str | None, ...], list[list[str | None]]] = {
-            key: [row] for key, row in self.rows.items()
-        }
-        for change in changes:
-            if change.op == "T":
-                held = {}
-            elif change.op == "D":
-                assert change.old is not None
-                self._take(held, change)
-            elif change.op == "I":
-                assert change.new is not None
-                held.setdefault(self._key(change.new), []).append(list(change.new))
-            else:
-                assert change.new is not None
-                old = self._take(held, change)
-                new = list(change.new)
-                for i in change.unchanged or ():
-                    new[i] = old[i]
-                held.setdefault(self._key(new), []).append(new)
-        assert all(len(rows) <= 1 for rows in held.values())
-        self.rows = {key: rows[0] for key, rows in held.items() if rows}
-
-    def _take(
-        self, held: dict[tuple[str | None, ...], list[list[str | None]]], change: Change
-    ) -> list[str | None]:
-        before = change.old if change.old is not None else change.new
-        assert before is not None
-        rows = held[self._key(before)]
-        position = rows.index(list(before)) if change.old_kind == "O" else 0
-        return rows.pop(position)
-
-    def _key(self, row: Texts) -> tuple[str | None, ...]:
-        return tuple(row[i] for i in self.key)
-
-
-@dataclass
 class Version:
     """One version of a key."""
 
@@ -273,7 +211,7 @@ class Versions:
 
     A change of a `tracked` column opens a version; other columns have their values at the version's
     end. If a key has several rows within a transaction (deferred constraints with FULL), the row at
-    the commit counts.
+    the commit counts, with the position of the last change that wrote this row.
     """
 
     key: Sequence[int]
@@ -285,6 +223,12 @@ class Versions:
     def all(self) -> list[Version]:
         """Return all versions."""
         return [*self.ended, *self.open.values()]
+
+    @property
+    def last_of_each_key(self) -> list[Version]:
+        """The newest version of every key that was ever held."""
+        ended = {self._key(version.row): version for version in self.ended}
+        return list({**ended, **self.open}.values())
 
     def copy(self, rows: Iterable[Texts], lsn: int) -> None:
         """Apply a snapshot: its differences are versions."""
@@ -299,6 +243,7 @@ class Versions:
         held = {key: [version.row] for key, version in self.open.items()}
         events: list[tuple[int, tuple[str | None, ...] | None, list[str | None] | None, str]] = []
         tangled: set[tuple[str | None, ...]] = set()
+        put_by: dict[tuple[str | None, ...], tuple[int, str]] = {}
         for ordinal, change in enumerate(changes):
             before = change.old if change.old is not None else change.new
             old_key = None
@@ -319,6 +264,7 @@ class Versions:
                     row[i] = old[i]
                 new_key = self._key(row)
                 held.setdefault(new_key, []).append(row)
+                put_by[tuple(row)] = ordinal, change.op
                 if len(held[new_key]) > 1:
                     tangled.add(new_key)
             if old_key is not None and (row is None or old_key != self._key(row)):
@@ -337,7 +283,9 @@ class Versions:
                 self._put(key, row, lsn, ordinal, op)
         for key in tangled:
             if held.get(key):
-                self._put(key, held[key][0], lsn, -2, "?")
+                # A row that was there before is no new version.
+                (remaining,) = held[key]
+                self._put(key, remaining, lsn, *put_by.get(tuple(remaining), (-1, "")))
             elif key in self.open:
                 self._end(key, lsn)
 

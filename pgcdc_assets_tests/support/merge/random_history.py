@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.sql import Row as SparkRow
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.tuning import for_large
-from pgcdc_assets_tests.support.merge.history import Change, Landing, column, relation
+from pgcdc_assets_tests.support.merge.history import Change, Landing, Versions, column, relation
 
 _KEYS = 5
 _DOC, _NUMBER, _NOTE = 2, 3, 4
@@ -59,19 +61,36 @@ _CASES = {
 }
 
 
+# Windows and runs that twelve transactions are cut into.
+_CUTS = {"one": (1, 1), "some": (4, 2), "many": (12, 6), "all": (12, 12)}
+
+TRANSACTIONS = 12
+
+
 def cases(*in_short_run: str) -> pytest.MarkDecorator:
     """Return all cases as parameters; cases that are not named are marked `soak`."""
-    unknown = set(in_short_run) - set(_CASES)
+    return _choose(("identity", "truncates", "is_large"), _CASES, in_short_run)
+
+
+def cuts(*in_short_run: str) -> pytest.MarkDecorator:
+    """Return all cuts as parameters; cuts that are not named are marked `soak`."""
+    return _choose("pieces", _CUTS, in_short_run)
+
+
+def _choose(
+    names: str | tuple[str, ...], values: Mapping[str, tuple[Any, ...]], in_short_run: Sequence[str]
+) -> pytest.MarkDecorator:
+    unknown = set(in_short_run) - set(values)
     assert not unknown, unknown
-    return pytest.mark.parametrize(
-        ("identity", "truncates", "is_large"),
-        [
-            pytest.param(
-                *values, id=name, marks=() if name in in_short_run else (pytest.mark.soak,)
-            )
-            for name, values in _CASES.items()
-        ],
-    )
+    chosen = [
+        pytest.param(
+            *(value if isinstance(names, tuple) else (value,)),
+            id=name,
+            marks=() if name in in_short_run else (pytest.mark.soak,),
+        )
+        for name, value in values.items()
+    ]
+    return pytest.mark.parametrize(names, chosen)
 
 
 Row = list[str | None]
@@ -195,6 +214,12 @@ def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
     return int(history or 0), int(key or 0), repr(doc), repr(value), repr(note), repr(rescued)
 
 
+def stored_row(row: SparkRow) -> tuple[Any, ...]:
+    """Give a row of the merged table the form of `comparable_row`."""
+    texts = (row["doc"], row["number"], row["note"], row["_rescued"] or {})
+    return (*(row[name] for name in KEY), *map(repr, texts))
+
+
 def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
     """Merge small tables like large tables: with code generation, within the range of changes."""
     if is_wanted:
@@ -240,3 +265,33 @@ def merge_in_pieces(
         assert isinstance(report, MergeReport), report.error.__cause__ or report.error
         reports.append(report)
     return reports[-1]
+
+
+def merge_random_history(
+    spark: SparkSession,
+    zone: RawZone,
+    rng: random.Random,
+    target: CdcTable,
+    expected: Versions,
+    identity: str,
+    pieces: tuple[int, int],
+    truncates: bool = False,
+) -> MergeReport:
+    """Land a random history of many keys in windows cut at random, and merge it in runs.
+
+    Args:
+        expected: learns what the table has to hold.
+        pieces: how many windows and runs.
+        truncates: whether the table is truncated on the way, twice.
+    """
+    history = RandomHistory(rng, identity, histories=120)
+    copied = history.copied()
+    landing = Landing(zone, [random_relation(identity)])
+    landing.begin(copied)
+    expected.copy(copied, landing.lsn)
+    transactions = [
+        history.transaction(truncates and number in (3, 8)) for number in range(TRANSACTIONS)
+    ]
+    windows, runs = pieces
+    land_in_pieces(landing, rng, transactions, windows, expected.apply)
+    return merge_in_pieces(spark, landing, rng, target, runs)

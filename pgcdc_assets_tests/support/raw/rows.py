@@ -7,13 +7,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 
 COMMIT_TS = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
+
+# The first epoch of a slot that no test opens; `dataclasses.replace` makes others of it.
+EPOCH = Epoch(
+    epoch=1,
+    start_lsn=Lsn(99),
+    slot="pgcdc_test",
+    publication="shop",
+    database="db",
+    system_identifier="7000000000000000001",
+    timeline=1,
+    server_version=180004,
+    created_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+)
 
 
 def window(start: int, end: int, epoch: int = 1) -> LsnWindow:

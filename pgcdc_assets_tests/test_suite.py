@@ -1,0 +1,90 @@
+"""What a test run promises: versions of Postgres, seeds, and which process takes which tests."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets_tests.support.balance import choose_group, group_of
+from pgcdc_assets_tests.support.postgres_binaries import RELEASES, install, main
+from pgcdc_assets_tests.support.spark import CONNECT
+
+NOT_INSTALLED = "9"
+
+
+def run_pytest(folder: Path, code: str, *options: str, ci: str = "") -> tuple[int, str]:
+    """Run pytest on one file with the fixtures of seeds and servers alone."""
+    (folder / "test_file.py").write_text(f"import pytest\n\n{code}")
+    fixtures = ["-p", "pgcdc_assets_tests.support.seed", "-p", "pgcdc_assets_tests.support.servers"]
+    alone = ["-c", "/dev/null", "--rootdir", str(folder), "-ra"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *alone, *fixtures, *options, str(folder / "test_file.py")],
+        cwd=Path(__file__).parents[1],
+        env={"PATH": "/usr/bin:/bin", "CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+ON_A_SERVER = "@pytest.mark.every_pg\ndef test_it(server: object) -> None: ...\n"
+
+
+def test_a_version_of_postgres_that_is_missing_is_skipped_by_name(tmp_path: Path) -> None:
+    status, said = run_pytest(tmp_path, ON_A_SERVER, "--pg", NOT_INSTALLED)
+    assert status == 0, said
+    assert "Postgres 9 is not installed" in said
+    assert "1 skipped" in said
+
+
+def test_a_version_of_postgres_that_is_missing_fails_in_ci(tmp_path: Path) -> None:
+    status, said = run_pytest(tmp_path, ON_A_SERVER, "--pg", NOT_INSTALLED, ci="true")
+    assert status == pytest.ExitCode.USAGE_ERROR, said
+    assert "[9] are not installed" in said
+
+
+def test_versions_that_the_registry_of_python_packages_lacks_come_from_elsewhere() -> None:
+    assert set(RELEASES) | {16, 18} == {14, 15, 16, 17, 18}
+    assert install(18).name == "bin"
+
+
+def test_a_version_that_cannot_be_installed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([NOT_INSTALLED, "18"]) == 1
+    assert "Postgres 9 is not installed" in capsys.readouterr().err
+
+
+def test_a_random_test_that_fails_names_its_seed(tmp_path: Path) -> None:
+    code = "def test_it(rng: object) -> None:\n    assert False\n"
+    status, said = run_pytest(tmp_path, code, "--seed", "4711", "-q")
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert "run it again: --seed 4711" in said
+
+
+def test_each_run_has_a_seed_of_its_own(tmp_path: Path) -> None:
+    code = "def test_it(seed: int) -> None:\n    print(f'seed {seed}')\n    assert False\n"
+    said = [run_pytest(tmp_path, code)[1] for _ in range(2)]
+    seeds = [re.findall(r"^random tests: --seed (\d+)$", text, re.M) for text in said]
+    assert len(seeds[0]) == len(seeds[1]) == 1
+    assert seeds[0] != seeds[1]
+
+
+EMBEDDED_TEST, CONNECT_TEST, OTHER_TEST = "a.py::t[embedded]", "a.py::t[connect-x]", "b.py::t"
+
+
+def test_the_tests_on_a_server_are_one_group() -> None:
+    assert [group_of(test) for test in (EMBEDDED_TEST, CONNECT_TEST)] == ["a.py", CONNECT]
+
+
+def test_one_process_takes_the_tests_on_a_server_and_leaves_embedded_ones_to_the_other() -> None:
+    queue = {"b.py": [OTHER_TEST], "a.py": [EMBEDDED_TEST], CONNECT: [CONNECT_TEST]}
+    assert choose_group(queue, has_server=False) == CONNECT
+    del queue[CONNECT]
+    assert choose_group(queue, has_server=False) == "a.py"
+    assert choose_group(queue, has_server=True) == "b.py"
+    del queue["b.py"]
+    assert choose_group(queue, has_server=True) == "a.py"
