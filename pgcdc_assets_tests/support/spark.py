@@ -1,8 +1,8 @@
 """The two kinds of Spark session of the tests, each started once per test run.
 
-A test with the fixture `spark` (or `pipeline`) runs on an embedded session, whose settings are
-cheap for tables of a few rows. Tests below `merge/` run a second time on a session of a Spark
-Connect server, with the settings of users. `--spark` selects the kinds.
+A test with the fixture `spark` (or `pipeline`) runs on an embedded session. Tests below `merge/`,
+without the modules in `ONCE`, run a second time on a session of a Spark Connect server. `--spark`
+selects the kinds.
 
 A short test run (`-m "not soak"`) runs each test of the merge once: every second test of a module
 on the server. The other half of the pairs is marked `soak`.
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 EMBEDDED, CONNECT = KINDS = ("embedded", "connect")
 TESTS = Path(__file__).parents[1]
+ONCE = (
+    "test_added_defaults.py",
+    "test_bytes_that_are_not_text.py",
+    "test_moved_tables.py",
+    "test_rebuild.py",
+    "test_retention.py",
+    "test_schema_evolution.py",
+)
 
 # Half of a short run is the second compiler's work, which pays back in minutes only. The first one
 # alone has a small code cache, which a whole test run fills.
@@ -96,7 +104,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _is_about_merging(module: Path) -> bool:
-    return module.relative_to(TESTS).parts[0] == "merge"
+    return module.relative_to(TESTS).parts[0] == "merge" and module.name not in ONCE
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -166,16 +174,10 @@ def embedded_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark
 
 @pytest.fixture(scope="session")
 def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A Spark Connect server of the package, in a state folder of the test run.
-
-    Its settings are those of users, with less memory.
-    """
+    """A small Spark Connect server of the package, in a state folder of the test run."""
     from pgcdc_assets.spark.server import SparkServer
 
-    conf = {
-        "spark.driver.memory": "1500m",
-        "spark.driver.extraJavaOptions": SHARED_JAVA_OPTIONS,
-    }
+    conf = {**CONF, "spark.driver.memory": "1500m"}
     server = SparkServer(tmp_path_factory.mktemp("spark"), conf)
     with server.running() as running:
         yield running
