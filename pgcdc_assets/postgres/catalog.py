@@ -49,20 +49,17 @@ select c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
  where c.oid = any(%s::bigint[]::oid[])
 """
 
-# attmissingval is an array of one element. A partitioned table has none: its partitions do, each
-# under an attnum of its own.
+# attmissingval is an array of one element. Of a partitioned table, only its partitions have it.
 _COLUMNS = """
 select a.attrelid::bigint, a.attname, a.atttypid::bigint, a.atttypmod, a.attnum,
-       a.attgenerated::text,
-       case c.relkind
-       when 'p' then (select min((l.attmissingval::text::text[])[1])
-                        from pg_partition_tree(c.oid) p
-                        join pg_attribute l on l.attrelid = p.relid and l.attname = a.attname
-                       where p.isleaf and not l.attisdropped
-                      having count(distinct (l.attmissingval::text::text[])[1]) = 1)
+       a.attgenerated::text, case c.relkind when 'p' then (
+         select min((l.attmissingval::text::text[])[1])
+           from pg_partition_tree(c.oid) p
+           join pg_attribute l on l.attrelid = p.relid and l.attname = a.attname
+          where p.isleaf and not l.attisdropped
+         having count(distinct (l.attmissingval::text::text[])[1]) = 1)
        else (a.attmissingval::text::text[])[1] end
-  from pg_attribute a
-  join pg_class c on c.oid = a.attrelid
+  from pg_attribute a join pg_class c on c.oid = a.attrelid
  where a.attrelid = any(%s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
  order by a.attrelid, a.attnum
 """
