@@ -7,7 +7,9 @@ no others. So code that needs an extra fails here.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import pgcdc_assets
+from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.lowest_versions import requirements
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +36,11 @@ for module in pkgutil.walk_packages(pgcdc_assets.__path__, "pgcdc_assets."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 print(pgcdc_assets.__file__)
+"""
+ASSETS = """
+import json
+from pgcdc_assets.definitions import defs
+print(json.dumps(sorted(spec.key.path for spec in defs().resolve_all_asset_specs())))
 """
 
 
@@ -203,3 +211,33 @@ def test_a_command_without_a_source_is_one_sentence_about_what_a_wheel_has(
     assert line.startswith("pgcdc: ")
     assert sentence in line
     assert "make" not in line.split()
+
+
+@pytest.mark.postgres
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_capture_is_declared_loaded_synced_and_verified_in_an_empty_folder(
+    installed: Installed, database: Database
+) -> None:
+    database.execute("create table t (id int primary key, v text)")
+    database.execute("insert into t select i, 'row ' || i from generate_series(1, 50) i")
+    database.execute("create publication pub for table t")
+
+    def pgcdc(*arguments: str) -> str:
+        out, error = installed.pgcdc(*arguments, "--name", "mine", dsn=database.conninfo)
+        foreign = [line for line in error.splitlines() if not re.match(r"\d\d:\d\d:\d\d ", line)]
+        assert foreign == []
+        return out
+
+    declared = pgcdc("init", "--publication", "pub", "--slot", f"s_{database.name}")
+    defs = installed.folder / "defs" / "mine" / "defs.yaml"
+    last = declared.splitlines()[-1]
+    assert last == f"Wrote {defs} with 1 tables. Next: pgcdc sync --name mine"
+    assets, error = installed.run(installed.python, "-c", ASSETS, dsn=database.conninfo)
+    assert (["mine", "scd1", "public", "t"] in json.loads(assets), error) == (True, "")
+
+    (line,) = pgcdc("sync").splitlines()
+    assert re.fullmatch(r"mine: captured and merged through [0-9A-F]+/[0-9A-F]+: .*", line)
+    database.execute("update t set v = 'changed' where id = 7")
+    database.execute("delete from t where id > 40")
+    assert re.search(r"public\.t +[0-9A-F]+/[0-9A-F]+ +40 +40 +0 +0 +0 ", pgcdc("verify"))
