@@ -56,7 +56,7 @@ lint: $(STAMP) ## check form, types and the direction of imports
 .PHONY: test
 test: $(STAMP) java ## run the tests, lint included, and measure what they cover
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' --pg 18,15 --cov --cov-report=
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' --pg=18,15 --cov --cov-report=
 
 .PHONY: mutation
 mutation: $(STAMP) java ## try mutants; SCOPE=protocol,slots,capture,merge SAMPLE=100 SEED=1 SECONDS=600
@@ -72,7 +72,7 @@ coverage: ## list the lines that the last `make test` did not reach
 .PHONY: test-all
 test-all: $(STAMP) java ## run the tests and the long random ones, on Postgres 14 to 18
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 17 16 15 14
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --pg 18,17,16,15,14
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --pg=18,17,16,15,14
 
 .PHONY: test-lowest
 test-lowest: java ## run the tests of parts on the lowest versions that setup.cfg allows
