@@ -233,6 +233,9 @@ class SnapshotLanding:
             with self._writer() as writer:
                 self._files += writer.finish(at_least_one_file=True)
         name = self.relation.name.record_name
+        # A commit may fail after the log names the files, for example in the write of a checkpoint.
+        # The files then belong to the table: from here on `discard` leaves the files in place.
+        writers, self._writers = self._writers, []
         try:
             table.commit(
                 loaded,
@@ -249,6 +252,7 @@ class SnapshotLanding:
             landed = self.store.find(snapshot)
             if landed is not None:
                 return landed.row_count
+            self._writers = writers
             raise TransientError(
                 reason=f"Another process copied {self.relation.qualified_name} to {table.uri} at "
                 "the same time. Nothing of this snapshot was committed; run it again."
@@ -256,7 +260,7 @@ class SnapshotLanding:
         return sum(file.row_count for file in self._files)
 
     def discard(self) -> None:
-        """Remove all written files."""
+        """Remove the written files, unless a commit of the files was tried with an uncertain end."""
         for writer in self._writers:
             writer.discard()
 

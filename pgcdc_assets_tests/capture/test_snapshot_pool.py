@@ -275,3 +275,23 @@ def test_a_row_larger_than_every_buffer_is_copied(database: Database, zone: RawZ
         "2": 20_000_000,
         "3": 1,
     }
+
+
+def test_a_commit_that_fails_after_its_log_entry_keeps_the_files(
+    database: Database, zone: RawZone
+) -> None:
+    """C5: the checkpoint behind the log entry cannot be written, as on a full disk."""
+    database.execute(
+        "create table t (id int primary key, note text); create publication pub for table t;"
+        "insert into t values (1, 'a')"
+    )
+    table = zone.snapshots.table
+    interval = 50
+    while (loaded := table.load_or_create()).version() < interval - 2:
+        loaded.alter.set_table_properties({"delta.enableExpiredLogCleanup": "false"})
+    log = Path(table.uri) / "_delta_log"
+    (log / f"{interval - 1:020d}.checkpoint.parquet" / "in_the_way").mkdir(parents=True)
+    [outcome] = _copy(database, zone)
+    assert isinstance(outcome, SnapshotFailure)
+    assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["t"]
+    assert _rows(zone, "t") == [["1", "a"]]
