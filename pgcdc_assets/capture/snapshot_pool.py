@@ -266,20 +266,23 @@ class _Crew:
             return
         copy.begin()
         try:
-            copy.landing.write(self._batches(reader, copy, pages))
+            # An error of the lake holds the frames that refer to the iterator: close it here.
+            with contextlib.closing(self._batches(reader, copy, pages)) as batches:
+                copy.landing.write(batches)
         except PgcdcError as error:
             with copy.lock:
                 copy.failure = copy.failure or error
 
     def _batches(
         self, reader: SnapshotReader, copy: _TableSnapshot, pages: Pages
-    ) -> Iterator[pa.RecordBatch]:
-        for batch in reader.read(copy.table, pages):
-            if self._is_stopping.is_set():
-                raise _Stopped
-            copy.count(batch)
-            yield batch
-            failpoints.reach(failpoints.MID_COPY)
+    ) -> Generator[pa.RecordBatch, None, None]:
+        with contextlib.closing(reader.read(copy.table, pages)) as batches:
+            for batch in batches:
+                if self._is_stopping.is_set():
+                    raise _Stopped
+                copy.count(batch)
+                yield batch
+                failpoints.reach(failpoints.MID_COPY)
 
     def _end_part(self, copy: _TableSnapshot) -> None:
         """Complete the table after its last range."""

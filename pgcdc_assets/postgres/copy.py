@@ -130,11 +130,13 @@ class SnapshotReader:
     def __exit__(self, *exc_info: object) -> None:
         self._close()
 
-    def read(self, table: PublishedTable, pages: Pages | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, table: PublishedTable, pages: Pages | None = None
+    ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the rows that a publication sends of a table, in batches with one column `new`.
 
         `new` has one list of texts per row, in the order of `relation.columns`. The lock that keeps
-        the table from being altered ends with the iterator.
+        the table from being altered ends with the iterator. Close an iterator before its end.
 
         Args:
             table: the table with its published columns. The copy fails if the publication of the
@@ -150,24 +152,38 @@ class SnapshotReader:
         """
         relation = table.relation
         query = rows_of(relation, table.is_partitioned, table.row_filter, pages)
+        is_complete = False
         try:
             conn, current = self._connections()
             _execute(conn, "savepoint before_table")
-            try:
-                lock_unchanged(conn, current, relation, query, table.publication)
-                statement = sql.SQL("copy ({}) to stdout").format(query).as_string(conn)
-                for chunk in copy_chunks(conn, statement, self._chunk_bytes):
+            lock_unchanged(conn, current, relation, query, table.publication)
+            statement = sql.SQL("copy ({}) to stdout").format(query).as_string(conn)
+            with contextlib.closing(copy_chunks(conn, statement, self._chunk_bytes)) as chunks:
+                for chunk in chunks:
                     rows = decode_copy_text(chunk, len(relation.columns))
                     yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
-            finally:
-                # The rollback releases the lock. On a lost connection the first error counts.
-                with contextlib.suppress(psycopg2.Error):
-                    _execute(conn, "rollback to savepoint before_table")
+            is_complete = True
         except (UndefinedTable, UndefinedColumn) as error:
             raise TableChanged(relation=relation.qualified_name) from error
         except (psycopg2.Error, ServerError, OSError) as error:
-            self._close()
             raise reading_failure(self._settings, relation, error) from error
+        finally:
+            # After an error, or if the caller stops early, the state of the connection is unknown.
+            self._end_read(is_complete)
+
+    def _end_read(self, is_complete: bool) -> None:
+        """Release the lock on the table; of an incomplete read, by closing the connections."""
+        if is_complete and self._conn is not None:
+            try:
+                _execute(
+                    self._conn,
+                    "rollback to savepoint before_table; release savepoint before_table",
+                )
+                return
+            except psycopg2.Error:
+                # All rows were read. The next read opens a new connection.
+                pass
+        self._close()
 
     def cancel(self) -> None:
         """Cancel the statement that another thread runs on this connection, if any."""

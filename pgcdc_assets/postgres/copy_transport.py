@@ -20,7 +20,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,7 +55,7 @@ _Put = Callable[[CopyChunk], None]
 
 def copy_chunks(
     conn: Connection, statement: str, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[CopyChunk]:
+) -> Generator[CopyChunk, None, None]:
     """Run a COPY TO STDOUT in text format, and yield its rows.
 
     Closing the iterator early cancels the statement. Close the connection afterwards.

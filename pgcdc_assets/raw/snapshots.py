@@ -260,7 +260,7 @@ class SnapshotLanding:
         return sum(file.row_count for file in self._files)
 
     def discard(self) -> None:
-        """Remove the written files, unless a commit of the files was tried with an uncertain end."""
+        """Remove the written files, but not the files of a commit with an uncertain end."""
         for writer in self._writers:
             writer.discard()
 

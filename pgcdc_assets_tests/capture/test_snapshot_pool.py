@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg2.errors
 import pyarrow as pa
 import pytest
 
+from pgcdc_assets.capture import snapshot_pool
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
-from pgcdc_assets.errors import ConnectionLost, DefiniteError
+from pgcdc_assets.errors import ConnectionLost, DefiniteError, TransientError
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.copy import SnapshotReader
 from pgcdc_assets.postgres.slots import create_slot
+from pgcdc_assets.raw import snapshots
+from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.row_groups import gathered
 from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
@@ -249,7 +255,7 @@ def test_copies_that_are_given_up_end_at_once_and_leave_nothing(
     settings = database.settings()
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         pool = SnapshotPool(settings, zone, 1, snapshot, SnapshotPolicy(2, _PAGE))
-        outcomes = pool.copy([sleepy, fast])
+        outcomes = pool.copy([fast, sleepy])
         first = next(outcomes)
         assert isinstance(first, SnapshotReport)
         assert first.table == "fast"
@@ -295,3 +301,68 @@ def test_a_commit_that_fails_after_its_log_entry_keeps_the_files(
     assert isinstance(outcome, SnapshotFailure)
     assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["t"]
     assert _rows(zone, "t") == [["1", "a"]]
+
+
+def test_a_connection_whose_rows_the_lake_refused_is_not_used_for_the_next_table(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B2: the lake fails while the server still sends rows of the table."""
+    database.execute(
+        """
+        create table bad (id int primary key, note text);
+        alter table bad alter note set storage external;
+        create table good (id int primary key, note text);
+        insert into bad select i, repeat('x', 10000) from generate_series(1, 3000) i;
+        insert into good values (1, 'a');
+        create publication pub for table bad, good
+        """
+    )
+    monkeypatch.setattr(
+        snapshot_pool, "SnapshotReader", functools.partial(SnapshotReader, chunk_bytes=10_000)
+    )
+    monkeypatch.setattr(snapshots, "gathered", functools.partial(gathered, budget_bytes=1))
+    original = FileWriter.write
+    writes: list[pa.Table] = []
+
+    def write(writer: FileWriter, rows: pa.Table) -> None:
+        if "new" in rows.column_names:
+            writes.append(rows)
+        if len(writes) == 1:
+            raise TransientError(reason="The lake is full.")
+        original(writer, rows)
+
+    monkeypatch.setattr(FileWriter, "write", write)
+    bad, good = _copy(database, zone, parallelism=1, range_bytes=1 << 30)
+    assert isinstance(bad, SnapshotFailure)
+    assert str(bad.error) == "The lake is full."
+    assert isinstance(good, SnapshotReport)
+    assert _rows(zone, "good") == [["1", "a"]]
+    assert not [t for t in threading.enumerate() if t.name.startswith("pgcdc")]
+    assert _sessions(database) == 0
+
+
+def test_attempts_to_read_a_snapshot_that_has_ended_leave_no_session(database: Database) -> None:
+    """B2: the exporting session ended while tables remained."""
+    fast, _ = _fast_and_sleepy(database)
+    settings = database.settings()
+    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
+        pass
+    with SnapshotReader(settings, snapshot.snapshot_name) as reader:
+        for _ in range(3):
+            with pytest.raises(TransientError, match="does not exist any more"):
+                list(reader.read(fast))
+        assert _sessions(database) == 0
+
+
+def test_ranges_do_not_nest_subtransactions(database: Database) -> None:
+    """A subtransaction for each range would use memory of the server."""
+    fast, _ = _fast_and_sleepy(database)
+    settings = database.settings()
+    with (
+        create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot,
+        SnapshotReader(settings, snapshot.snapshot_name) as reader,
+    ):
+        list(reader.read(fast))
+        conn, _ = reader._connections()
+        with conn.cursor() as cursor, pytest.raises(psycopg2.errors.InvalidSavepointSpecification):
+            cursor.execute("release savepoint before_table")
