@@ -290,8 +290,12 @@ class _Crew:
             copy.open_parts -= 1
             if copy.open_parts:
                 return
-        with copy.shown:
-            self._outcomes.put(self._outcome(copy))
+        outcome = self._outcome(copy)
+        with contextlib.suppress(PgcdcError), copy.shown:
+            if isinstance(outcome, SnapshotFailure):
+                # The activity of a failed copy ends with an error.
+                raise outcome.error
+        self._outcomes.put(outcome)
 
     def _outcome(self, copy: _TableSnapshot) -> SnapshotReport | SnapshotFailure:
         relation = copy.table.relation

@@ -12,6 +12,7 @@ import psycopg2.errors
 import pyarrow as pa
 import pytest
 
+from pgcdc_assets.activity import Activity, watched_by
 from pgcdc_assets.capture import snapshot_pool
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.errors import ConnectionLost, DefiniteError, TransientError
@@ -366,3 +367,31 @@ def test_ranges_do_not_nest_subtransactions(database: Database) -> None:
         conn, _ = reader._connections()
         with conn.cursor() as cursor, pytest.raises(psycopg2.errors.InvalidSavepointSpecification):
             cursor.execute("release savepoint before_table")
+
+
+class _Ends:
+    """Watcher that records how activities end."""
+
+    def __init__(self) -> None:
+        self.is_done: dict[str, bool] = {}
+
+    def began(self, activity: Activity) -> None:
+        """Ignore the start."""
+
+    def ended(self, activity: Activity) -> None:
+        """Record whether the activity was successful."""
+        self.is_done[activity.name] = activity.is_done
+
+
+def test_the_activity_of_a_failed_copy_ends_without_success(
+    database: Database, zone: RawZone
+) -> None:
+    database.execute(
+        "create table bad (id int primary key); create table good (id int primary key);"
+        "insert into bad values (0); insert into good values (0);"
+        "create publication pub for table bad where (1 / id > 0), good"
+    )
+    ends = _Ends()
+    with watched_by(ends):
+        list(_copy(database, zone))
+    assert ends.is_done == {"snapshot of public.bad": False, "snapshot of public.good": True}
