@@ -107,8 +107,8 @@ def _system_user() -> pwd.struct_passwd:
     except KeyError:
         pass
     try:
-        # Two useradd at the same moment both succeed: they give the name to two user ids, and one
-        # of these is of nobody afterwards.
+        # Two useradd at the same time both succeed: both give the name to a user id, and one of the
+        # ids has no user in the end.
         with locked(_USER_LOCK):
             return _find_or_make_user()
     except OSError as error:

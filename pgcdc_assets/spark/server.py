@@ -198,6 +198,9 @@ class SparkServer:
         """End a server, and delete its state file and work folder."""
         if server is not None:
             server.end()
+        if self._child is not None:
+            # Its status is collected, so that Popen does not take it for running.
+            self._child.poll()
         self.state_file.unlink(missing_ok=True)
         shutil.rmtree(self.work_folder, ignore_errors=True)
 

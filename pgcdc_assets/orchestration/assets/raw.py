@@ -1,9 +1,8 @@
 """The raw asset: one window of WAL is one partition, landed once.
 
-A run lands one window, or several that follow each other. A window that is there already is
-verified and reported again with the same figures, and nothing else happens: so materialising a
-partition twice is safe. A run that the lag sensor asked for goes on with the windows that come
-next, and opens them by the sensor's rules.
+A run lands one window, or several in stream order. A window that was landed before is verified and
+reported with the same figures, so it is safe to materialise a partition twice. A run that the lag
+sensor requested opens further windows by the sensor's rules, and lands them.
 """
 
 import time

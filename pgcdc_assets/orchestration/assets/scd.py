@@ -1,9 +1,9 @@
 """The SCD assets: one step merges all selected tables in one Spark session.
 
-Merging window N folds everything from each table's own watermark through N, so a range run merges
-through its newest partition once. A table that cannot be merged fails alone: the others are
-reported first, and the failure at the end names the broken ones. A run that the merge sensor asked
-for goes on with the windows that are landed meanwhile, as long as nothing fails.
+A merge of window N folds every change from each table's own watermark through N, so a run of a
+range merges once, through its newest partition. A table that cannot be merged fails alone: the run
+reports the other tables first, and its failure at the end names the failed ones. A run that the
+merge sensor requested continues with windows that are landed later, until a table fails.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -320,7 +320,7 @@ class _Rounds:
 
 
 def _held_back(table: CdcTable) -> MergeFailure:
-    reason = f"Table {table.qualified_name} is being copied anew: it is merged when that has ended."
+    reason = f"Table {table.qualified_name} has a running re-snapshot. It is merged after that."
     return MergeFailure(table.schema, table.table, TransientError(reason=reason))
 
 

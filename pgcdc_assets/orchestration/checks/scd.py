@@ -202,8 +202,8 @@ def _equality_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
     return dg.AssetCheckSpec(
         EQUALS_SOURCE,
         asset=key,
-        description="The table equals the source, value by value, at one LSN, whatever writers do "
-        "meanwhile.",
+        description="The table equals the source, value by value, at one LSN. Writers may "
+        "continue.",
     )
 
 

@@ -1,9 +1,9 @@
-"""The schedule `<name>_upkeep`: what is old goes, small files become few.
+"""The maintenance job and its schedule, `<name>_upkeep`: expired data is deleted, files compacted.
 
-Raw windows go first, if a retention is set at all, and with them their partition keys. That step
-takes the merge's pool, so that no watermark moves back meanwhile, and is one commit an epoch. Then
-go the copies that are of no use without them, which waits for the next run if it fails. Tidying up
-takes longer and runs beside captures and merges.
+The first step deletes expired raw windows and their partition keys, if a retention is set. It holds
+the merge's pool, so no watermark moves back during the step, and makes one commit per epoch. Then
+it deletes the snapshots that are useless without these windows; the next run retries a failure.
+Compaction and VACUUM take longer, and run beside captures and merges.
 """
 
 import datetime as dt

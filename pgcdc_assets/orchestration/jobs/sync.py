@@ -5,9 +5,9 @@ process on the persistent instance, so that runs, partitions and lag show in the
 WAL position at the first tick is the barrier: a run ends when it is reached, however busy the
 writers are.
 
-A table that cannot be copied or merged is left out for the rest of the call, and its error is
-raised at the end: the capture goes on, so that the server need not keep WAL for it, and so do the
-other tables. A capture that fails ends the call at once.
+A table whose snapshot or merge fails is left out for the rest of the call, and its error is raised
+at the end. The capture and the other tables continue, so the server need not keep WAL for the
+failed table. A capture that fails ends the call at once.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class _Sync:
         ]
         if not behind:
             return True
-        # More than failed: one waits for its copy, or is held back while it is copied anew.
+        # More than failed: a table waits for its snapshot, or for the end of a re-snapshot.
         if not merges or len(behind) > len(self.failed_merges):
             return False
         wanted = {key for request in merges for key in request.asset_selection or ()}

@@ -235,7 +235,7 @@ class _File:
                 what = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
                 self.fail(key, f"unknown setting `{name}` in {place}; {what}")
             if name in entries:
-                self.fail(key, f"`{name}` stands in {place} a second time")
+                self.fail(key, f"`{name}` is in {place} a second time")
             entries[name] = value
         return self._nodes(node)
 

@@ -44,9 +44,9 @@ class Attempts:
 
     Attributes:
         count: at most `MAX_COUNTED`, which is enough for how long to wait.
-        newest: id of the newest run; None when there was none. In a run key it makes each attempt's
-            another one than all before: the count stands still in the end, and Dagster skips a key
-            that it knows for ever.
+        newest: id of the newest run; None when there was none. As part of a run key it makes the
+            key of each attempt unique. `count` alone does not, because it stops at its maximum, and
+            Dagster skips a run key that it has seen.
     """
 
     count: int

@@ -36,8 +36,8 @@ class RunningSnapshots:
     def find(self, instance: dg.DagsterInstance, zone: RawZone) -> frozenset[str]:
         """List the partitions of the merged tables with a running re-snapshot.
 
-        Whoever chose through which LSN to merge before it asked here is safe: a copy that begins
-        later is above that LSN.
+        Choose the LSN to merge through before this call: a snapshot that begins later is above that
+        LSN.
         """
         names = Names.of(self.capture)
         order = [table.partition_key for table in self.capture.tables]

@@ -358,8 +358,8 @@ class _Tick:
 def _after_start(conn: Connection, zone: RawZone, status: SlotStatus) -> Lsn:
     """Return where the WAL ends; move it when it still ends where the epoch starts.
 
-    First contents are merged with the first window, and a window is never empty. A database that
-    nobody writes to would never get one, so a transactional message of ours gives it one record.
+    First contents are merged with the first window, and a window is never empty. A database
+    without writers would never get one, so this function writes a transactional message.
     """
     epoch = zone.epochs.latest()
     if epoch is None or status.current_lsn > epoch.start_lsn or status.in_recovery:

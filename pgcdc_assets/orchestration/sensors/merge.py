@@ -120,7 +120,7 @@ class _Tick:
         if not behind:
             if self.progress is not None:
                 self.progress.is_blocked = True
-            return dg.SkipReason(f"being copied anew: {', '.join(sorted(self.copied))}")
+            return dg.SkipReason(f"re-snapshot running: {', '.join(sorted(self.copied))}")
         known = self.instance.get_dynamic_partitions(self.capture.windows_name)
         windows = [LsnWindow.parse(key) for key in known]
         landed = sorted(w for w in windows if w.end_position <= self.state.captured_through)

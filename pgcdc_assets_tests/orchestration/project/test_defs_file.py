@@ -111,7 +111,7 @@ WRONG = {
     ),
     "a setting twice": (
         GOOD + TABLE + "  name: shop2\n",
-        "7:3: `name` stands in `attributes` a second time",
+        "7:3: `name` is in `attributes` a second time",
     ),
     "a variable that is not set": (
         GOOD + TABLE + "  storage_options: {key: '{{ env.PGCDC_NOT_SET }}'}\n",

@@ -59,7 +59,7 @@ def test_it_is_not_merged_until_the_copy_has_ended(
     run = orchestrated.start_run("snapshot", tags)
     assert merged(merge_both(orchestrated)) == {B}
     waiting = orchestrated.tick("merges").skip_message
-    assert waiting == "being copied anew: public.a"
+    assert waiting == "re-snapshot running: public.a"
     orchestrated.instance.report_run_canceled(run)
     (request,) = orchestrated.tick("merges").run_requests
     assert A in merged(orchestrated.execute(request, "merge"))
@@ -79,7 +79,7 @@ def test_a_run_requested_before_the_snapshot_skips_the_table_with_a_reason(
     assert not result.success
     assert merged(result) == set()
     (failure,) = result.get_step_failure_events()
-    assert "public.a is being copied anew" in str(failure.event_specific_data)
+    assert "public.a has a running re-snapshot" in str(failure.event_specific_data)
 
 
 def test_a_table_that_cannot_be_read_is_copied_and_stops_no_sensor(
