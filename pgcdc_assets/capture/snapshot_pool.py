@@ -7,6 +7,7 @@ written to its own files. One commit of all files of a table completes the table
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.policies import SnapshotPolicy
     from pgcdc_assets.raw.snapshots import SnapshotLanding
     from pgcdc_assets.raw.zone import RawZone
+
+_logger = logging.getLogger(__name__)
 
 _PAGE_BYTES = 8192
 
@@ -215,6 +218,8 @@ class _Crew:
             queue.SimpleQueue()
         )
         self._is_stopping = threading.Event()
+        # A list's append is atomic, and so is the comparison of its length after it.
+        self._unopened: list[PgcdcError] = []
         self._readers = [
             SnapshotReader(pool.settings, pool.snapshot.snapshot_name)
             for _ in range(min(pool.policy.parallelism, len(parts)))
@@ -249,6 +254,11 @@ class _Crew:
 
     def _run(self, reader: SnapshotReader) -> None:
         with reader:
+            try:
+                reader.open()
+            except PgcdcError as error:
+                self._end_unopened(error)
+                return
             while not self._is_stopping.is_set():
                 try:
                     copy, pages = self._parts.popleft()
@@ -260,6 +270,14 @@ class _Crew:
                 except BaseException as error:
                     self._outcomes.put(error)
                     return
+
+    def _end_unopened(self, error: PgcdcError) -> None:
+        """Leave the work to the other connections; without any, the snapshot fails."""
+        self._unopened.append(error)
+        if len(self._unopened) == len(self._readers):
+            self._outcomes.put(error)
+            return
+        _logger.warning("One of %d connections is not used. %s", len(self._readers), error)
 
     def _read(self, reader: SnapshotReader, copy: _TableSnapshot, pages: Pages) -> None:
         if copy.failure is not None:

@@ -130,6 +130,16 @@ class SnapshotReader:
     def __exit__(self, *exc_info: object) -> None:
         self._close()
 
+    def open(self) -> None:
+        """Open the connections now, instead of at the first read.
+
+        Raises:
+            ConfigurationError: the role cannot connect.
+            TransientError: the exporting session has ended, and the snapshot with it.
+            ConnectionLost: the server is not available, or has no connection left.
+        """
+        self._connections()
+
     def read(
         self, table: PublishedTable, pages: Pages | None = None
     ) -> Generator[pa.RecordBatch, None, None]:
@@ -195,6 +205,7 @@ class SnapshotReader:
     def _connections(self) -> tuple[Connection, Connection]:
         """Return a connection that reads as of the snapshot, and one that reads the present."""
         if self._conn is None or self._current is None:
+            self._close()
             settings = self._settings
             open_ = self._open.enter_context
             conn = open_(contextlib.closing(connect(settings, "copy", statement_timeout_ms=0)))

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg2.errors
@@ -395,3 +396,36 @@ def test_the_activity_of_a_failed_copy_ends_without_success(
     with watched_by(ends):
         list(_copy(database, zone))
     assert ends.is_done == {"snapshot of public.bad": False, "snapshot of public.good": True}
+
+
+@pytest.mark.parametrize(("limit", "is_enough"), [(5, True), (1, False)])
+def test_the_connections_that_a_role_has_left_do_all_the_work(
+    database: Database, zone: RawZone, limit: int, is_enough: bool
+) -> None:
+    """A reader without a connection takes no table: the others copy all of them."""
+    role = f"role_{database.name}"
+    database.execute(f"create role {role} login connection limit {limit}")
+    try:
+        for number in range(6):
+            database.execute(f"create table t{number} (id int primary key, note text)")
+            database.execute(f"insert into t{number} values ({number}, 'x')")
+            database.execute(f"grant select on t{number} to {role}")
+        database.execute("create publication pub for all tables")
+        settings = database.settings()
+        limited = replace(
+            settings, conninfo=database.conninfo.replace("user=postgres", f"user={role}")
+        )
+        with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
+            with query_connection(settings, "test") as conn:
+                tables = published_tables(conn, "pub")
+            pool = SnapshotPool(limited, zone, 1, snapshot, SnapshotPolicy(4))
+            if is_enough:
+                outcomes = list(pool.copy(tables))
+                assert all(isinstance(outcome, SnapshotReport) for outcome in outcomes)
+                assert len(outcomes) == 6
+            else:
+                with pytest.raises(ConnectionLost):
+                    list(pool.copy(tables))
+                assert zone.snapshots.complete_snapshots() == []
+    finally:
+        database.execute(f"drop owned by {role}; drop role {role}")
