@@ -57,6 +57,16 @@ select count(*)
    and (c.oid = %s::bigint::oid or c.oid in (select relid from pg_partition_tree(%s::bigint::oid)))
 """
 
+# Read as of the snapshot and as of now: a partition that was attached or detached in between would
+# be in some ranges of a copy and not in others.
+_PARTITIONS = """
+with recursive tree (oid) as (
+  select %s::bigint::oid
+   union all
+  select i.inhrelid from pg_inherits i join tree on i.inhparent = tree.oid)
+select array_agg(oid::bigint order by oid) from tree
+"""
+
 _PAGE_COUNTS = """
 select t.oid,
        coalesce((select max(pg_relation_size(p.relid)) from pg_partition_tree(t.oid) p
@@ -294,17 +304,27 @@ def lock_unchanged(
         read_membership(conn, publication, relation_id)
         != read_membership(current, publication, relation_id)
     )
+    is_repartitioned = _partitions(conn, relation_id) != _partitions(current, relation_id)
     published = {_shape(column) for column in relation.columns}
     if (
         then is None
         or now is None
         or row != (0,)
         or is_republished
+        or is_repartitioned
         or (now.schema, now.table) != (relation.schema, relation.table)
         or [_shape(column) for column in then.columns] != [_shape(column) for column in now.columns]
         or not published <= {_shape(column) for column in now.columns}
     ):
         raise TableChanged(relation=relation.qualified_name)
+
+
+def _partitions(conn: Connection, relation_id: int) -> list[int]:
+    with conn.cursor() as cursor:
+        cursor.execute(_PARTITIONS, (relation_id,))
+        row = cursor.fetchone()
+    assert row is not None
+    return list(row[0])
 
 
 def _shape(column: Column) -> tuple[str, int | None, int, int]:

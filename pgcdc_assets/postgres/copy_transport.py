@@ -170,8 +170,12 @@ class _Receiver:
         self._socket.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
         failure: ServerError | None = None
         is_ready = False
+        awaited = 0
         while not is_ready:
             is_open = self._fill()
+            if is_open and self._filled < awaited:
+                # Still the same large row.
+                continue
             taken = 0
             while True:
                 frames = cut_rows(self._buffer, taken, self._filled)
@@ -197,6 +201,7 @@ class _Receiver:
             if not (is_ready or is_open):
                 raise failure or ConnectionResetError("the server closed the connection")
             self._keep_rest(taken, frames.needed)
+            awaited = frames.needed
         if failure is not None:
             raise failure
 

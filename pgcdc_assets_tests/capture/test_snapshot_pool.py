@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,11 @@ import pytest
 from pgcdc_assets.activity import Activity, watched_by
 from pgcdc_assets.capture import snapshot_pool
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
-from pgcdc_assets.errors import ConnectionLost, DefiniteError, TransientError
+from pgcdc_assets.errors import ConnectionLost, DefiniteError, TableChanged, TransientError
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.copy import SnapshotReader
+from pgcdc_assets.postgres.copy import Pages, SnapshotReader
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.raw import snapshots
 from pgcdc_assets.raw.files import FileWriter
@@ -50,6 +50,25 @@ def _copy(
         with query_connection(settings, "test") as conn:
             tables = published_tables(conn, "pub")
         yield from SnapshotPool(settings, zone, 1, snapshot, policy).copy(tables)
+
+
+def _before_the_third_range(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
+) -> list[object]:
+    """Act when the third range begins; return the list that each range is added to."""
+    original = SnapshotReader.read
+    reads: list[object] = []
+
+    def read(
+        reader: SnapshotReader, table: PublishedTable, pages: Pages | None = None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        reads.append(pages)
+        if len(reads) == 3:
+            act()
+        return original(reader, table, pages)
+
+    monkeypatch.setattr(SnapshotReader, "read", read)
+    return reads
 
 
 def _files(zone: RawZone) -> list[DataFile]:
@@ -134,6 +153,35 @@ def test_ranges_of_a_partitioned_table_cover_every_partition(
     assert _is_everything_copied(database, zone, "p")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table p attach partition p9 for values from (6000) to (7000)",
+        "alter table p detach partition p1",
+    ],
+)
+def test_a_partition_attached_or_detached_between_two_ranges_is_detected(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """E3, E5: some ranges would have its rows, and the others would not."""
+    database.execute(
+        """
+        create table p (id int primary key, note text) partition by range (id);
+        create table p1 partition of p for values from (0) to (1000);
+        create table p2 partition of p for values from (1000) to (6000);
+        create table p9 (id int primary key, note text);
+        create publication pub for table p with (publish_via_partition_root = true);
+        insert into p select i, repeat(md5(i::text), 20) from generate_series(1, 2000) i;
+        insert into p9 select i, repeat(md5(i::text), 20) from generate_series(6000, 6900) i
+        """
+    )
+    _before_the_third_range(monkeypatch, lambda: database.execute(change))
+    [failure] = _copy(database, zone, parallelism=1)
+    assert isinstance(failure, SnapshotFailure)
+    assert isinstance(failure.error, TableChanged)
+    assert zone.snapshots.complete_snapshots() == []
+
+
 def test_ranges_and_row_filter_hold_together(database: Database, zone: RawZone) -> None:
     """D13: a filter with OR binds less than the range."""
     database.execute(
@@ -160,19 +208,13 @@ def test_rows_written_while_ranges_are_copied_are_not_in_the_copy(
         """
     )
     before = database.query("select array[id::text, note] from t order by id")
-    original = SnapshotReader.read
-    reads: list[object] = []
-
-    def read(reader: SnapshotReader, *arguments: object) -> Iterator[pa.RecordBatch]:
-        reads.append(arguments)
-        if len(reads) == 3:
-            database.execute(
-                "delete from t where id % 5 = 0; update t set note = repeat('y', 900);"
-                "insert into t select i, 'new' from generate_series(1001, 2000) i"
-            )
-        return original(reader, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SnapshotReader, "read", read)
+    reads = _before_the_third_range(
+        monkeypatch,
+        lambda: database.execute(
+            "delete from t where id % 5 = 0; update t set note = repeat('y', 900);"
+            "insert into t select i, 'new' from generate_series(1001, 2000) i"
+        ),
+    )
     [report] = _copy(database, zone)
     assert isinstance(report, SnapshotReport)
     assert len(reads) > 10
