@@ -51,7 +51,8 @@ class Result:
         return replace(
             cls.reported(name, ours, unit),
             baseline=_rounded(theirs),
-            ratio=round(statistics.median(ours) / theirs, 3),
+            # A process may end before its memory is read for the first time.
+            ratio=round(statistics.median(ours) / theirs, 3) if theirs else None,
             baseline_minimum=_rounded(min(baseline)),
             baseline_maximum=_rounded(max(baseline)),
         )

@@ -59,7 +59,9 @@ def _print_slot(
         print(f"  slot {capture.slot} does not exist yet: the first `pgcdc sync` makes it")
     elif health.problem is not None:
         error = health.error(capture.slot, loaded.lake.zone(capture.name).uri)
-        print(f"  PROBLEM {error}")
+        # The errors of the slot do not know the name of the capture.
+        named = str(error).replace("pgcdc renew", f"pgcdc renew --name {capture.name}")
+        print(f"  PROBLEM {named}")
     elif health.is_at_risk:
         print(f"  WARNING {health.risk} {health.risk_remedy}")
     if state.captured_through is None:

@@ -2,102 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import psycopg2.errors
-import pyarrow as pa
 import pytest
 
-from pgcdc_assets.activity import Activity, watched_by
-from pgcdc_assets.capture import snapshot_pool
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
-from pgcdc_assets.errors import ConnectionLost, DefiniteError, TableChanged, TransientError
-from pgcdc_assets.policies import SnapshotPolicy
-from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
-from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.copy import Pages, SnapshotReader
-from pgcdc_assets.postgres.slots import create_slot
-from pgcdc_assets.raw import snapshots
-from pgcdc_assets.raw.files import FileWriter
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.errors import TableChanged
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.row_groups import gathered
-from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.snapshot_copies import (
+    act_before_third_range,
+    copy_all,
+    copy_sessions,
+    is_everything_copied,
+    snapshot_files,
+    snapshot_rows,
+)
 
 pytestmark = pytest.mark.postgres
-
-_PAGE = 8192
 
 
 @pytest.fixture
 def zone(tmp_path: Path) -> RawZone:
     return RawZone(Lake(str(tmp_path / "lake")), "test")
-
-
-def _copy(
-    database: Database, zone: RawZone, parallelism: int = 3, range_bytes: int = 4 * _PAGE
-) -> Iterator[SnapshotReport | SnapshotFailure]:
-    """Copy all tables of publication `pub`."""
-    settings = database.settings()
-    policy = SnapshotPolicy(parallelism, range_bytes)
-    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
-        with query_connection(settings, "test") as conn:
-            tables = published_tables(conn, "pub")
-        yield from SnapshotPool(settings, zone, 1, snapshot, policy).copy(tables)
-
-
-def _before_the_third_range(
-    monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
-) -> list[object]:
-    """Act when the third range begins; return the list that each range is added to."""
-    original = SnapshotReader.read
-    reads: list[object] = []
-
-    def read(
-        reader: SnapshotReader, table: PublishedTable, pages: Pages | None = None
-    ) -> Generator[pa.RecordBatch, None, None]:
-        reads.append(pages)
-        if len(reads) == 3:
-            act()
-        return original(reader, table, pages)
-
-    monkeypatch.setattr(SnapshotReader, "read", read)
-    return reads
-
-
-def _files(zone: RawZone) -> list[DataFile]:
-    loaded = zone.snapshots.table.load()
-    assert loaded is not None
-    return data_files(loaded)
-
-
-def _rows(zone: RawZone, table: str) -> list[list[str | None]]:
-    loaded = zone.snapshots.table.load()
-    assert loaded is not None
-    found: list[list[str | None]] = loaded.to_pyarrow_table(filters=[("table", "=", table)])[
-        "new"
-    ].to_pylist()
-    return found
-
-
-def _sessions(database: Database) -> int:
-    return int(
-        database.value(
-            "select count(*) from pg_stat_activity where application_name = 'pgcdc copy test'"
-        )
-    )
-
-
-def _is_everything_copied(database: Database, zone: RawZone, table: str) -> bool:
-    expected = database.query(f"select array[id::text, note] from {table} order by id")
-    found = sorted(_rows(zone, table), key=lambda row: int(row[0] or 0))
-    return found == [list(row[0]) for row in expected]
 
 
 @pytest.mark.every_pg
@@ -118,18 +46,18 @@ def test_each_row_of_a_table_in_ranges_is_copied_once(
         insert into single values (1, null)
         """
     )
-    outcomes = list(_copy(database, zone, parallelism))
+    outcomes = list(copy_all(database, zone, parallelism))
     assert {o.table: o.row_count for o in outcomes if isinstance(o, SnapshotReport)} == {
         "bloated": database.value("select count(*) from bloated"),
         "empty": 0,
         "single": 1,
     }
     for table in ("bloated", "empty", "single"):
-        assert _is_everything_copied(database, zone, table)
-    files = _files(zone)
+        assert is_everything_copied(database, zone, table)
+    files = snapshot_files(zone)
     assert sum(file.partition["table"] == "bloated" for file in files) > 10
     assert len(zone.snapshots.complete_snapshots()) == 3
-    assert _sessions(database) == 0
+    assert copy_sessions(database) == 0
 
 
 @pytest.mark.every_pg
@@ -147,10 +75,10 @@ def test_ranges_of_a_partitioned_table_cover_every_partition(
         insert into p select i, repeat(md5(i::text), 20) from generate_series(1, 2000) i
         """
     )
-    [report] = _copy(database, zone)
+    [report] = copy_all(database, zone)
     assert isinstance(report, SnapshotReport)
     assert report.row_count == 2000
-    assert _is_everything_copied(database, zone, "p")
+    assert is_everything_copied(database, zone, "p")
 
 
 @pytest.mark.parametrize(
@@ -175,8 +103,8 @@ def test_a_partition_attached_or_detached_between_two_ranges_is_detected(
         insert into p9 select i, repeat(md5(i::text), 20) from generate_series(6000, 6900) i
         """
     )
-    _before_the_third_range(monkeypatch, lambda: database.execute(change))
-    [failure] = _copy(database, zone, parallelism=1)
+    act_before_third_range(monkeypatch, lambda: database.execute(change))
+    [failure] = copy_all(database, zone, parallelism=1)
     assert isinstance(failure, SnapshotFailure)
     assert isinstance(failure.error, TableChanged)
     assert zone.snapshots.complete_snapshots() == []
@@ -191,7 +119,7 @@ def test_ranges_and_row_filter_hold_together(database: Database, zone: RawZone) 
         create publication pub for table t where (id < 10 or id > 990)
         """
     )
-    [report] = _copy(database, zone)
+    [report] = copy_all(database, zone)
     assert isinstance(report, SnapshotReport)
     assert report.row_count == 19
 
@@ -208,107 +136,18 @@ def test_rows_written_while_ranges_are_copied_are_not_in_the_copy(
         """
     )
     before = database.query("select array[id::text, note] from t order by id")
-    reads = _before_the_third_range(
+    reads = act_before_third_range(
         monkeypatch,
         lambda: database.execute(
             "delete from t where id % 5 = 0; update t set note = repeat('y', 900);"
             "insert into t select i, 'new' from generate_series(1001, 2000) i"
         ),
     )
-    [report] = _copy(database, zone)
+    [report] = copy_all(database, zone)
     assert isinstance(report, SnapshotReport)
     assert len(reads) > 10
-    found = sorted(_rows(zone, "t"), key=lambda row: int(row[0] or 0))
+    found = sorted(snapshot_rows(zone, "t"), key=lambda row: int(row[0] or 0))
     assert found == [list(row[0]) for row in before]
-
-
-def test_a_table_with_a_failed_range_leaves_no_file(database: Database, zone: RawZone) -> None:
-    """C5: the server's own error, in the middle of the rows; the other table is complete."""
-    database.execute(
-        """
-        create table bad (id int primary key, note text);
-        create table good (id int primary key, note text);
-        insert into bad select i, repeat('x', 700) from generate_series(1, 1000) i;
-        insert into good select i, repeat('x', 700) from generate_series(1, 1000) i;
-        create publication pub for table bad where (1000 / (id - 700) < 5000), good
-        """
-    )
-    outcomes = {outcome.table: outcome for outcome in _copy(database, zone)}
-    assert isinstance(outcomes["good"], SnapshotReport)
-    failure = outcomes["bad"]
-    assert isinstance(failure, SnapshotFailure)
-    assert isinstance(failure.error, DefiniteError)
-    assert "public.bad cannot be read: Postgres reports an error (SQLSTATE 22012)" in str(
-        failure.error
-    )
-    assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["good"]
-    named = {file.path for file in _files(zone)}
-    assert {path.name for path in Path(zone.snapshots.table.uri).glob("*.parquet")} == named
-    assert _sessions(database) == 0
-
-
-_SLEEPY = """
-create table fast (id int primary key, note text);
-create table slow (id int primary key, note text);
-insert into fast values (1, 'x');
-insert into slow select i, repeat('x', 700) from generate_series(1, 400) i;
-create function sleepy(int) returns boolean language sql
-  as 'select pg_catalog.pg_sleep(0.5) is not null';
-create publication pub for table fast, slow
-"""
-
-
-def _fast_and_sleepy(database: Database) -> tuple[PublishedTable, PublishedTable]:
-    """Make two tables; reading the second one takes half a second a row."""
-    database.execute(_SLEEPY)
-    with query_connection(database.settings(), "test") as conn:
-        fast, slow = published_tables(conn, "pub")
-    return fast, PublishedTable(slow.relation, row_filter="public.sleepy(id)")
-
-
-def test_a_session_that_the_server_ends_is_opened_again_for_the_next_table(
-    database: Database,
-) -> None:
-    """B2."""
-    fast, sleepy = _fast_and_sleepy(database)
-    settings = database.settings()
-    ended = threading.Timer(
-        1.0,
-        database.execute,
-        [
-            "select pg_terminate_backend(pid) from pg_stat_activity "
-            "where application_name = 'pgcdc copy test'"
-        ],
-    )
-    with (
-        create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot,
-        SnapshotReader(settings, snapshot.snapshot_name) as reader,
-    ):
-        ended.start()
-        with pytest.raises(ConnectionLost, match=r"reading public\.slow"):
-            list(reader.read(sleepy))
-        ended.join()
-        rows = [row for batch in reader.read(fast) for row in batch.column("new").to_pylist()]
-        assert rows == [["1", "x"]]
-
-
-def test_copies_that_are_given_up_end_at_once_and_leave_nothing(
-    database: Database, zone: RawZone
-) -> None:
-    fast, sleepy = _fast_and_sleepy(database)
-    settings = database.settings()
-    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
-        pool = SnapshotPool(settings, zone, 1, snapshot, SnapshotPolicy(2, _PAGE))
-        outcomes = pool.copy([fast, sleepy])
-        first = next(outcomes)
-        assert isinstance(first, SnapshotReport)
-        assert first.table == "fast"
-        began = time.monotonic()
-        outcomes.close()
-    assert time.monotonic() - began < 8
-    assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["fast"]
-    assert not [t for t in threading.enumerate() if t.name.startswith("pgcdc")]
-    assert _sessions(database) == 0
 
 
 def test_a_row_larger_than_every_buffer_is_copied(database: Database, zone: RawZone) -> None:
@@ -318,156 +157,10 @@ def test_a_row_larger_than_every_buffer_is_copied(database: Database, zone: RawZ
         "alter table t alter note set storage external;"
         "insert into t values (1, 'a'), (2, repeat('0123456789', 2000000)), (3, 'b')"
     )
-    [report] = _copy(database, zone)
+    [report] = copy_all(database, zone)
     assert isinstance(report, SnapshotReport)
-    assert {row[0]: len(row[1] or "") for row in _rows(zone, "t")} == {
+    assert {row[0]: len(row[1] or "") for row in snapshot_rows(zone, "t")} == {
         "1": 1,
         "2": 20_000_000,
         "3": 1,
     }
-
-
-def test_a_commit_that_fails_after_its_log_entry_keeps_the_files(
-    database: Database, zone: RawZone
-) -> None:
-    """C5: the checkpoint behind the log entry cannot be written, as on a full disk."""
-    database.execute(
-        "create table t (id int primary key, note text); create publication pub for table t;"
-        "insert into t values (1, 'a')"
-    )
-    table = zone.snapshots.table
-    interval = 50
-    while (loaded := table.load_or_create()).version() < interval - 2:
-        loaded.alter.set_table_properties({"delta.enableExpiredLogCleanup": "false"})
-    log = Path(table.uri) / "_delta_log"
-    (log / f"{interval - 1:020d}.checkpoint.parquet" / "in_the_way").mkdir(parents=True)
-    [outcome] = _copy(database, zone)
-    assert isinstance(outcome, SnapshotFailure)
-    assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["t"]
-    assert _rows(zone, "t") == [["1", "a"]]
-
-
-def test_a_connection_whose_rows_the_lake_refused_is_not_used_for_the_next_table(
-    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B2: the lake fails while the server still sends rows of the table."""
-    database.execute(
-        """
-        create table bad (id int primary key, note text);
-        alter table bad alter note set storage external;
-        create table good (id int primary key, note text);
-        insert into bad select i, repeat('x', 10000) from generate_series(1, 3000) i;
-        insert into good values (1, 'a');
-        create publication pub for table bad, good
-        """
-    )
-    monkeypatch.setattr(
-        snapshot_pool, "SnapshotReader", functools.partial(SnapshotReader, chunk_bytes=10_000)
-    )
-    monkeypatch.setattr(snapshots, "gathered", functools.partial(gathered, budget_bytes=1))
-    original = FileWriter.write
-    writes: list[pa.Table] = []
-
-    def write(writer: FileWriter, rows: pa.Table) -> None:
-        if "new" in rows.column_names:
-            writes.append(rows)
-        if len(writes) == 1:
-            raise TransientError(reason="The lake is full.")
-        original(writer, rows)
-
-    monkeypatch.setattr(FileWriter, "write", write)
-    bad, good = _copy(database, zone, parallelism=1, range_bytes=1 << 30)
-    assert isinstance(bad, SnapshotFailure)
-    assert str(bad.error) == "The lake is full."
-    assert isinstance(good, SnapshotReport)
-    assert _rows(zone, "good") == [["1", "a"]]
-    assert not [t for t in threading.enumerate() if t.name.startswith("pgcdc")]
-    assert _sessions(database) == 0
-
-
-def test_attempts_to_read_a_snapshot_that_has_ended_leave_no_session(database: Database) -> None:
-    """B2: the exporting session ended while tables remained."""
-    fast, _ = _fast_and_sleepy(database)
-    settings = database.settings()
-    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
-        pass
-    with SnapshotReader(settings, snapshot.snapshot_name) as reader:
-        for _ in range(3):
-            with pytest.raises(TransientError, match="does not exist any more"):
-                list(reader.read(fast))
-        assert _sessions(database) == 0
-
-
-def test_ranges_do_not_nest_subtransactions(database: Database) -> None:
-    """A subtransaction for each range would use memory of the server."""
-    fast, _ = _fast_and_sleepy(database)
-    settings = database.settings()
-    with (
-        create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot,
-        SnapshotReader(settings, snapshot.snapshot_name) as reader,
-    ):
-        list(reader.read(fast))
-        conn, _ = reader._connections()
-        with conn.cursor() as cursor, pytest.raises(psycopg2.errors.InvalidSavepointSpecification):
-            cursor.execute("release savepoint before_table")
-
-
-class _Ends:
-    """Watcher that records how activities end."""
-
-    def __init__(self) -> None:
-        self.is_done: dict[str, bool] = {}
-
-    def began(self, activity: Activity) -> None:
-        """Ignore the start."""
-
-    def ended(self, activity: Activity) -> None:
-        """Record whether the activity was successful."""
-        self.is_done[activity.name] = activity.is_done
-
-
-def test_the_activity_of_a_failed_copy_ends_without_success(
-    database: Database, zone: RawZone
-) -> None:
-    database.execute(
-        "create table bad (id int primary key); create table good (id int primary key);"
-        "insert into bad values (0); insert into good values (0);"
-        "create publication pub for table bad where (1 / id > 0), good"
-    )
-    ends = _Ends()
-    with watched_by(ends):
-        list(_copy(database, zone))
-    assert ends.is_done == {"snapshot of public.bad": False, "snapshot of public.good": True}
-
-
-@pytest.mark.parametrize(("limit", "is_enough"), [(5, True), (1, False)])
-def test_the_connections_that_a_role_has_left_do_all_the_work(
-    database: Database, zone: RawZone, limit: int, is_enough: bool
-) -> None:
-    """A reader without a connection takes no table: the others copy all of them."""
-    role = f"role_{database.name}"
-    database.execute(f"create role {role} login connection limit {limit}")
-    try:
-        for number in range(6):
-            database.execute(f"create table t{number} (id int primary key, note text)")
-            database.execute(f"insert into t{number} values ({number}, 'x')")
-            database.execute(f"grant select on t{number} to {role}")
-        database.execute("create publication pub for all tables")
-        settings = database.settings()
-        limited = replace(
-            settings, conninfo=database.conninfo.replace("user=postgres", f"user={role}")
-        )
-        with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
-            with query_connection(settings, "test") as conn:
-                tables = published_tables(conn, "pub")
-            pool = SnapshotPool(limited, zone, 1, snapshot, SnapshotPolicy(4))
-            if is_enough:
-                outcomes = list(pool.copy(tables))
-                assert all(isinstance(outcome, SnapshotReport) for outcome in outcomes)
-                assert len(outcomes) == 6
-            else:
-                with pytest.raises(ConnectionLost):
-                    list(pool.copy(tables))
-                assert zone.snapshots.complete_snapshots() == []
-    finally:
-        database.execute(f"drop owned by {role}; drop role {role}")

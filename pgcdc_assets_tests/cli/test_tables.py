@@ -93,7 +93,7 @@ def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
     remedy = "pgcdc resnapshot mine public.t"
     assert f"Take a new snapshot with: {remedy}" in capsys.readouterr().err
     assert main(["resnapshot", "mine", "public.nope", "-m", module]) == 2
-    assert "has no table public.nope; it has public.t" in capsys.readouterr().err
+    assert "has no table public.nope. Its tables are public.t" in capsys.readouterr().err
     assert copies() == before
     assert main([*remedy.split()[1:], "-m", module]) == 0
     assert "new snapshots of public.t are merged" in capsys.readouterr().out

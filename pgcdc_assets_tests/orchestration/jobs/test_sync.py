@@ -127,7 +127,7 @@ def test_a_window_with_missing_rows_fails_and_its_check_is_red(
     assert not result.success
     (check,) = result.get_asset_check_evaluations()
     assert (check.check_name, check.passed) == ("rows_as_decoded", False)
-    found = re.search(r"holds (\d+) of the (\d+) rows", str(check.metadata["reason"].value))
+    found = re.search(r"holds (\d+) of the (\d+) landed rows", str(check.metadata["reason"].value))
     assert found is not None
     assert int(found[2]) - int(found[1]) == 1
 

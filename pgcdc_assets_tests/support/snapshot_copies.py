@@ -1,0 +1,80 @@
+"""Copies of the pool, and what they leave in the lake and on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+import pyarrow as pa
+import pytest
+
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
+from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.copy import Pages, SnapshotReader
+from pgcdc_assets.postgres.slots import create_slot
+from pgcdc_assets.raw.scan import DataFile, data_files
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.database import Database
+
+PAGE_BYTES = 8192
+
+
+def copy_all(
+    database: Database, zone: RawZone, parallelism: int = 3, range_bytes: int = 4 * PAGE_BYTES
+) -> Iterator[SnapshotReport | SnapshotFailure]:
+    """Copy all tables of publication `pub`."""
+    settings = database.settings()
+    policy = SnapshotPolicy(parallelism, range_bytes)
+    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
+        with query_connection(settings, "test") as conn:
+            tables = published_tables(conn, "pub")
+        yield from SnapshotPool(settings, zone, 1, snapshot, policy).copy(tables)
+
+
+def act_before_third_range(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
+) -> list[object]:
+    """Act when the third range begins; return the list that each range is added to."""
+    original = SnapshotReader.read
+    reads: list[object] = []
+
+    def read(
+        reader: SnapshotReader, table: PublishedTable, pages: Pages | None = None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        reads.append(pages)
+        if len(reads) == 3:
+            act()
+        return original(reader, table, pages)
+
+    monkeypatch.setattr(SnapshotReader, "read", read)
+    return reads
+
+
+def snapshot_files(zone: RawZone) -> list[DataFile]:
+    loaded = zone.snapshots.table.load()
+    assert loaded is not None
+    return data_files(loaded)
+
+
+def snapshot_rows(zone: RawZone, table: str) -> list[list[str | None]]:
+    loaded = zone.snapshots.table.load()
+    assert loaded is not None
+    found: list[list[str | None]] = loaded.to_pyarrow_table(filters=[("table", "=", table)])[
+        "new"
+    ].to_pylist()
+    return found
+
+
+def copy_sessions(database: Database) -> int:
+    return int(
+        database.value(
+            "select count(*) from pg_stat_activity where application_name = 'pgcdc copy test'"
+        )
+    )
+
+
+def is_everything_copied(database: Database, zone: RawZone, table: str) -> bool:
+    expected = database.query(f"select array[id::text, note] from {table} order by id")
+    found = sorted(snapshot_rows(zone, table), key=lambda row: int(row[0] or 0))
+    return found == [list(row[0]) for row in expected]
