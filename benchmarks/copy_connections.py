@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 
 from psycopg2 import sql
 
+from benchmarks.copied_orders import ORDERS, Discarded
 from benchmarks.results import Result
 from benchmarks.scale import scaled
 from benchmarks.source import log
@@ -46,26 +47,6 @@ _ROWS = scaled(5_000_000)
 _SMALL_TABLES = 100
 _SMALL_ROWS = scaled(10_000)
 _RANGE_BYTES = 64 * 1024 * 1024
-
-_TABLE = """
-create table {name} as
-select i as id, mod(i, 20000) as customer_id,
-       (array['new', 'paid', 'packed'])[1 + mod(i, 3)] as status,
-       (mod(i, 100000) / 100.0)::numeric(12,2) as amount, array['web', md5(i::text)] as tags,
-       jsonb_build_object('sku', mod(i, 5000), 'coupon', 'SAVE' || mod(i, 90)) as details,
-       case when mod(i, 3) > 0 then 'left at the door of house ' || i end as note,
-       mod(i, 7) = 0 as gift,
-       timestamp '2024-01-01' + i * interval '1 second' as ordered_at, now() as updated_at
-  from generate_series(1, {rows}) i
-"""
-
-
-class _Nothing:
-    def __init__(self) -> None:
-        self.rows = 0
-
-    def write(self, row: bytes) -> None:
-        self.rows += 1
 
 
 def _tables(settings: ConnectionSettings, publication: str) -> list[PublishedTable]:
@@ -102,7 +83,7 @@ def _sink(settings: ConnectionSettings, publication: str, connections: int) -> i
             statements.append(sql.SQL("copy ({}) to stdout").format(query))
 
     def run(mine: Sequence[sql.Composed]) -> int:
-        nothing = _Nothing()
+        nothing = Discarded()
         with (
             query_connection(settings, "bench", statement_timeout_ms=0) as conn,
             conn.cursor() as cursor,
@@ -179,8 +160,8 @@ def _measure(conninfo: str, publication: str, name: str, rows: int) -> Iterator[
 
 def _make_tables(settings: ConnectionSettings) -> None:
     names = [f"small_{number:03}" for number in range(_SMALL_TABLES)]
-    statements = [_TABLE.format(name="orders", rows=_ROWS)]
-    statements += [_TABLE.format(name=name, rows=_SMALL_ROWS) for name in names]
+    statements = [ORDERS.format(name="orders", rows=_ROWS)]
+    statements += [ORDERS.format(name=name, rows=_SMALL_ROWS) for name in names]
     statements += [
         f"create publication {LARGE} for table orders",
         f"create publication {SMALL} for table {', '.join(names)}",

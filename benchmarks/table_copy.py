@@ -30,6 +30,7 @@ import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 from psycopg2 import sql
 
+from benchmarks.copied_orders import ORDERS, Discarded
 from benchmarks.results import Result
 from benchmarks.scale import scaled
 from benchmarks.source import log
@@ -46,22 +47,16 @@ REPETITIONS = 5
 _ROWS = scaled(500_000)
 _WIDE_ROWS = scaled(1_000_000)
 
-_TABLES = """
-create table orders as
-select i as id, mod(i, 20000) as customer_id,
-       (array['new', 'paid', 'packed'])[1 + mod(i, 3)] as status,
-       (mod(i, 100000) / 100.0)::numeric(12,2) as amount, array['web', md5(i::text)] as tags,
-       jsonb_build_object('sku', mod(i, 5000), 'coupon', 'SAVE' || mod(i, 90)) as details,
-       case when mod(i, 3) > 0 then 'left at the door of house ' || i end as note,
-       mod(i, 7) = 0 as gift,
-       timestamp '2024-01-01' + i * interval '1 second' as ordered_at, now() as updated_at
-  from generate_series(1, {rows}) i;
+_TABLES = (
+    ORDERS.format(name="orders", rows=_ROWS)
+    + f""";
 create table wide as
 select i as id, repeat(md5(i::text), 60) as note, repeat('back\\slash ', 20) as path
-  from generate_series(1, {wide_rows}) i;
+  from generate_series(1, {_WIDE_ROWS}) i;
 create publication benchmark for table orders, wide;
 vacuum analyze
 """
+)
 
 _OUTPUT_FUNCTIONS = """
 select a.attname, t.typoutput::text
@@ -127,15 +122,8 @@ def _adbc_rows(settings: ConnectionSettings, query: str) -> int:
         return sum(batch.num_rows for batch in adbc_cursor.fetch_record_batch())
 
 
-class _Nothing:
-    rows = 0
-
-    def write(self, row: bytes) -> None:
-        self.rows += 1
-
-
 def _sink(settings: ConnectionSettings, name: str) -> int:
-    nothing = _Nothing()
+    nothing = Discarded()
     with (
         query_connection(settings, "bench", statement_timeout_ms=0) as conn,
         conn.cursor() as cursor,
@@ -210,7 +198,7 @@ def run() -> Iterator[Result]:
 
 def _make_tables(settings: ConnectionSettings) -> None:
     with query_connection(settings, "bench", statement_timeout_ms=0) as conn:
-        for statement in _TABLES.format(rows=_ROWS, wide_rows=_WIDE_ROWS).split(";"):
+        for statement in _TABLES.split(";"):
             with conn.cursor() as cursor:
                 cursor.execute("set search_path = public")
                 cursor.execute(statement)
