@@ -1,9 +1,9 @@
 """The command line: `pgcdc COMMAND`, listed by `pgcdc --help`.
 
-Each command ends with one clear sentence when something is wrong, and with a status that says what
-to do: 2 fix the settings, 3 try again, 4 a person has to decide, 1 anything else, a found
-difference included. A stack trace is shown with `--debug` only. What libraries print goes to a log
-file, or to the terminal with `--verbose`.
+A command that fails prints one sentence. The exit status is 2 for wrong settings, 3 for an error
+that may not occur again, 4 for a state in which a person has to decide, and 1 for a difference that
+was found and for any other error. `--debug` shows the stack trace. The output of libraries goes to
+a log file, or to the terminal with `--verbose`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options, log)
     finally:
         if log is not None and arguments is None:
-            # Libraries write while the process ends, too: their descriptors stay with the log.
+            # Libraries also write at the end of the process, so the descriptors stay with the log.
             log.settle()
         elif log is not None:
             log.close()
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
     try:
-        # Commands import what they need when they run: --help and usage errors come at once.
+        # Commands import late, so that `--help` and usage errors do not wait for Dagster.
         status: int = options.command(options)
         sys.stdout.flush()
         return status

@@ -1,4 +1,4 @@
-"""What the command line takes."""
+"""The arguments of the commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ exit status:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Describe the commands."""
+    """Build the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="pgcdc",
         description="Postgres change data capture as Dagster assets.",

@@ -34,7 +34,7 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the named publication, or every declared capture's.
+    """Check the named publication, or the publications of all declared captures.
 
     Raises:
         ConfigurationError: something is missing.
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 def check_capture(
     settings: ConnectionSettings, capture: CdcCapture, zone: RawZone
 ) -> list[Finding]:
-    """Check what a declared capture needs of its server, and that it fits what is captured."""
+    """Check that the server meets the needs of a declared capture, and fits the raw zone."""
     epoch = zone.epochs.latest()
     keys = {table.name: table.key for table in capture.tables if table.key}
     findings = run_preflight(
@@ -112,7 +112,7 @@ def _system_columns(table: CdcTable) -> Iterator[SystemColumns]:
 
 
 def _with_places(findings: Iterable[Finding], declared: DefsTables | None) -> list[Finding]:
-    """Put file and line before what is wrong with a declared table or its key."""
+    """Prefix findings about a declared table or its key with file and line."""
     return [
         finding
         if (place := _declared_at(finding, declared)) is None
@@ -132,7 +132,7 @@ def report(settings: ConnectionSettings, publication: str, findings: Sequence[Fi
     """Print findings with their remedies.
 
     Raises:
-        ConfigurationError: there are errors among them.
+        ConfigurationError: a finding is an error.
     """
     print(f"Publication {publication}, {settings.describe()}")
     for finding in findings:

@@ -18,10 +18,10 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the source, then write the capture's component instance, or add to it.
+    """Check the source, then write the capture's `defs.yaml`, or add tables to the file.
 
     Raises:
-        ConfigurationError: the source is not ready, or the file is there already.
+        ConfigurationError: the source is not ready, or the file exists.
     """
     return _update(options) if options.update else _write(options)
 
@@ -47,7 +47,7 @@ def _write(options: argparse.Namespace) -> int:
 
 
 def _update(options: argparse.Namespace) -> int:
-    """Add the publication's new tables to the file, and name what else differs."""
+    """Add the publication's new tables to the file, and print other differences."""
     if options.force or options.slot is not None:
         raise ConfigurationError(reason="--update goes with neither --force nor --slot")
     path = _find(options)
@@ -98,7 +98,7 @@ def _find(options: argparse.Namespace) -> Path:
 
 
 def _places(options: argparse.Namespace) -> list[Path]:
-    """List where the capture may be declared; the first place is where it is written to."""
+    """List the files that may declare the capture; a new file is the first one."""
     given: Path | None = options.defs
     folders = home.defs_folders() if given is None else [given]
     name: str = options.name
@@ -119,5 +119,5 @@ def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[C
 
 
 def _table(relation: Relation) -> CdcTable:
-    # The merge's own rule: a key that updates and deletes do not bring would stop every merge.
+    # Use the merge's rule: a key that old tuples do not contain would stop every merge.
     return CdcTable(relation.schema, relation.table, (1,), relation.row_key or None)

@@ -1,8 +1,8 @@
-"""The terminal shows our own lines; the output of libraries goes to a log file.
+"""Redirection of the output of libraries to a log file; the terminal shows our own lines.
 
-Spark's JVM, gRPC and py4j write to the process's file descriptors, where no logging configuration
-reaches them. So the descriptors themselves lead to the file, and our own lines keep copies of what
-the descriptors were.
+Spark's JVM, gRPC and py4j write to the process's file descriptors 1 and 2, which no logging
+configuration can redirect. So the descriptors are replaced by the file, and our own lines are
+written to copies of the original descriptors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _terminal: TextIO | None = None
 
 
 def terminal() -> TextIO:
-    """Return the stream of our own lines besides the result."""
+    """Return the stream for our own lines that are not the result."""
     return sys.stderr if _terminal is None else _terminal
 
 
@@ -34,7 +34,7 @@ class LibraryLog:
     """The log file of one process, opened by `open_library_log`.
 
     Attributes:
-        path: readable for this user only, since a library may quote values.
+        path: the file, readable by this user only, because a library may quote values.
     """
 
     path: Path
@@ -45,12 +45,12 @@ class LibraryLog:
     _closed: threading.Event = field(default_factory=threading.Event)
 
     def has_content(self) -> bool:
-        """Whether a library has written something."""
+        """Whether the file has content."""
         _flush()
         return os.fstat(self._fd).st_size > 0
 
     def settle(self) -> None:
-        """Delete the file if it is empty, else bound its size."""
+        """Delete the file if it is empty, else limit its size."""
         if self.has_content():
             trim(self.path, FILE_BYTES)
             return
@@ -70,7 +70,7 @@ class LibraryLog:
         sys.stdout, sys.stderr = self._streams
         _terminal = None
         for stream in self._opened:
-            # What is not written yet may have nowhere to go, as with a closed pipe.
+            # A flush fails on a closed pipe.
             with suppress(OSError):
                 stream.close()
         os.close(self._fd)
@@ -98,12 +98,12 @@ class LibraryLog:
 
 
 def open_library_log(folder: Path, command: str) -> LibraryLog:
-    """Send what libraries write, and programs that are started, to a new file in a folder.
+    """Send the output of libraries and child processes to a new file in a folder.
 
-    Only the newest files of the folder are kept.
+    Old files of the folder are deleted.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder is not writable.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{command}-{os.getpid()}.log"
@@ -118,7 +118,7 @@ def open_library_log(folder: Path, command: str) -> LibraryLog:
 
 @contextmanager
 def library_log(folder: Path, command: str) -> Iterator[LibraryLog]:
-    """Send what libraries write in the block to a file, as `open_library_log` does."""
+    """Send the output of libraries in the block to a file, like `open_library_log`."""
     log = open_library_log(folder, command)
     try:
         yield log
@@ -127,9 +127,10 @@ def library_log(folder: Path, command: str) -> Iterator[LibraryLog]:
 
 
 def trim(path: Path, byte_count: int) -> None:
-    """Keep a quarter of the bound from each end of a file that exceeds it.
+    """Reduce a file that exceeds the limit to its beginning and its end.
 
-    Writers append, so they continue at the new end. Lines that are written in between are lost.
+    Each part has a quarter of the limit. Writers append, so they continue at the new end. Lines
+    that are written during the reduction are lost.
     """
     size = path.stat().st_size
     if size <= byte_count:
@@ -145,7 +146,7 @@ def trim(path: Path, byte_count: int) -> None:
 
 
 def _copy(stream: TextIO, number: int, kept: dict[int, int]) -> TextIO:
-    """Return a stream to where a descriptor led; a stream to somewhere else is returned as is."""
+    """Return a stream to the file of a descriptor, or the stream itself if it has another file."""
     try:
         if stream.fileno() != number:
             return stream

@@ -1,4 +1,4 @@
-"""What commands print besides their result, and where to."""
+"""Output of commands besides the result: progress, errors, and the log of libraries."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pgcdc_assets.orchestration.project.home import state_folder
 
 
 def say(line: str) -> None:
-    """Show progress, with the time, where it does not mix with the result."""
+    """Print a line of progress with the time, apart from the result."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=terminal(), flush=True)
 
 
 def complain(sentence: str) -> None:
-    """Show what is wrong."""
+    """Print an error."""
     print(f"pgcdc: {sentence}", file=terminal(), flush=True)
 
 
 def quiet_dagster(*, debug: bool) -> None:
-    """Keep Dagster's log, and its warnings of beta and preview features, off the terminal."""
+    """Keep Dagster's log and its warnings about beta and preview features off the terminal."""
     from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
 
     logging.getLogger("dagster").setLevel(logging.DEBUG if debug else logging.CRITICAL)
@@ -33,7 +33,7 @@ def quiet_dagster(*, debug: bool) -> None:
 
 
 def open_log(command: str) -> LibraryLog | None:
-    """Send the output of libraries to a log file; None where no folder can be written."""
+    """Send the output of libraries to a log file; None if no folder is writable."""
     if sys.stderr is None:
         return None
     for folder in (state_folder() / "logs", Path(tempfile.gettempdir()) / "pgcdc-logs"):

@@ -1,4 +1,4 @@
-"""Progress of a command: a moving line on a terminal, lines with figures elsewhere."""
+"""Progress of a command: one line that is updated on a terminal, separate lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pgcdc_assets.cli.library_log import terminal
 
 
 class ProgressDisplay:
-    """Shows each piece of work when it has ended, and how far the present ones are.
+    """Prints the running activities, and each activity at its end.
 
     Args:
-        stream: where to.
-        every_seconds: between two lines about present work, where there is no terminal.
+        stream: the output.
+        every_seconds: interval of the lines about running activities if there is no terminal.
     """
 
     def __init__(self, stream: TextIO, every_seconds: float = 10.0) -> None:
@@ -32,25 +32,25 @@ class ProgressDisplay:
         self._said_at = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Show a line with the time."""
+        """Print a line with the time."""
         with self._lock:
             self._said_at = time.monotonic()
         self._console.print(Text(f"{time.strftime('%H:%M:%S')} {line}"))
 
     def began(self, activity: Activity) -> None:
-        """Show the work until it has ended."""
+        """Print an activity until its end."""
         with self._lock:
             self._present.append(activity)
 
     def ended(self, activity: Activity) -> None:
-        """Show the figures of the whole work."""
+        """Print the figures of an activity."""
         with self._lock:
             self._present.remove(activity)
         self.say(f"  {activity}" if activity.is_done else f"  {activity} (failed)")
 
     @contextmanager
     def shown(self) -> Iterator[ProgressDisplay]:
-        """Watch the process's work inside the block."""
+        """Print the activities of this process inside the block."""
         target = self._move if self._console.is_terminal else self._tell
         thread = threading.Thread(target=target, name="progress", daemon=True)
         with watched_by(self):
@@ -62,7 +62,7 @@ class ProgressDisplay:
                 thread.join()
 
     def _move(self) -> None:
-        """Keep one line at the bottom of the terminal."""
+        """Update the last line of the terminal."""
         with self._console.status("") as status:
             while not self._closed.wait(0.2):
                 line = self._line()
@@ -82,6 +82,6 @@ class ProgressDisplay:
 
 @contextmanager
 def progress() -> Iterator[ProgressDisplay]:
-    """Show progress beside the command's result inside the block."""
+    """Print progress inside the block, apart from the command's result."""
     with ProgressDisplay(terminal()).shown() as display:
         yield display

@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Build SCD tables of one capture from its raw zone.
 
     Raises:
-        PgcdcError: the error that the run ended with; tables that it does not name are rebuilt.
+        PgcdcError: the error of the run; tables that the error does not name are rebuilt.
     """
     from pgcdc_assets.orchestration.jobs.rebuild import parse_lsn, rebuild_op_name
     from pgcdc_assets.orchestration.names import Names
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     location = load_location(options.module)
     (loaded,) = location.select(options.name)
     capture = loaded.capture
-    # Said at once, before a session is started.
+    # Raise the error before the start of a session.
     capture.select_tables(options.tables)
     parse_lsn(options.through)
     config = {"tables": options.tables, "through": options.through}

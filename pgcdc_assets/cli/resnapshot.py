@@ -10,12 +10,11 @@ from pgcdc_assets.cli.progress import progress
 def run(options: argparse.Namespace) -> int:
     """Take new snapshots of tables of one capture, and merge them.
 
-    The snapshot job copies the tables as it does when their partitions of the snapshot asset are
-    materialised in the UI. What `pgcdc sync` does follows, so that the tables hold the snapshots
-    and what was committed since.
+    The snapshot job copies the tables, as in the UI. Then a sync merges the snapshots and the
+    changes after them.
 
     Raises:
-        PgcdcError: the error that a run ended with; tables that it does not name are merged.
+        PgcdcError: the error of a run; tables that the error does not name are merged.
     """
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
     from pgcdc_assets.orchestration.project.code_location import load_location

@@ -19,7 +19,7 @@ from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the state of slot, raw zone and tables."""
+    """Print the state of slot, raw zone and tables."""
     captures = load_location(options.module).select(options.name)
     with open_instance() as instance:
         for loaded in captures:
@@ -74,7 +74,7 @@ def _print_slot(
 
 
 def _uncaptured(slot: SlotStatus | None, state: CaptureState, since_landing: float | None) -> str:
-    """Describe what the server has written since: WAL of all its databases and tables."""
+    """Describe the WAL after the captured changes, which includes the WAL of other databases."""
     assert state.captured_through is not None
     if slot is None:
         return ""

@@ -13,9 +13,9 @@ from pgcdc_assets.errors import ConfigurationError, PgcdcError
 
 
 def run(options: argparse.Namespace) -> int:
-    """Bring one capture, or all, through the WAL position at the start.
+    """Capture and merge one capture, or all captures, through the WAL position at the start.
 
-    With several captures one that fails does not hold up the next; the worst status is returned.
+    A capture that fails does not stop the next capture. The highest exit status is returned.
     """
     started = time.monotonic()
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture

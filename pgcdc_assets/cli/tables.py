@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns of the needed width."""
+    """Print rows as columns."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     for line in lines:
@@ -15,7 +15,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def size(byte_count: float) -> str:
-    """Write a number of bytes for people: `4.8 MB`."""
+    """Format a number of bytes, such as `4.8 MB`."""
     for unit in ("B", "kB", "MB"):
         if byte_count < 1000:
             return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
@@ -24,7 +24,7 @@ def size(byte_count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a time for people: `12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Format a duration, such as `12 s`, `3 min 20 s`, `2 h 5 min` or `3 d 4 h`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)

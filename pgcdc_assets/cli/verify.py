@@ -29,18 +29,18 @@ _NULL = "NULL"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare tables with the source, both at one LSN.
+    """Compare tables with the source at one LSN.
 
     Raises:
         ConfigurationError: a named table does not exist, or cannot be compared.
-        DifferenceFound: one of them differs.
+        DifferenceFound: a table differs from its source.
     """
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
 
     location = load_location(options.module)
     captures = location.select(options.name)
-    # Said at once, before anything is captured.
+    # Print the tables that cannot be compared before the capture.
     chosen = [_choose(loaded.capture, options.tables) for loaded in captures]
     results: list[Comparison] = []
     failures: list[PgcdcError] = []
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _choose(capture: CdcCapture, names: Sequence[str]) -> list[CdcTable]:
-    """Choose the named tables, or all that can be compared.
+    """Return the named tables, or all tables that can be compared.
 
     Raises:
         ConfigurationError: a named table is not declared, or cannot be compared.
@@ -91,7 +91,7 @@ def _verify(
     tables: Sequence[CdcTable],
     options: argparse.Namespace,
 ) -> Iterator[Comparison | PgcdcError]:
-    """Compare one capture's tables; give the errors of tables that could not be compared."""
+    """Compare one capture's tables; yield the errors of tables that could not be compared."""
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
 
     capture = loaded.capture
@@ -104,7 +104,7 @@ def _verify(
         else:
             limits = SyncLimits(wait_seconds=options.wait_seconds)
             try:
-                # Merged through the moment and no further, tables need not be folded for it.
+                # Tables that are merged exactly through the moment need no fold of their own.
                 with progress() as display:
                     sync_capture(
                         instance,
@@ -115,8 +115,7 @@ def _verify(
                         barrier=moment.lsn,
                     )
             except PgcdcError as error:
-                # A table that cannot be merged is no reason to compare nothing: what is captured
-                # and not merged counts as well.
+                # Compare the other tables, and count captured changes that are not merged.
                 through = zone.changes.captured_through(moment.epoch)
                 if through is None or through < moment.lsn:
                     raise
@@ -180,5 +179,5 @@ def _row(result: Comparison) -> tuple[str, ...]:
 
 
 def _key(texts: Sequence[str | None]) -> str:
-    """Write a key for a terminal: on one line, and NULL unlike the word."""
+    """Format a key on one line, with a mark for NULL."""
     return ", ".join(_NULL if text is None else repr(text) for text in texts)

@@ -1,8 +1,8 @@
-"""What the shop's customers and staff do: each action is a transaction that chooses its own rows.
+"""The actions of the shop's customers and staff: each action is one transaction.
 
-Between them they make every kind of change: inserts, updates (of keys too, of rows whose long text
-is stored out of line and not sent, and such that change nothing), deletes, a delete and an insert
-under one key, a truncate now and then, and rollbacks of a whole transaction and of a part.
+Together the actions make every kind of change: inserts, deletes, updates (some change a key, some
+change nothing, some leave a long text unchanged, which Postgres then does not send), a delete and
+an insert under one key, TRUNCATE, and rollbacks of a whole transaction or to a savepoint.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Action = Callable[["Cursor", random.Random], None]
 
 
 class RolledBack(Exception):
-    """Raised by an action that changes its mind after it has written."""
+    """Raised by an action to roll back what it has written."""
 
 
 def _pick(cursor: Cursor, chance: random.Random, table: str, key: str) -> object | None:
-    """Choose a row of a small table by its place in key order; None when the table is empty."""
+    """Return the key of a random row of a small table; None if the table is empty."""
     query = sql.SQL(
         "select {key} from shop.{table} "
         "offset floor(%s * (select count(*) from shop.{table})) limit 1"
@@ -35,7 +35,7 @@ def _pick(cursor: Cursor, chance: random.Random, table: str, key: str) -> object
 
 
 def _pick_order(cursor: Cursor, chance: random.Random) -> object | None:
-    """Choose an order by its number, recent ones more often."""
+    """Return the id of a random order; recent orders are more frequent."""
     cursor.execute(
         "select id from shop.orders where id <= (select max(id) from shop.orders) - %s "
         "order by id desc limit 1",
@@ -46,7 +46,7 @@ def _pick_order(cursor: Cursor, chance: random.Random) -> object | None:
 
 
 def place_order(cursor: Cursor, chance: random.Random) -> None:
-    """An order of one to five lines, its stock reserved."""
+    """Insert an order of one to five lines, and reserve its stock."""
     cursor.execute(
         "insert into shop.orders (customer_id, coupons, deliver_on, note) "
         "select %s, %s, current_date + %s, %s returning id",
@@ -92,12 +92,12 @@ def advance_order(cursor: Cursor, chance: random.Random) -> None:
 
 
 def cancel_order(cursor: Cursor, chance: random.Random) -> None:
-    """An order and its lines are deleted."""
+    """Delete an order and its lines."""
     cursor.execute("delete from shop.orders where id = %s", (_pick_order(cursor, chance),))
 
 
 def sign_up(cursor: Cursor, chance: random.Random) -> None:
-    """A new customer."""
+    """Insert a customer."""
     cursor.execute(
         "insert into shop.customers (name, email, tags, preferences, last_seen) "
         "values (%s, %s, %s, %s, localtimestamp)",
@@ -111,7 +111,7 @@ def sign_up(cursor: Cursor, chance: random.Random) -> None:
 
 
 def visit(cursor: Cursor, chance: random.Random) -> None:
-    """A customer comes by: a small update, and sometimes one that changes nothing."""
+    """Update a customer's last visit; some of the updates change nothing."""
     cursor.execute(
         "update shop.customers set last_seen = case when %s then last_seen else localtimestamp end,"
         " is_active = %s where id = %s",
@@ -120,7 +120,7 @@ def visit(cursor: Cursor, chance: random.Random) -> None:
 
 
 def fill_cart(cursor: Cursor, chance: random.Random) -> None:
-    """A cart is opened, changed or left."""
+    """Insert, update or delete a cart."""
     if chance.random() < 0.5:
         cursor.execute(
             "insert into shop.carts (customer_id, contents) values (%s, %s)",
@@ -140,7 +140,7 @@ def fill_cart(cursor: Cursor, chance: random.Random) -> None:
 
 
 def change_price(cursor: Cursor, chance: random.Random) -> None:
-    """A price changes; the long description, stored out of line, is not sent."""
+    """Update a price; Postgres does not send the unchanged long description."""
     cursor.execute(
         "update shop.products set price = round(price * %s + 0.01, 2) where sku = %s",
         (chance.choice([0.9, 1.1]), _pick(cursor, chance, "products", "sku")),
@@ -148,7 +148,7 @@ def change_price(cursor: Cursor, chance: random.Random) -> None:
 
 
 def rewrite_description(cursor: Cursor, chance: random.Random) -> None:
-    """A long description is rewritten, and the row touched again in the same transaction."""
+    """Update a long description, then another column of the row in the same transaction."""
     sku = _pick(cursor, chance, "products", "sku")
     text = " ".join(f"{chance.randrange(10**12):012d}" for _ in range(chance.choice([20, 400])))
     cursor.execute("update shop.products set description = %s where sku = %s", (text, sku))
@@ -158,7 +158,7 @@ def rewrite_description(cursor: Cursor, chance: random.Random) -> None:
 
 
 def rename_product(cursor: Cursor, chance: random.Random) -> None:
-    """A product's key changes, and with it the keys of its inventory."""
+    """Update a product's key, which also updates the keys of its inventory."""
     cursor.execute(
         "update shop.products set sku = %s where sku = %s",
         (f"NEW-{chance.randrange(10**9):09d}", _pick(cursor, chance, "products", "sku")),
@@ -166,7 +166,7 @@ def rename_product(cursor: Cursor, chance: random.Random) -> None:
 
 
 def recount(cursor: Cursor, chance: random.Random) -> None:
-    """The shelves of one product are counted in all warehouses."""
+    """Update the stock of one product in all warehouses."""
     cursor.execute(
         "update shop.inventory set on_hand = %s, reserved = 0, counted_at = now(), "
         "bins = bins || %s where sku = %s",
@@ -179,7 +179,7 @@ def recount(cursor: Cursor, chance: random.Random) -> None:
 
 
 def swap_warehouses(cursor: Cursor, chance: random.Random) -> None:
-    """Two rows exchange their composite keys, by way of a third key."""
+    """Swap the composite keys of two rows through a third key."""
     sku = _pick(cursor, chance, "products", "sku")
     for old, new in (("north", "moving"), ("south", "north"), ("moving", "south")):
         cursor.execute(
@@ -189,7 +189,7 @@ def swap_warehouses(cursor: Cursor, chance: random.Random) -> None:
 
 
 def replace_stock(cursor: Cursor, chance: random.Random) -> None:
-    """A row is deleted and inserted again under the same key."""
+    """Delete a row and insert another row under its key."""
     cursor.execute(
         "delete from shop.inventory where warehouse = 'harbour' and sku = %s "
         "returning warehouse, sku",
@@ -204,7 +204,7 @@ def replace_stock(cursor: Cursor, chance: random.Random) -> None:
 
 
 def think_twice(cursor: Cursor, chance: random.Random) -> None:
-    """Part of a transaction is rolled back to a savepoint, and the rest is committed."""
+    """Roll back a part of a transaction to a savepoint, and commit the rest."""
     sign_up(cursor, chance)
     cursor.execute("savepoint second_thoughts")
     place_order(cursor, chance)
@@ -213,14 +213,14 @@ def think_twice(cursor: Cursor, chance: random.Random) -> None:
 
 
 def give_up(cursor: Cursor, chance: random.Random) -> None:
-    """A whole transaction is rolled back."""
+    """Roll back a whole transaction."""
     place_order(cursor, chance)
     cancel_order(cursor, chance)
     raise RolledBack
 
 
 def raise_all_prices(cursor: Cursor, chance: random.Random) -> None:
-    """A tenth of the products in one statement."""
+    """Update a tenth of the products in one statement."""
     cursor.execute(
         "update shop.products set price = price + 0.01 where hashtext(sku) %% 10 = %s",
         (chance.randrange(10),),
@@ -228,7 +228,7 @@ def raise_all_prices(cursor: Cursor, chance: random.Random) -> None:
 
 
 def clear_carts(cursor: Cursor, chance: random.Random) -> None:
-    """All carts are truncated, and one is opened in the same transaction."""
+    """Truncate all carts, and insert one cart in the same transaction."""
     cursor.execute("truncate shop.carts")
     cursor.execute(
         "insert into shop.carts (customer_id) values (%s)",
@@ -236,7 +236,7 @@ def clear_carts(cursor: Cursor, chance: random.Random) -> None:
     )
 
 
-# How often each action is chosen, out of their sum.
+# The relative frequency of each action.
 ACTIONS: dict[Action, float] = {
     place_order: 30,
     advance_order: 20,

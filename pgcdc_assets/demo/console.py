@@ -1,4 +1,4 @@
-"""What the demonstration says while it works: a line for each step, and a sign of life between."""
+"""Output of the demonstration: a line for each step, and its progress every few seconds."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def say(text: str) -> None:
 
 
 class Lines:
-    """Shows each piece of work in a line when it has ended.
+    """Prints each activity in a line at its end.
 
     Args:
-        say: takes a line.
+        say: function that prints a line.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
 
     def began(self, activity: Activity) -> None:
-        """Show nothing: the progress lines continue."""
+        """Print nothing: `signs_of_life` prints the progress."""
 
     def ended(self, activity: Activity) -> None:
-        """Show the figures."""
+        """Print the figures of an activity."""
         self._say(f"  {activity}")
 
 
@@ -40,7 +40,8 @@ def signs_of_life(describe: Callable[[], str], every_seconds: float = 5.0) -> It
     """Print the progress every few seconds while the block runs.
 
     Args:
-        describe: called in a thread of its own; when it fails there is no news, not an error.
+        describe: function that returns the progress, called in a separate thread. Its errors do not
+            end the block.
     """
     done = threading.Event()
 
@@ -63,7 +64,7 @@ def signs_of_life(describe: Callable[[], str], every_seconds: float = 5.0) -> It
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lay rows out in columns, the first to the left and the others to the right."""
+    """Format rows as columns: the first column is left-aligned, the others are right-aligned."""
     cells = [list(header)] + [
         [f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows
     ]

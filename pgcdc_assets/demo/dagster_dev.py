@@ -1,9 +1,9 @@
-"""`dagster dev` as a child process, and its end with everything that it started.
+"""`dagster dev` as a child process, and the end of all processes that it started.
 
-A shell that starts a job in the background makes it ignore SIGINT, and `dagster dev` takes over
-what it inherits and then reacts to nothing: who starts it restores the default first. At the end
-all of its processes get the signal, as from a terminal, because `dagster dev` itself leaves runs to
-go on without it; and all are waited for, so that what they use can be stopped after them.
+A shell starts a background job with SIGINT ignored. `dagster dev` inherits this and would not react
+to SIGINT, so the default is restored before the start. At the end all processes of `dagster dev`
+get the signal, as from a terminal, because runs would otherwise continue without `dagster dev`. The
+servers that the processes use are stopped only after all processes have ended.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def start_dagster(
     """Start `dagster dev` in a session of its own.
 
     Args:
-        environment: what it has besides this process's own.
-        output: where it writes; None: to the terminal.
+        environment: variables in addition to those of this process.
+        output: file for its output; None: the terminal.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "dagster", "dev", *arguments],
@@ -46,7 +46,7 @@ def start_dagster(
 
 
 def stop_dagster(process: subprocess.Popen[bytes]) -> None:
-    """End it and what it started; by force only what does not go."""
+    """End `dagster dev` and its processes, with SIGKILL after a time limit."""
     if process.poll() is not None:
         return
     dagster = psutil.Process(process.pid)
@@ -70,7 +70,7 @@ def _is_in_group(process: psutil.Process, group: int) -> bool:
 
 
 def _is_watcher(process: psutil.Process) -> bool:
-    """Whether it is a watcher, which ends with its parent and prints a stack on SIGINT."""
+    """Return whether a process is a watcher, which prints a stack on SIGINT and ends by itself."""
     try:
         return any("watch_orphans" in part for part in process.cmdline())
     except psutil.Error:

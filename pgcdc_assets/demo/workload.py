@@ -1,11 +1,11 @@
 """The shop's live workload: transactions of every kind, from several connections at once.
 
-Run as a child process (`python -m pgcdc_assets.demo.workload`), so that it neither slows the
-pipeline down nor is slowed by it. It ends after the transactions under way at SIGTERM or SIGINT, or
-when its parent is gone, and prints how many of each kind it committed.
+The workload is a child process (`python -m pgcdc_assets.demo.workload`), so that it does not share
+an interpreter with the pipeline. At SIGTERM, at SIGINT or after the end of its parent it completes
+the open transactions, and prints the number of commits of each action.
 
-Collisions between connections (deadlocks, a row that another one has just deleted) are part of the
-picture: they are counted and rolled back.
+Connections may collide (a deadlock, a row that another connection has just deleted). Such
+transactions are rolled back and counted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from pgcdc_assets.demo.actions import ACTIONS, Action, RolledBack
 
 
 class Workload:
-    """Runs actions from several connections until stopped.
+    """Runs actions over several connections until stopped.
 
     Args:
         conninfo: the shop's database.
-        connection_count: transactions that may be open at once.
+        connection_count: the number of connections.
         transactions_per_second: of all connections together.
-        seed: makes the choices of each connection repeatable; not their interleaving.
+        seed: of the random choices of each connection. The order among connections is not
+            repeatable.
     """
 
     def __init__(
@@ -55,10 +56,9 @@ class Workload:
         self.counts: Counter[str] = Counter()
 
     def run(self, seconds: float | None = None) -> Counter[str]:
-        """Run for a time, or until `stop` is called; return how often each action was committed.
+        """Run for a time, or until `stop` is called; return the number of commits of each action.
 
-        A connection that fails with something else than a collision ends the run, and its error is
-        left in `failure`.
+        An error that is no collision ends the run, and is stored in `failure`.
         """
         workers = [
             threading.Thread(target=self._work, args=(number,), name=f"shop {number}", daemon=True)
@@ -73,7 +73,7 @@ class Workload:
         return self.counts
 
     def stop(self) -> None:
-        """End after the transactions under way."""
+        """End after the open transactions."""
         self._stopping.set()
 
     def _work(self, number: int) -> None:
@@ -101,7 +101,7 @@ class Workload:
 def _attempt(
     connection: psycopg2.extensions.connection, action: Action, chance: random.Random
 ) -> str:
-    """Run one action as one transaction; return its name, or how it ended otherwise."""
+    """Run one action as one transaction; return its name, `rolled_back` or `collided`."""
     with connection.cursor() as cursor:
         try:
             action(cursor, chance)
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         transactions_per_second=options.rate,
         seed=options.seed,
     )
-    # Signals are waited for and not handled: a handler may not touch the events of other threads.
+    # Block the signals and wait for them: a handler must not set the events of other threads.
     stop_signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     runner = threading.Thread(target=workload.run, args=(options.seconds,), name="workload")

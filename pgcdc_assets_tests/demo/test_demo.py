@@ -109,7 +109,7 @@ def test_the_demo_continues_with_its_tables_and_finds_a_planted_difference(
 
     second = run_demo(clone)
     assert second.returncode == 1, second.stdout + second.stderr
-    assert "going on with it" in second.stdout
+    assert "exists from an earlier demonstration" in second.stdout
     assert second.stdout.count("  yes\n") == 5
     assert "shop.customers" in second.stderr
 
