@@ -73,7 +73,14 @@ def maintain_raw_zone(
             changes.window_index.table.shorten_log(index)
     except (DeltaError, OSError) as error:
         raise _failed(changes.table, error) from error
-    tables = (changes, zone.snapshots, zone.relations, zone.epochs, changes.window_index)
+    tables = (
+        changes,
+        zone.snapshots,
+        zone.relations,
+        zone.epochs,
+        zone.schema_events,
+        changes.window_index,
+    )
     return RawMaintenanceReport(merged, unsaved, sum(_vacuum(part.table) for part in tables))
 
 

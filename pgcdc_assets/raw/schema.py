@@ -78,6 +78,26 @@ EPOCHS = pa.schema(
     ]
 )
 
+SCHEMA_EVENTS = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("lsn", pa.int64(), nullable=False),
+        pa.field("schema", pa.string(), nullable=False),
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("relation_id", pa.int64(), nullable=False),
+        pa.field("change", pa.string(), nullable=False),
+        pa.field(
+            "columns",
+            pa.list_(pa.field("element", pa.string(), nullable=False)),
+            nullable=False,
+        ),
+        pa.field("detail", pa.string(), nullable=False),
+        pa.field("needs_snapshot", pa.bool_(), nullable=False),
+        pa.field("found_by", pa.string(), nullable=False),
+        pa.field("recorded_at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+
 WINDOWS = pa.schema(
     [
         pa.field("epoch", pa.int32(), nullable=False),

@@ -13,6 +13,7 @@ from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.epochs import Epoch, EpochLog
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationRegistry
+from pgcdc_assets.raw.schema_events import SchemaEventLog
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.window_index import WindowIndex
@@ -70,6 +71,11 @@ class RawZone:
     def epochs(self) -> EpochLog:
         """The incarnations of the slot."""
         return EpochLog(self._table("epochs", schema.EPOCHS), self.name)
+
+    @cached_property
+    def schema_events(self) -> SchemaEventLog:
+        """The changes of the tables' definitions."""
+        return SchemaEventLog(self._table("schema_events", schema.SCHEMA_EVENTS), self.name)
 
     def _table(
         self,

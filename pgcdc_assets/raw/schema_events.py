@@ -1,0 +1,225 @@
+"""`raw/schema_events`: the changes of the tables' definitions, each as of an LSN.
+
+The capture records the changes that the stream announces, and the lag sensor those that only the
+catalog shows. An event whose change the stream cannot replay is open until a complete snapshot of
+its table has the change. The state follows from the lake alone: no other record has to agree.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.raw.scan import data_files, scan
+from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.table_name import TableName
+
+# Each refused commit means that another process committed events.
+_ATTEMPTS = 20
+
+STREAM = "stream"
+CATALOG = "catalog"
+
+EventIdentity = tuple[int, int, TableName, str, tuple[str, ...], Lsn]
+
+
+class SchemaChange(enum.StrEnum):
+    """What changed in a table's definition."""
+
+    COLUMN_ADDED = "column_added"
+    COLUMN_DROPPED = "column_dropped"
+    COLUMN_RENAMED = "column_renamed"
+    TYPE_WIDENED = "type_widened"
+    TYPE_CHANGED = "type_changed"
+    KEY_CHANGED = "key_changed"
+    IDENTITY_CHANGED = "identity_changed"
+    TABLE_RENAMED = "table_renamed"
+    TABLE_RECREATED = "table_recreated"
+    TABLE_REWRITTEN = "table_rewritten"
+    PARTITION_ATTACHED = "partition_attached"
+    PARTITION_DETACHED = "partition_detached"
+    PUBLICATION_CHANGED = "publication_changed"
+
+
+@dataclass(frozen=True)
+class SchemaEvent:
+    """A change of a table's definition.
+
+    Attributes:
+        epoch: the epoch.
+        lsn: of an event of the stream, the commit LSN of the transaction that announced the new
+            relation version; of an event of the catalog, the LSN of the WAL's end after the query.
+        table: the declared table.
+        relation_id: OID of the table.
+        change: what changed.
+        columns: names of the columns concerned.
+        detail: one sentence without a row value.
+        needs_snapshot: the stream cannot replay the change.
+        found_by: `stream` or `catalog`.
+        recorded_at: time of the record by the clock of the recording machine, set by `record`. The
+            time orders nothing.
+    """
+
+    epoch: int
+    lsn: Lsn
+    table: TableName
+    relation_id: int
+    change: SchemaChange
+    columns: tuple[str, ...]
+    detail: str
+    needs_snapshot: bool
+    found_by: str
+    recorded_at: dt.datetime | None = field(default=None, compare=False)
+
+    @property
+    def position(self) -> Position:
+        """Epoch and LSN."""
+        return Position(self.epoch, self.lsn)
+
+    @property
+    def identity(self) -> EventIdentity:
+        """The facts by which `record` recognises an event."""
+        columns = tuple(self.columns)
+        return self.epoch, self.relation_id, self.table, self.change.value, columns, self.lsn
+
+    def is_healed_by(self, snapshot: Snapshot) -> bool:
+        """Return whether a complete snapshot of the table has the change.
+
+        A snapshot has the transactions with commit_lsn < snapshot_lsn. The transaction of an event
+        of the stream may itself have changed the rows.
+        """
+        if snapshot.name != self.table:
+            return False
+        if self.found_by == STREAM:
+            return snapshot.position > self.position
+        return snapshot.position >= self.position
+
+
+@dataclass(frozen=True)
+class SchemaEventLog:
+    """The schema events of one capture.
+
+    Attributes:
+        table: the Delta table.
+        capture: the capture's name.
+    """
+
+    table: RawTable
+    capture: str
+
+    def read(self) -> list[SchemaEvent]:
+        """Return all events in stream order; no event for a lake of an earlier release."""
+        loaded = self.table.load()
+        return [] if loaded is None else self._read(loaded)
+
+    def record(self, events: Iterable[SchemaEvent]) -> list[SchemaEvent]:
+        """Store the events that are not stored yet in one commit, and return these events.
+
+        Raises:
+            TransientError: the lake cannot be written, or other processes recorded events at each
+                attempt.
+        """
+        wanted = {event.identity: event for event in events}
+        for _ in range(_ATTEMPTS):
+            if not wanted:
+                return []
+            loaded = self.table.load_or_create()
+            stored = self._read(loaded)
+            known = {event.identity for event in stored}
+            now = dt.datetime.now(dt.UTC)
+            new = [
+                replace(event, recorded_at=event.recorded_at or now)
+                for identity, event in wanted.items()
+                if identity not in known
+            ]
+            if not new:
+                return []
+            if self._commit(loaded, new, len(stored) + len(new)):
+                return new
+        raise TransientError(
+            reason=f"Other processes recorded schema events in {self.table.uri} at each attempt. "
+            "Nothing of this attempt was committed; run it again."
+        )
+
+    def _commit(self, loaded: DeltaTable, new: list[SchemaEvent], count: int) -> bool:
+        rows = pa.Table.from_pylist([_row(event) for event in new], schema=self.table.schema)
+        with self.table.writer() as writer:
+            writer.write(rows)
+            files = writer.finish()
+            try:
+                self.table.commit(
+                    loaded,
+                    files,
+                    app_id=f"pgcdc:{self.capture}:schema_events",
+                    app_version=count,
+                    record={"schema_events": len(new)},
+                )
+            except CommitRefused:
+                writer.discard()
+                return False
+        return True
+
+    def _read(self, loaded: DeltaTable) -> list[SchemaEvent]:
+        events = [
+            _event(row)
+            for batch in scan(self.table, data_files(loaded), self.table.schema.names)
+            for row in batch.to_pylist()
+        ]
+        return sorted(events, key=lambda event: (event.position, event.identity))
+
+
+def open_events(
+    events: Iterable[SchemaEvent], snapshots: Iterable[Snapshot]
+) -> dict[TableName, list[SchemaEvent]]:
+    """Return the events of each table that need a snapshot and have none yet, oldest first."""
+    newest: dict[TableName, Snapshot] = {}
+    for snapshot in snapshots:
+        known = newest.get(snapshot.name)
+        if known is None or snapshot.position > known.position:
+            newest[snapshot.name] = snapshot
+    found: dict[TableName, list[SchemaEvent]] = {}
+    for event in sorted(events, key=lambda event: event.position):
+        copied = newest.get(event.table)
+        if event.needs_snapshot and (copied is None or not event.is_healed_by(copied)):
+            found.setdefault(event.table, []).append(event)
+    return found
+
+
+def _row(event: SchemaEvent) -> dict[str, Any]:
+    return {
+        "epoch": event.epoch,
+        "lsn": int(event.lsn),
+        "schema": event.table.schema,
+        "table": event.table.table,
+        "relation_id": event.relation_id,
+        "change": event.change.value,
+        "columns": list(event.columns),
+        "detail": event.detail,
+        "needs_snapshot": event.needs_snapshot,
+        "found_by": event.found_by,
+        "recorded_at": event.recorded_at,
+    }
+
+
+def _event(row: dict[str, Any]) -> SchemaEvent:
+    return SchemaEvent(
+        epoch=row["epoch"],
+        lsn=Lsn(row["lsn"]),
+        table=TableName(row["schema"], row["table"]),
+        relation_id=row["relation_id"],
+        change=SchemaChange(row["change"]),
+        columns=tuple(row["columns"]),
+        detail=row["detail"],
+        needs_snapshot=row["needs_snapshot"],
+        found_by=row["found_by"],
+        recorded_at=row["recorded_at"],
+    )
