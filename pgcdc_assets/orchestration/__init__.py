@@ -1,1 +1,1 @@
-"""Dagster: everything that knows it, and nothing else does but the entry points."""
+"""Dagster definitions of a capture. Besides the entry points, only this package uses Dagster."""

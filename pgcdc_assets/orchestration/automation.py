@@ -1,4 +1,4 @@
-"""When an asset that depends on SCD tables is materialised."""
+"""Automation conditions for assets that depend on SCD tables."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pgcdc_assets.orchestration.translator import LAYER_TAG, Layer
 def on_new_merges() -> dg.AutomationCondition[Any]:
     """Return a condition that requests an asset after a merge changed one of its tables.
 
-    Use it for assets without partitions. `AutomationCondition.eager()` never requests them: it
-    waits until every window of each table is materialised and no run merges, but the newest window
-    is never merged yet, or a run continues with the next one.
+    Use the condition for assets without partitions. `AutomationCondition.eager()` never requests
+    such an asset: it waits until every window of each table is materialised and no run merges. But
+    the newest window is not merged yet, or a run continues with the next window.
 
-    A merge materialises every table of its run, and gives a new data version only to the tables
-    that it changed. A dependency of another kind requests the asset at each materialisation.
+    A merge materialises every table of its run, but only the tables that it changed get a new data
+    version. A dependency of another kind requests the asset at each materialisation.
 
-    The first request comes when each table of the asset has been merged. While a run of the asset
-    is in progress there is no request; a merge in that time causes one afterwards.
+    The first request comes when each table of the asset has been merged. During a run of the asset
+    there is no request; a merge in that time causes a request afterwards.
     """
     condition = dg.AutomationCondition
     has_contents = condition.all_deps_match(~condition.missing())
@@ -29,7 +29,7 @@ def on_new_merges() -> dg.AutomationCondition[Any]:
     is_changed = condition.data_version_changed() & ~condition.executed_with_root_target()
     table_changed = condition.any_deps_match(is_changed).allow(tables)
     is_news = table_changed | condition.any_deps_updated().ignore(tables)
-    # Of two events of one evaluation the latter condition of `since` counts. So this is not merges
-    # since the last request: a merge between a request and the next evaluation would be lost.
+    # If both events of `since` occur in one evaluation, the second one counts. "Merges since the
+    # last request" would therefore lose a merge between a request and the next evaluation.
     is_done = condition.newly_requested().since(is_news)
     return (~is_done & has_contents & ~condition.in_progress()).with_label("on_new_merges")

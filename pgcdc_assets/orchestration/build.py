@@ -1,4 +1,4 @@
-"""Everything that Dagster needs for one capture, from plain settings."""
+"""The Dagster definitions of one capture, built from its settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def build_cdc_definitions(
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensors and resources of a capture.
 
-    Nothing connects and nothing starts. Combine several captures with `Definitions.merge`.
+    The call opens no connection and starts no process. Combine several captures with
+    `Definitions.merge`.
 
     Args:
         capture: the settings.
@@ -56,7 +57,8 @@ def build_cdc_definitions(
         lake: the lake. None: the lake of `PGCDC_LAKE`.
         spark: the Spark session. None: the default session of `SparkResource`.
         translator: keys and descriptions of the assets.
-        declared_in: the file that the UI shows as the code of the assets, such as `Path(__file__)`.
+        declared_in: the file that the UI shows as the code of the assets, for example
+            `Path(__file__)`.
 
     Raises:
         ConfigurationError: a schedule is not a cron expression.

@@ -34,7 +34,7 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 
 
 class TableModel(dg.Model, Resolvable):
-    """One table: its name and, where the defaults do not fit, its key and its SCD tables."""
+    """One table: its name and its settings."""
 
     name: str = Field(
         description="The table: `schema.table`, or `table` in schema `public`; names with other "
@@ -69,7 +69,7 @@ class TableModel(dg.Model, Resolvable):
 
 
 class WindowModel(dg.Model, Resolvable):
-    """When a window is opened, and how large it may be."""
+    """When a window is opened, and how large a window may be."""
 
     max_bytes: int = Field(
         default=WindowPolicy.max_bytes, description="Maximum size of a window, in bytes of WAL."
@@ -143,7 +143,7 @@ class SnapshotModel(dg.Model, Resolvable):
 
 
 class RetentionModel(dg.Model, Resolvable):
-    """What is kept for how long, and when maintenance runs."""
+    """Retention times, and the schedule of the maintenance."""
 
     raw_days: float | None = Field(
         default=None,
@@ -171,7 +171,7 @@ class RetentionModel(dg.Model, Resolvable):
 
 
 class StepModel(dg.Model, Resolvable):
-    """How much one commit of a merge folds at most."""
+    """The limit of the changes that one commit of a merge folds."""
 
     changes: int = Field(
         default=StepLimit.changes, description="Maximum number of changes of the table."
@@ -182,7 +182,7 @@ class StepModel(dg.Model, Resolvable):
 
 
 class CheckModel(dg.Model, Resolvable):
-    """When the checks run that read the source or whole tables."""
+    """The schedule of the checks that read the source or whole tables."""
 
     schedule: str | None = Field(
         default=CheckPolicy.schedule,
@@ -192,11 +192,11 @@ class CheckModel(dg.Model, Resolvable):
 
 
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
-    """A component that captures a Postgres publication, and keeps tables of it in the lake.
+    """A component that captures a Postgres publication, and maintains SCD tables in the lake.
 
-    For a capture named `shop` it defines one external asset for each source table, `shop/raw` with
-    one partition for each window of WAL, `shop/snapshot` with one partition for each table, one or
-    two SCD assets for each table, jobs, checks and two sensors.
+    For a capture named `shop` the component defines one external asset for each source table,
+    `shop/raw` with one partition for each window of WAL, `shop/snapshot` with one partition for
+    each table, one or two SCD assets for each table, jobs, checks and two sensors.
     """
 
     name: str = Field(
@@ -265,11 +265,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
 
     @property
     def translator(self) -> PgcdcTranslator:
-        """The keys and descriptions of the assets. A subclass returns its own translator."""
+        """The translator of the assets. A subclass returns its own translator."""
         return PgcdcTranslator()
 
     def capture(self) -> CdcCapture:
-        """Return the settings that the YAML declares."""
+        """Return the settings of the YAML file."""
         return CdcCapture(
             name=self.name,
             publication=self.publication,
@@ -308,7 +308,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
 
 
 def _is_replaced(context: dg.ComponentLoadContext) -> bool:
-    """Whether a capture is declared beside the sample, for a database of the user's own."""
+    """Return whether a capture of the user's own database is declared beside the sample."""
     if not os.environ.get(home.DSN_VARIABLE, "").strip():
         return False
     path = Path(context.path)

@@ -1,10 +1,9 @@
-"""Data versions of SCD assets, by which Dagster distinguishes merges with changes from merges
-without.
+"""Data versions of SCD assets: Dagster distinguishes merges with changes from merges without.
 
 A merge materialises its windows for every table of the run. Dagster compares the data versions of
-one partition with each other, and each window is a partition of its own: a window that is merged
-for the first time has a new data version, whatever the version is. Only an empty version does not
-count. So a merge that changed nothing of a table has the empty version.
+one partition, and each window is a partition of its own. So any data version of a window that is
+merged for the first time is new, except for the empty version. A merge that changed nothing of a
+table therefore has the empty version.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ NO_CHANGE = ""
 
 
 def find_shown_through(instance: dg.DagsterInstance, key: dg.AssetKey) -> LsnWindow | None:
-    """Return the window through which a table's newest materialisation went.
+    """Return the newest window of a table's newest merge.
 
-    A range run reports all its partitions, in no order: what it merged through is metadata.
+    A range run reports its partitions in no order, so the newest window is in the metadata.
     """
     entry = instance.get_latest_materialization_event(key)
     event = entry.asset_materialization if entry is not None else None
@@ -33,17 +32,17 @@ def find_shown_through(instance: dg.DagsterInstance, key: dg.AssetKey) -> LsnWin
 def data_version(
     instance: dg.DagsterInstance, key: dg.AssetKey, report: MergeReport, through: LsnWindow
 ) -> str:
-    """Return the data version that a merge gave a table.
+    """Return the data version of a table after a merge.
 
-    A step that is retried merges the windows of its first attempt again, and finds nothing to do:
-    they keep the version that Dagster may not have looked at yet.
+    A retried step merges the windows of its first attempt again without a change. The windows keep
+    their version, which Dagster may not have evaluated yet.
 
-    A run that is killed between its commit and its materialisation leaves changes that Dagster
-    never heard of. The next merge of the table finds nothing to do, and reports them.
+    A run that is killed between its commit and its materialisation leaves changes that Dagster does
+    not know. The next merge of the table has no changes, and reports those.
 
     Args:
-        key: the table's asset, whose earlier materialisations are looked at.
-        through: the newest window that was merged.
+        key: the table's asset, whose earlier materialisations are read.
+        through: the newest merged window.
     """
     before = report.watermark_before
     if not (report.changes_read or report.snapshot_lsn is not None or before is None):
@@ -55,7 +54,7 @@ def data_version(
 
 
 def _shown_version(instance: dg.DagsterInstance, key: dg.AssetKey, window: LsnWindow) -> str:
-    """Return the data version that a window of a table has; NO_CHANGE if none was shown."""
+    """Return the data version of a window of a table; NO_CHANGE without a materialisation."""
     records = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[window.key])
     newest = instance.fetch_materializations(records, limit=1).records
     event = newest[0].asset_materialization if newest else None
@@ -64,5 +63,5 @@ def _shown_version(instance: dg.DagsterInstance, key: dg.AssetKey, window: LsnWi
 
 
 def version_tags(version: str) -> dict[str, str]:
-    """Write a data version as the tags of an event."""
+    """Return a data version as the tags of an event."""
     return {DATA_VERSION_TAG: version}

@@ -1,11 +1,11 @@
-"""Dagster's warnings of features in beta or preview.
+"""Suppression of Dagster's warnings about features in beta or preview.
 
-Our own code and Dagster's uses such features; a user who loads definitions or runs a command can do
-nothing about it.
+Our code and Dagster's own code use such features. A user who loads definitions or runs a command
+cannot avoid the warnings.
 
-One of them comes from Dagster alone: when it changes the attributes of check definitions, as it
-does with those of components, they lose their class, and each code server gives it back to them,
-with a warning. `checks_definition` gives it back where the warning is ignored.
+When Dagster changes the attributes of check definitions, for example those of components, the
+definitions lose their class. Each code server restores the class with a warning.
+`checks_definition` restores the class while warnings are ignored.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import dagster as dg
 
 
 def ignore_feature_warnings() -> None:
-    """Ignore them from now on, in the whole process."""
+    """Ignore the warnings in the whole process, until its end."""
     for category in (dg.BetaWarning, dg.PreviewWarning):
         warnings.simplefilter("ignore", category)
 
 
 def checks_definition(definition: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
-    """Make check definitions of what Dagster has made of them."""
+    """Restore the class of check definitions."""
     return dg.AssetChecksDefinition(**definition.get_attributes_dict())
 
 
 @contextmanager
 def without_feature_warnings() -> Iterator[None]:
-    """Ignore them in a block, or in a function that is decorated with this."""
+    """Ignore the warnings in a block or in a decorated function."""
     with warnings.catch_warnings():
         ignore_feature_warnings()
         yield

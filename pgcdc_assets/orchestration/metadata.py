@@ -1,8 +1,7 @@
-"""What runs and observations show about themselves: figures, names and LSNs, never a value of a
-row.
+"""Metadata of runs and observations: figures, names and LSNs, and no value of a row.
 
-LSNs are text, as Postgres prints them. Integers that may pass 2^31-1 are floats: the UI's integer
-entries are 32 bits wide, and a plot needs one type for the whole series.
+LSNs are text, as Postgres prints them. Integers that may exceed 2^31-1 are floats, because the UI's
+integer entries have 32 bits and a plot needs one type for the whole series.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.capture.window import CaptureReport
     from pgcdc_assets.merge import MergeReport
 
-# As Spark SQL writes them, and the UI knows them.
+# Type names of Spark SQL, which the UI knows.
 _SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 THROUGH_METADATA = "through_window"
@@ -36,7 +35,7 @@ _OPERATIONS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates",
 
 
 def window_metadata(summary: WindowSummary) -> dict[str, Any]:
-    """Describe a landed window; the same whenever it is materialised."""
+    """Describe a landed window. Every materialisation of the window has the same description."""
     window = summary.window
     return {
         "dagster/partition_row_count": summary.row_count,
@@ -56,7 +55,7 @@ def window_metadata(summary: WindowSummary) -> dict[str, Any]:
 
 
 def capture_metadata(report: CaptureReport, summary: WindowSummary) -> dict[str, Any]:
-    """Describe a window and the run that landed it, or found it landed."""
+    """Describe a window, and the run that landed or verified the window."""
     metadata = window_metadata(summary)
     metadata["already_captured"] = report.already_captured
     if not report.already_captured:
@@ -75,7 +74,7 @@ def capture_metadata(report: CaptureReport, summary: WindowSummary) -> dict[str,
 
 
 def lag_metadata(status: SlotStatus, captured_through: Lsn, lag_seconds: float) -> dict[str, Any]:
-    """Describe the slot: the series that the UI plots."""
+    """Describe the slot; the UI plots these figures."""
     metadata: dict[str, Any] = {
         "lag_bytes": float(max(0, status.current_lsn - captured_through)),
         "lag_seconds": round(lag_seconds, 1),
@@ -96,13 +95,13 @@ def lag_metadata(status: SlotStatus, captured_through: Lsn, lag_seconds: float) 
 
 @dataclass(frozen=True)
 class MergeMetadata:
-    """What merging did to one table, for the windows that it shows as materialised.
+    """The metadata of a merge of one table, for the windows that the merge materialises.
 
     Attributes:
-        state: of the table after the merge; on every window.
-        figures: of the merge as a whole; on its newest window alone, so that sums and plots over
-            windows count each merge once.
-        windows: per window with changes of the table what is the window's own.
+        state: entries about the table after the merge, for every window.
+        figures: entries about the whole merge, for its newest window only, so that sums and plots
+            over windows count each merge once.
+        windows: entries about each window with changes of the table.
     """
 
     state: Mapping[str, Any]
@@ -117,7 +116,7 @@ class MergeMetadata:
         """Describe a merge.
 
         Args:
-            windows: what is recorded of the windows to be shown.
+            windows: summaries of the windows to materialise.
         """
         state: dict[str, Any] = {
             THROUGH_METADATA: through.key,
@@ -136,12 +135,12 @@ class MergeMetadata:
         return cls(state, _merge_figures(report), changed, through.key)
 
     def for_window(self, key: str) -> dict[str, Any]:
-        """Return the metadata of a window besides the state."""
+        """Return the metadata of a window without the state."""
         return {**self.windows.get(key, {}), **(self.figures if key == self.newest else {})}
 
     @property
     def shown_apart(self) -> set[str]:
-        """The windows that show more than the state."""
+        """The windows that have more metadata than the state."""
         return {*self.windows, self.newest}
 
 
@@ -173,7 +172,7 @@ def _merge_figures(report: MergeReport) -> dict[str, Any]:
 
 
 def changes_table(counts: Mapping[str, Mapping[str, int]]) -> dg.TableMetadataValue:
-    """Show rows by table and operation."""
+    """Return a metadata table of the rows by table and operation."""
     columns = [dg.TableColumn("table", "string")]
     columns += [dg.TableColumn(name, "int") for name in _OPERATIONS.values()]
     records = [

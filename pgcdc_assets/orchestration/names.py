@@ -1,4 +1,4 @@
-"""Names of a capture's jobs, sensors, resources and pools, in one place so that all parts agree."""
+"""Names of a capture's jobs, sensors, resources and pools."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pgcdc_assets.table_name import output_name
 
 @dataclass(frozen=True)
 class Names:
-    """What the parts of one capture are called in Dagster."""
+    """The names of one capture's parts in Dagster."""
 
     name: str
 
     @classmethod
     def of(cls, capture: CdcCapture) -> Names:
-        """Name the parts of a capture."""
+        """Return the names of a capture."""
         return cls(capture.name)
 
     @property
@@ -50,12 +50,12 @@ class Names:
 
     @property
     def maintenance_job(self) -> str:
-        """Removes what is old and tidies up; its schedule has the same name."""
+        """Deletes expired data and compacts tables; its schedule has the same name."""
         return f"{self.name}_upkeep"
 
     @property
     def land_step(self) -> str:
-        """Step: lands windows, in whatever job."""
+        """Step: lands windows, in every job."""
         return f"{self.name}_land_windows"
 
     @property
@@ -75,7 +75,7 @@ class Names:
 
     @property
     def merge_sensor(self) -> str:
-        """Asks for merges."""
+        """Requests merges."""
         return f"{self.name}_merges"
 
     @property
@@ -100,29 +100,29 @@ class Names:
 
     @property
     def snapshot_pool(self) -> str:
-        """Pool: one copying run; it does not hold up the capture."""
+        """Pool: one snapshot run, beside captures and merges."""
         return f"pgcdc/{self.name}/snapshot"
 
     @property
     def maintenance_pool(self) -> str:
-        """Pool: one run that tidies up; it holds up neither capture nor merge."""
+        """Pool: one maintenance run, beside captures and merges."""
         return f"pgcdc/{self.name}/upkeep"
 
     @property
     def merge_pool(self) -> str:
-        """Pool: one writer of the SCD tables, which one step merges together."""
+        """Pool: one run that writes SCD tables."""
         return f"pgcdc/{self.name}/tables"
 
 
 @dataclass(frozen=True)
 class StepKeys:
-    """Keys that a step's assets are defined under, and exchanged for their own afterwards.
+    """Temporary keys of a step's assets, which are replaced after the definition of the step.
 
-    Dagster makes names of inputs and outputs of the keys that its decorators are given: of
-    characters that it does not take there, and the same ones for `a-b` and `a_b`.
+    Dagster's decorators derive names of inputs and outputs from asset keys. The names cannot have
+    all characters of a key, and `a-b` and `a_b` would have the same name.
 
     Attributes:
-        checks: names of the checks of the assets in the step.
+        checks: names of the checks of the step's assets.
     """
 
     capture: str
@@ -130,18 +130,18 @@ class StepKeys:
     own: dict[dg.AssetKey, dg.AssetKey] = field(default_factory=dict)
 
     def key(self, layer: str, table: CdcTable, own: dg.AssetKey) -> dg.AssetKey:
-        """Return the key to define a table's asset under."""
+        """Return the temporary key of a table's asset."""
         names = (self.capture, layer, table.schema, table.table)
         key = dg.AssetKey([output_name(names, tuple(self.checks))])
         self.own[key] = own
         return key
 
     def sources(self, own: Mapping[CdcTable, dg.AssetKey]) -> list[dg.AssetKey]:
-        """Return the keys to depend on for the source tables."""
+        """Return the temporary keys of the source tables."""
         return [self.key("source", table, key) for table, key in own.items()]
 
     def restore(self, definition: dg.AssetsDefinition) -> dg.AssetsDefinition:
-        """Replace the keys of a step by the keys of assets, checks and dependencies."""
+        """Replace the temporary keys by the keys of assets, checks and dependencies."""
         restored = definition.with_attributes(asset_key_replacements=self.own)
         if isinstance(definition, dg.AssetChecksDefinition):
             return checks_definition(restored)

@@ -1,4 +1,4 @@
-"""Partitions: keys that an instance lacks, keys to delete, keys of one run, and their mapping."""
+"""Partition keys: those that an instance lacks, those to delete, those of a run; their mapping."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pgcdc_assets.raw.zone import RawZone
 
 MAX_ADOPTED = 500
 
-# Each takes 16 ms in Dagster's books: a merge after a quiet night, in which other databases moved
-# the WAL on, has thousands of windows to show for each table.
+# Dagster's storage needs 16 ms for each. A merge after hours in which only other databases wrote
+# has thousands of windows for each table.
 MAX_MATERIALIZATIONS = 1_000
 PARTITION_TAG = "dagster/partition"
 RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
@@ -43,10 +43,9 @@ class SpecificPartitionsPartitionMapping(dg.SpecificPartitionsPartitionMapping):
 def find_unknown_windows(
     zone: RawZone, epoch: Epoch, known: Sequence[LsnWindow], through: Position
 ) -> list[WindowSummary]:
-    """List landed windows above an instance's newest key, the newest ones when there are very many.
+    """List landed windows above an instance's newest key, up to a limit the newest windows.
 
-    A lake outlives an instance: under a new DAGSTER_HOME the windows are there and their keys are
-    not.
+    A new DAGSTER_HOME has no keys for the windows of an existing lake.
     """
     newest = max((window.end_position for window in known), default=Position(0, Lsn(0)))
     if newest >= through:
@@ -60,7 +59,7 @@ def find_unknown_windows(
 def find_surplus_keys(
     windows: Sequence[LsnWindow], keep: int, merged_through: Position | None
 ) -> list[str]:
-    """List the oldest keys above the number to keep, as far as every table has them merged."""
+    """List the oldest keys beyond the number to keep that are merged into every table."""
     surplus = len(windows) - keep
     if surplus <= 0 or merged_through is None:
         return []
@@ -69,17 +68,17 @@ def find_surplus_keys(
 
 
 def find_shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequence[LsnWindow]:
-    """Keep the newest of the windows that a merge folds: those that it shows as materialised."""
+    """Return the newest of the windows that a merge folds, which the merge materialises."""
     return windows[-max(1, MAX_MATERIALIZATIONS // max(1, asset_count)) :]
 
 
 def build_range_tags(first: str, last: str) -> dict[str, str]:
-    """Tags that make a run cover all partitions from one key through another."""
+    """Return the tags of a run that covers all partitions from one key through another."""
     return dict(zip(RANGE_TAGS, (first, last), strict=True))
 
 
 def covered_keys(tags: Mapping[str, str], order: Sequence[str]) -> list[str]:
-    """List the partitions of a run by its tags: one, a range, or all where they do not say."""
+    """List the partitions of a run by its tags: one partition, a range, or all partitions."""
     one = tags.get(PARTITION_TAG)
     if one is not None:
         return [one]
@@ -90,7 +89,7 @@ def covered_keys(tags: Mapping[str, str], order: Sequence[str]) -> list[str]:
 
 
 def group_neighbours(order: Sequence[str], wanted: Sequence[str]) -> list[tuple[str, str]]:
-    """Group wanted keys that follow each other, as (first, last)."""
+    """Group adjacent keys as (first, last)."""
     groups: list[tuple[str, str]] = []
     previous = -2
     for index, key in enumerate(order):

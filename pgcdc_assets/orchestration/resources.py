@@ -1,7 +1,7 @@
 """Dagster resources of a capture: source database, lake, Spark.
 
-All are lazy: nothing connects when definitions load or a run starts, only when an asset or a sensor
-uses the resource.
+The resources are lazy: a connection or a session is opened when an asset or a sensor uses the
+resource, not when definitions load or a run starts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PostgresResource(dg.ConfigurableResource[None]):
     lock_timeout_ms: int = 10_000
 
     def settings(self) -> ConnectionSettings:
-        """Return what a connection needs.
+        """Return the connection settings.
 
         Raises:
             ConfigurationError: no connection string is set, and no embedded server runs.
@@ -62,7 +62,7 @@ class PostgresResource(dg.ConfigurableResource[None]):
 
 
 class LakeResource(dg.ConfigurableResource[None]):
-    """The place of raw zone and SCD tables."""
+    """The lake, which has the raw zone and the SCD tables."""
 
     uri: str | None = Field(
         default=None,
@@ -85,7 +85,7 @@ class LakeResource(dg.ConfigurableResource[None]):
 
 
 class SparkResource(dg.ConfigurableResource[None]):
-    """The Spark session of merges: on a Spark Connect server, or inside the process."""
+    """The Spark session of merges, on a Spark Connect server or inside the process."""
 
     remote: str | None = Field(
         default=None,
@@ -98,13 +98,13 @@ class SparkResource(dg.ConfigurableResource[None]):
     )
 
     def session(self) -> SparkSession:
-        """Return the session, started at the first call.
+        """Return the session. The first call starts the session.
 
         Raises:
             ConfigurationError: this process has an embedded session and cannot use a server.
             TransientError: the server does not answer.
         """
-        # Here, because definitions must load without dagster-pyspark and Spark.
+        # Import here: definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
         from pgcdc_assets.spark.session import connecting, release_at_exit, runs_embedded

@@ -1,4 +1,4 @@
-"""A capture's settings as metadata of its raw asset, where every code location can be asked."""
+"""A capture's settings as metadata of its raw asset, for tools that load a code location."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_capture_settings(metadata: Any) -> CdcCapture:
 
 
 def _lists(value: Any) -> Any:
-    """Turn tuples into lists, which is what JSON has."""
+    """Convert tuples to lists, because JSON has no tuples."""
     if isinstance(value, dict):
         return {key: _lists(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

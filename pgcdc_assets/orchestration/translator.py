@@ -1,6 +1,6 @@
-"""Names and descriptions of the assets: one method to override.
+"""Keys and descriptions of the assets, with one method to override.
 
-The key of an asset is its path in the lake, so that each leads to the other.
+The key of an asset is its path in the lake.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AssetData:
 
     @property
     def key(self) -> dg.AssetKey:
-        """The default asset key; names are encoded as in the folders of the lake."""
+        """The default asset key; its names are encoded like the folders of the lake."""
         if self.table is None:
             return dg.AssetKey([self.capture.name, self.layer.value])
         names = encode_name(self.table.schema), encode_name(self.table.table)
@@ -64,7 +64,7 @@ class PgcdcTranslator:
     """
 
     def get_asset_spec(self, data: AssetData) -> dg.AssetSpec:
-        """Return the specification of one asset, without dependencies and partitions."""
+        """Return the specification of an asset, without dependencies and partitions."""
         describe = {
             Layer.SOURCE: _source,
             Layer.RAW: _raw,
@@ -128,7 +128,7 @@ def _scd1(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
 
 
 def _rows(table: CdcTable) -> str:
-    """The meaning of one row of a current image, according to the settings."""
+    """Describe the rows of a current image, according to the settings."""
     if table.key is not None:
         return f"one row for each key ({', '.join(table.key)})"
     if table.without_key == "log":

@@ -1,9 +1,8 @@
-"""The rule about columns that were added with a default: the rows from before hold a value there.
+"""The rule about columns that were added with a default: older rows have the default.
 
-Postgres gives the default to every row that is older than the column (decision 19). A row of the
-table whose change comes before the column was first seen was not written since, so NULL in the
-column is a default that is missing. For a column `n` of SCD1, first seen at LSN 4096 of epoch 1,
-such rows are
+Postgres gives the default to every row that is older than the column (decision 19). If the change
+of a row is older than the column, the source has not written the row since, so NULL in the column
+is a missing default. For a column `n` of SCD1, first seen at LSN 4096 of epoch 1, such rows are
 
     `n` IS NULL AND try_element_at(_rescued, 'n') IS NULL AND _lsn >= <start of epoch 1>
     AND _lsn < 4096
@@ -32,7 +31,7 @@ class AddedColumn:
     """A column that was added with a default.
 
     Attributes:
-        since: where it was first seen.
+        since: the position of the first relation version with the column.
     """
 
     name: str
@@ -60,8 +59,8 @@ def find_added_columns(
         return []
     snapshot_lsns: set[Lsn] = set()
     if table.keeps_history(scd):
-        # A snapshot may be the first to show a column that changes before it have: nothing tells
-        # then which older rows have the default.
+        # Changes before a snapshot may have a column that the snapshot is the first to show. Then
+        # the rows that need the default are unknown.
         snapshot_lsns = {
             snapshot.snapshot_lsn
             for snapshot in zone.snapshots.complete_snapshots(epoch)
@@ -88,9 +87,9 @@ def count_missing(
     """Count the rows that lack the default of a column.
 
     Args:
-        rows: of the table.
-        epoch: the newest one of the table.
-        tracked: columns whose change opens a version of a history; None: all.
+        rows: the table's rows.
+        epoch: the table's newest epoch.
+        tracked: columns whose change opens a version of a history; None: all columns.
     """
     missing = " OR ".join(
         f"({identifier(column.name)} IS NULL "
@@ -104,14 +103,14 @@ def count_missing(
 def _is_older(
     names: Sequence[str], column: AddedColumn, epoch: Epoch, tracked: Sequence[str] | None
 ) -> str:
-    """Write the SQL that a row holds what was there before the column."""
+    """Write the SQL of whether a row is older than the column."""
     since, start = int(column.since), int(epoch.start_lsn)
     if "_valid_from_lsn" in names:
         made = f"_valid_from_lsn >= {start} AND _valid_from_lsn < {since}"
         if "_valid_from_epoch" in names:
             made += f" AND _valid_from_epoch = {epoch.epoch}"
         if tracked is not None and column.name not in tracked:
-            # A change of the column alone opens no version: it is written into the current one.
+            # A change of the column alone opens no version, but updates the current version.
             made += f" AND _valid_to_lsn <= {since}"
         return made
     made = f"_lsn >= {start} AND _lsn < {since}"

@@ -23,10 +23,10 @@ _PRINTED_ALIKE = frozenset({"tinyint", "smallint", "int", "bigint", "date", "tim
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column that both sides have.
+    """A column that source and target have.
 
     Attributes:
-        text: Spark SQL of its text; NULL for NULL.
+        text: Spark SQL of the column's text; NULL for NULL.
     """
 
     source: DigestedColumn
@@ -39,7 +39,7 @@ class ComparedColumn:
 
 
 def pair_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedColumn]:
-    """Pair the source's columns with the target's, those that both have.
+    """Pair the columns that source and target have.
 
     Args:
         types: the target's Spark types by column.
@@ -65,16 +65,16 @@ def pair_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedC
 
 
 def key_indexes(columns: Sequence[ComparedColumn], key: Sequence[str]) -> list[int]:
-    """Return the indexes of the key's columns; without a key, of all columns."""
+    """Return the indexes of the key's columns, or of all columns for a table without a key."""
     order = {column.name: index for index, column in enumerate(columns)}
     return [order[name] for name in key if name in order] or list(range(len(columns)))
 
 
 def spark_text(kind: str, value: str) -> str | None:
-    """Write a typed value's text; None for a type that is not known here.
+    """Write the SQL of a typed value's text; None for an unknown type.
 
     Args:
-        kind: as Spark's `simpleString` names the type.
+        kind: the type as Spark's `simpleString` names it.
         value: SQL of the value.
     """
     if kind == "string":
@@ -84,7 +84,7 @@ def spark_text(kind: str, value: str) -> str | None:
     if kind in _PRINTED_ALIKE or kind.startswith("decimal("):
         return f"CAST({value} AS STRING)"
     if kind == "timestamp":
-        # The session's time zone is UTC, and so is that of our connections to Postgres.
+        # The session and our connections to Postgres have the time zone UTC.
         return f"concat(CAST({value} AS STRING), '+00')"
     if kind == "binary":
         return rf"concat(r'\x', lower(hex({value})))"
@@ -115,13 +115,13 @@ def _bits(printed: str, value: str) -> str:
 
 
 def _array(element: str, value: str) -> str | None:
-    """Write an array as array_out does (src/backend/utils/adt/arrayfuncs.c), one dimension."""
+    """Write a one-dimensional array like array_out (src/backend/utils/adt/arrayfuncs.c)."""
     text = spark_text(element, "e")
     if text is None:
         return None
     texts = f"transform({value}, e -> {text})"
     if element == "string" or element in {"binary", "timestamp", "timestamp_ntz"}:
-        # Quoted: what is empty, spells NULL, or holds a delimiter, brace, quote, backslash, blank.
+        # array_out quotes an empty text, NULL, and delimiters, braces, quotes, backslashes, blanks.
         odd = r"""r'[{}",\\ \t\n\r\x0B\f]'"""
         escaped = r"""regexp_replace(q, r'(["\\])', r'\\$1')"""
         quoted = f"concat('\"', {escaped}, '\"')"

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 NAMED_ROWS = 20
 
-# Small tables that are compared together; each takes a connection to the source.
+# Number of small tables that are compared together, each over a connection to the source.
 _SIDE_BY_SIDE = 5
 
-# The columns of at most so many differing rows of both sides are compared.
+# Maximum number of differing rows whose columns are compared.
 _EXAMINED_ROWS = 200
 
-# Rows of differing buckets whose digests are fetched at a time, and at all.
+# Rows of differing buckets whose digests are read at a time, and in total.
 _ROWS_A_PASS = 500_000
 _PASSES = 8
 
@@ -93,8 +93,8 @@ def compare_tables(
 ) -> Iterator[Comparison | ComparisonFailure]:
     """Compare tables with the source, all as of the moment, and yield in their order.
 
-    Small tables are summed up several at a time, by one query. An error of one table, which
-    `compare_at` raises, is yielded and holds up no other table.
+    One query sums up several small tables. The error of a table that `compare_at` would raise is
+    yielded, and the other tables are compared.
     """
     from pgcdc_assets.spark.session import own_sessions
 
@@ -118,11 +118,11 @@ def compare_tables(
 
 @dataclass(frozen=True)
 class _Member:
-    """A table that is compared beside others.
+    """A table that is compared together with other tables.
 
     Attributes:
-        frame: the rows of its version; None where there is an error.
-        digits: hex digits that name a bucket of its rows.
+        frame: the rows of the table's version; None after an error.
+        digits: number of hex digits of a bucket's name.
     """
 
     table: CdcTable
@@ -134,7 +134,7 @@ class _Member:
 
 @dataclass(frozen=True)
 class _Run:
-    """What all tables of one call have in common."""
+    """The state that all tables of one call share."""
 
     session: SparkSession
     settings: ConnectionSettings
@@ -144,7 +144,7 @@ class _Run:
     named_rows: int
 
     def open_target(self, table: CdcTable, version: TargetVersion | PgcdcError) -> _Member:
-        """Open the table's version; a small one is read at once, and needs no job of Spark."""
+        """Open the table's version. A small version is read here, without a Spark job."""
         if isinstance(version, PgcdcError):
             return _Member(table, error=version)
         try:
@@ -160,7 +160,7 @@ class _Run:
         return _Member(table, frame, _digits(frame.count() if rows is None else rows), False)
 
     def compare(self, members: Sequence[_Member]) -> Iterator[Comparison | ComparisonFailure]:
-        """Compare tables, whose buckets both servers sum up at the same time."""
+        """Compare tables; both servers sum up the buckets at the same time."""
         with ExitStack() as held, ThreadPoolExecutor(1, "pgcdc-verify") as pool:
             sides = [self._open_source(held, n, member) for n, member in enumerate(members)]
             opened = [side for side in sides if isinstance(side, _TableComparison)]
@@ -182,7 +182,7 @@ class _Run:
     def _open_source(
         self, held: ExitStack, number: int, member: _Member
     ) -> _TableComparison | PgcdcError:
-        """Open the source's side of a table, until the stack is closed."""
+        """Open the source of a table until the stack is closed."""
         if member.frame is None:
             assert member.error is not None
             return member.error
@@ -213,7 +213,7 @@ class _Run:
 
 
 def _lacking(relation: Relation, frame: DataFrame) -> list[str]:
-    """Name the columns that only one side has."""
+    """Return the names of the columns that only source or target has."""
     source = [column.name for column in relation.columns]
     ours = {name for name, _, _ in SOFT_DELETE_COLUMNS}
     return [name for name in source if name not in frame.columns] + [
@@ -222,7 +222,7 @@ def _lacking(relation: Relation, frame: DataFrame) -> list[str]:
 
 
 def _digits(rows: int) -> int:
-    """Choose how many hex digits name a bucket, so that few rows share one."""
+    """Choose the number of hex digits of a bucket name, so that few rows share a bucket."""
     digits = 1
     while digits < _MOST_DIGITS and rows > _ROWS_A_BUCKET * 16**digits:
         digits += 1
@@ -231,7 +231,7 @@ def _digits(rows: int) -> int:
 
 @dataclass
 class _TableComparison:
-    """The three steps over one table, and what they found."""
+    """The three steps for one table, and their findings."""
 
     source: SourceDigests
     target: TargetDigests
@@ -251,7 +251,7 @@ class _TableComparison:
     )
 
     def run(self, source: Mapping[str, Bucket], target: Mapping[str, Bucket]) -> None:
-        """Take the steps after the first one, whose sums are given."""
+        """Take the second and third step for the given sums of the first step."""
         self.source_rows = sum(bucket.row_count for bucket in source.values())
         self.target_rows = sum(bucket.row_count for bucket in target.values())
         differing = sorted(
@@ -293,7 +293,7 @@ class _TableComparison:
                 examined.append(key_digest)
 
     def _examine(self) -> None:
-        """Find out keys and columns of some of the differing rows."""
+        """Read keys and columns of some of the differing rows."""
         wanted = sorted({digest for digests in self._examined.values() for digest in digests})
         source = _by_key(self.source.details(wanted))
         target = _by_key(self.target.details(wanted))
@@ -302,7 +302,7 @@ class _TableComparison:
         }
         found = {name for rows in differences.values() for row in rows for name in row.columns}
         self.columns = [name for name in self.names if name in found]
-        # Some of each kind, before more of one.
+        # Report some rows of each kind of difference.
         in_turns = itertools.zip_longest(*differences.values())
         rows = [row for turn in in_turns for row in turn if row is not None]
         self.named = rows[: self.limit]
@@ -341,7 +341,7 @@ def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 def _differing_keys(
     source: Iterable[tuple[str, str]], target: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[DifferenceKind, str]]:
-    """Compare two streams of digests of key and row, sorted by key; several rows may share one."""
+    """Compare two streams of (key digest, row digest) in key order; rows may share a key."""
     ours, theirs = _runs(source), _runs(target)
     mine, other = next(ours, None), next(theirs, None)
     while mine is not None or other is not None:

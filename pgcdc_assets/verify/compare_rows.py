@@ -1,12 +1,11 @@
 """Comparison of the source with SCD1 as both are now, value by value, for idle tables.
 
-For tests and demonstrations: the comparison has no LSN, and keeps a digest of every row in memory.
-`compare_digests.py` compares tables of any size beside writers.
+The module serves tests and demonstrations: the comparison has no LSN, and keeps a digest of every
+row in memory. `compare_digests.py` compares tables of any size while writers commit.
 
-The source's rows come as Postgres's own texts in one snapshot; the target's rows come through
-delta-rs, without a JVM. The texts are read by `values.py` and not by the expressions that merged
-them, so a wrong conversion shows as well as a wrong row. Only digests of rows are held in memory,
-and the report names tables, columns and counts, and never a value.
+The source's rows are texts of Postgres from one snapshot. The target's rows are read by delta-rs,
+without a JVM. `values.py` converts the texts independently of the merge's expressions, so a wrong
+conversion is found like a wrong row. The report has tables, columns and counts, and no value.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from pgcdc_assets.verify.report import Comparison
 from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.values import Reader, Unreadable, comparable, reader_for
 
-# The columns of at most so many differing rows are compared.
+# Maximum number of differing rows whose columns are compared.
 _EXAMINED_ROWS = 1000
 
 
 @dataclass
 class _Entry:
-    """A row of the target: its digest, and the texts of values that its columns cannot hold."""
+    """A row of the target: its digest, and its rescued texts."""
 
     digest: bytes
     rescued: Mapping[str, str]
@@ -53,7 +52,7 @@ def compare_table(
     table: str,
     key: Sequence[str] | None = None,
 ) -> Comparison:
-    """Compare one table's SCD1 with the source as it is now.
+    """Compare the current rows of one table's SCD1 and of the source.
 
     Raises:
         ConfigurationError: the table is not published, has no key, or was never merged.
@@ -92,10 +91,10 @@ def compare_table(
 
 
 def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns that rows are compared by: as configured, the row key, or the whole row.
+    """Return the columns that identify rows: the configured key, the row key, or all columns.
 
     Raises:
-        ConfigurationError: there are none.
+        ConfigurationError: there is no such column.
     """
     found = tuple(key or relation.row_key) or tuple(c.name for c in relation.columns if c.is_key)
     if not found:
@@ -137,7 +136,7 @@ class _Sides:
         return _digest(self._source_values(row, rescued))
 
     def differing_columns(self, rows: Mapping[bytes, Sequence[str | None]]) -> list[str]:
-        """Name the columns in which rows differ, by reading those rows of the target again."""
+        """Return the names of differing columns, after reading the differing rows again."""
         if not rows:
             return []
         found: set[int] = set()
@@ -204,7 +203,7 @@ def _read(reader: Reader, text: str | None) -> Any:
     try:
         return reader(text)
     except Unreadable:
-        # As the target has it, where rows without a key are looked up by all they hold.
+        # Rows without a key are looked up by all their values, as the target has them.
         return ("rescued", text)
 
 

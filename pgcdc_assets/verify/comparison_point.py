@@ -1,8 +1,8 @@
 """The moment of a comparison: a snapshot of the source, and its LSN.
 
-The creation of a logical slot returns both: exactly the transactions with a commit LSN below the
-slot's consistent point are visible in its snapshot. So the rows of the snapshot and a table folded
-through this LSN must be equal, also while writers commit.
+The creation of a logical slot returns a snapshot and an LSN, the consistent point: exactly the
+transactions with a commit LSN below the consistent point are visible in the snapshot. So the rows
+of the snapshot equal a table that is merged through this LSN, also while writers commit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Moment:
-    """Where both sides are compared.
+    """The moment at which source and target are compared.
 
     Attributes:
-        epoch: the epoch of the capture's slot that the LSN belongs to.
-        lsn: everything with a lower commit LSN is in the snapshot, and nothing else.
-        snapshot_name: usable by other sessions while the moment is held.
+        epoch: the epoch of the LSN.
+        lsn: the snapshot has exactly the transactions with a lower commit LSN.
+        snapshot_name: name of the snapshot for other sessions while the moment is held.
     """
 
     epoch: int
@@ -40,13 +40,12 @@ class Moment:
 
 @contextlib.contextmanager
 def source_moment(settings: ConnectionSettings, zone: RawZone, slot: str) -> Iterator[Moment]:
-    """Take a moment and hold it inside the block; the temporary slot is gone at once.
+    """Take a moment, and hold its snapshot inside the block. The temporary slot is dropped first.
 
-    A held snapshot keeps VACUUM on the source from removing rows that died since, as any long
-    query does.
+    Like a long query, a held snapshot keeps VACUUM on the source from removing dead rows.
 
     Args:
-        slot: the capture's slot; the temporary one is named after it.
+        slot: the capture's slot, from whose name the name of the temporary slot is made.
 
     Raises:
         ConfigurationError: nothing was captured yet, or no slot is free.

@@ -1,4 +1,4 @@
-"""What checking the invariants of an SCD table found."""
+"""The result of a check of an SCD table's invariants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgcdc_assets.lsn import Lsn
 
 
 class Rule(StrEnum):
-    """What is counted; each count has to be 0."""
+    """A rule, with a count of violations that has to be 0."""
 
     DUPLICATE_KEYS = "duplicate_keys"
     SEVERAL_CURRENT = "keys_with_several_current_rows"
@@ -25,14 +25,14 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Findings:
-    """Counts, and never a value of a row.
+    """Counts of violations, without a value of a row.
 
     Attributes:
-        has_key: the table has a merge key; without one only defaults of added columns are judged.
-        since: rows from this LSN on were looked at; None: all.
-        row_count: rows looked at.
-        violations: by rule that was judged.
-        not_judged: by rule that was not, the reason.
+        has_key: the table has a merge key. Without a key only the rule about added columns applies.
+        since: the rows from this LSN on were checked; None: all rows.
+        row_count: number of rows that were checked.
+        violations: counts by rule.
+        not_judged: reasons by rule that could not be checked.
     """
 
     schema: str
@@ -47,5 +47,5 @@ class Findings:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no rule that was judged is broken."""
+        """Whether no violation was found."""
         return not any(self.violations.values())

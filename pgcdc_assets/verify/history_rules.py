@@ -22,7 +22,7 @@ _VIEW = "pgcdc_versions"
 _LEAVING_VIEW = "pgcdc_leaving"
 _OLDER_VIEW = "pgcdc_older_versions"
 
-# A pair of current rows is not counted as an overlap: it is another rule's.
+# A pair of current rows violates the rule about current rows, and is not counted as an overlap.
 _OVERLAPS = (
     "following IS NOT NULL AND NOT (is_current AND following.is_current) AND "
     "(to_lsn IS NULL "
@@ -31,7 +31,7 @@ _OVERLAPS = (
     "= struct(following.from_epoch, following.from_lsn, following.ordinal))"
 )
 
-# SQL of what is counted, by name.
+# SQL of the counts, by name.
 _COUNTED = {
     "row_count": "true",
     "several_current": "place = 1 AND current_rows > 1",
@@ -44,17 +44,17 @@ _COUNTED = {
 
 @dataclass(frozen=True)
 class VersionCounts:
-    """What was counted.
+    """Counts of violations in a history.
 
-    Where neither LSNs nor stored epochs give the order of the rows, only the first three count.
+    If neither LSNs nor stored epochs give the order of the rows, only the first three are counted.
 
     Attributes:
-        row_count: rows looked at, without those that were looked up by key.
+        row_count: rows that were checked, without those that were found by their key.
         several_current: keys with more than one current row.
-        wrong_flag: rows whose `_is_current` is not what their end says.
+        wrong_flag: rows whose `_is_current` contradicts their end.
         overlapping: versions that end after the beginning of the next version of their key.
         reversed: versions that end before they begin, or have no beginning.
-        unexplained: ends without a successor that no change accounts for.
+        unexplained: ends without a successor and without a change that explains them.
     """
 
     row_count: int
@@ -70,11 +70,11 @@ class HistoryRules:
     """Checks one version of an SCD2 table.
 
     Attributes:
-        session: used by this call alone; its time zone is UTC.
+        session: a session for this call only, with the time zone UTC.
         history: the table's rows.
-        since: look at rows that began or ended at this LSN or above; None: at all.
-        judged: SQL over `to_lsn`: the end is one to judge.
-        leaving: the changes that account for such ends, see `unexplained_ends.py`.
+        since: check the rows that began or ended at this LSN or above; None: all rows.
+        judged: SQL over `to_lsn` of whether the end is checked.
+        leaving: the changes that explain such ends, see `unexplained_ends.py`.
     """
 
     session: SparkSession
@@ -97,9 +97,9 @@ class HistoryRules:
         return VersionCounts(**{name: found[name] for name in (*_COUNTED, "unexplained")})
 
     def _counting(self) -> str:
-        """Write the query: ends and the changes that account for them meet in groups by LSN.
+        """Write the query, which groups ends and the changes that explain them by LSN.
 
-        All other rows are one group more, without an LSN.
+        All other rows form one more group, without an LSN.
         """
         flags = ", ".join(
             f"IF({condition}, 1, 0) AS {name}" for name, condition in _COUNTED.items()
@@ -144,9 +144,10 @@ class HistoryRules:
         )
 
     def _epoch(self, *columns: str) -> str:
-        """Write the SQL of an epoch; a table of an earlier release has none before its next merge.
+        """Write the SQL of an epoch.
 
-        An epoch that was never stored comes before all others.
+        A table of an earlier release stores no epochs before its next merge. A missing epoch comes
+        before all other epochs.
         """
         if not set(columns) <= set(self.history.columns):
             return "0"
@@ -170,9 +171,9 @@ class HistoryRules:
         )
 
     def _older(self, within: str) -> tuple[int, int]:
-        """Count the current rows that a merge left behind under the keys that it touched.
+        """Count older current rows with the keys that a merge changed.
 
-        Beside a current row, and beside versions that have ended: that is an overlap.
+        Such a row beside a current row, or beside a later version that has ended, is a violation.
         """
         assert self.since is not None
         (

@@ -20,12 +20,12 @@ _OLDER_VIEW = "pgcdc_older_rows"
 def count_duplicates(
     session: SparkSession, image: DataFrame, key: MergeKey, since: Lsn | None
 ) -> tuple[int, int]:
-    """Count the rows looked at, and the keys among them that the table has more than once.
+    """Count the checked rows, and those of their keys that occur more than once in the table.
 
     Args:
-        session: used by this call alone; its time zone is UTC.
+        session: a session for this call only, with the time zone UTC.
         image: the table's rows.
-        since: look at rows from this LSN on; None: at all.
+        since: check the rows from this LSN on; None: all rows.
     """
     rows = image if since is None else image.where(f"_lsn >= {int(since)}")
     rows.selectExpr(*key.expressions()).createOrReplaceTempView(_VIEW)

@@ -51,17 +51,17 @@ def check_merged(
     *,
     whole_below_bytes: int = SMALL_BYTES,
 ) -> Findings:
-    """Check what a merge of an SCD table has touched.
+    """Check the rows that a merge of an SCD table changed.
 
     Args:
-        session: used by this call alone; its time zone is UTC.
-        table: with all its kinds of SCD table.
-        since: epoch and watermark before the merge; None: everything was touched.
-        whole_below_bytes: a table up to this size is looked at whole.
+        session: a session for this call only, with the time zone UTC.
+        table: the table with all its kinds of SCD table.
+        since: epoch and watermark before the merge; None: all rows are checked.
+        whole_below_bytes: all rows of a table up to this size are checked.
 
     Raises:
         ConfigurationError: the table was never merged.
-        TransientError: Spark could not look at it.
+        TransientError: Spark could not read the table.
     """
     return _Check(session, zone, table, scd, since, whole_below_bytes).run()
 
@@ -70,12 +70,12 @@ def check_all(session: SparkSession, zone: RawZone, table: CdcTable, scd: int) -
     """Check the whole of an SCD table.
 
     Args:
-        session: used by this call alone; its time zone is UTC.
-        table: with all its kinds of SCD table.
+        session: a session for this call only, with the time zone UTC.
+        table: the table with all its kinds of SCD table.
 
     Raises:
         ConfigurationError: the table was never merged.
-        TransientError: Spark could not look at it.
+        TransientError: Spark could not read the table.
     """
     return _Check(session, zone, table, scd, None, SMALL_BYTES, goes_back=True).run()
 
@@ -178,7 +178,7 @@ class _Check:
             self._compare_kinds(pinned, epochs, touched_from, is_ordered)
 
     def _check_defaults(self, pinned: TableVersion, epochs: Sequence[Epoch]) -> None:
-        """Count the rows that lack the default of an added column, if there is such a column."""
+        """Count the rows that lack the default of an added column."""
         touched_from = None if self._is_small(pinned) else self._touched_from(pinned, epochs)
         added = find_added_columns(self.zone, self.table, self.scd, pinned, touched_from)
         if not added:
@@ -216,13 +216,13 @@ class _Check:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn an error of Spark into one without its message, which may quote values of rows."""
+    """Return an error without the message of Spark's error, which may quote values of rows."""
     try:
         yield
     except PgcdcError:
         raise
     except Exception as error:
-        # Imported late: a check of a small table needs no Spark.
+        # Import late: a check of a small table needs no Spark.
         from pgcdc_assets.spark.errors import condition_of
 
         raise TransientError(

@@ -1,7 +1,7 @@
 """The key of a merge, as SQL over the rows of an SCD table.
 
-A key's type may not hold every text (a date has no infinity): then the column is NULL and the text
-is in `_rescued`, and both together are the key, as in the merge's own conditions.
+The type of a key column may be unable to hold a text (a date of Spark has no infinity). Then the
+column is NULL, the text is in `_rescued`, and both together are the key, as in the merge.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pgcdc_assets.spark.sql import WHOLE_NUMBER_BITS, between_sql, identifier, string
 
-# Types that hold every text of theirs, as `merge/fold/types.py` chooses them.
+# Types of `merge/fold/types.py` that hold every text of Postgres.
 _COMPLETE = frozenset({"string", "boolean", "smallint", "int", "bigint", "float", "double"})
 
 
@@ -28,13 +28,12 @@ class MergeKey:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """What the parts of a key are called in the SQL here: `k0`, `r0` where it may be rescued,
-        `k1` ..."""
+        """Names of the parts in the SQL: `k0`, `r0` (if the value may be rescued), `k1` ..."""
         return tuple(alias for alias, _ in self._parts())
 
     @property
     def listed(self) -> str:
-        """The aliases, to partition and group by."""
+        """The aliases as a list for PARTITION BY and GROUP BY."""
         return ", ".join(self.aliases)
 
     def expressions(self) -> list[str]:
@@ -51,10 +50,10 @@ class MergeKey:
         return tuple(f"key_{n}" for n in self._whole_numbers())
 
     def bounds(self, counts: str = "true") -> list[str]:
-        """Write the aggregates over the parts that `within` wants.
+        """Write the aggregates over the parts for `within`.
 
         Args:
-            counts: SQL that a row counts; in one that does not, the parts are NULL.
+            counts: SQL of whether a row counts; the parts of other rows are NULL.
         """
         aggregates = []
         for n in self._whole_numbers():
@@ -63,7 +62,7 @@ class MergeKey:
         return aggregates
 
     def bounds_of_groups(self) -> list[str]:
-        """Write the aggregates over groups that were aggregated so."""
+        """Write the aggregates over groups that `bounds` aggregated."""
         aggregates = []
         for n in self._whole_numbers():
             unknown = f"sum(unknown_{n}) AS unknown_{n}"
@@ -71,9 +70,9 @@ class MergeKey:
         return aggregates
 
     def within(self, found: Mapping[str, object]) -> str:
-        """Write the SQL that a row of the table may have one of the keys that were aggregated.
+        """Write the SQL of whether a row of the table may have one of the aggregated keys.
 
-        The bounds are literals, so that files without such keys are not opened.
+        The bounds are literals, so that Delta skips files without such keys.
         """
         parts = []
         for n, name in self._whole_numbers().items():

@@ -11,7 +11,7 @@ from pgcdc_assets.table_name import TableName
 
 
 class DifferenceKind(enum.Enum):
-    """How a row differs."""
+    """The kind of a difference."""
 
     MISSING = "missing"
     EXTRA = "extra"
@@ -20,11 +20,12 @@ class DifferenceKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One row that differs.
+    """A row that differs.
 
     Attributes:
-        key: texts of its key's columns: values of a row, for the user's terminal alone.
-        columns: where the two rows differ; empty where one side has none.
+        key: texts of the key's columns. These are values of a row: show them only on the user's
+            terminal.
+        columns: the columns that differ; empty if one side lacks the row.
     """
 
     kind: DifferenceKind
@@ -34,18 +35,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What comparing one table found.
+    """The result of the comparison of one table.
 
     Attributes:
-        missing: rows of the source whose key the target has not.
-        extra: rows of the target whose key the source has not.
-        differing: rows with the same key and other values.
-        columns: where the differing rows differ, and columns that one side lacks.
-        lsn: both sides were read at this LSN; None when they were read as they were.
+        missing: number of rows of the source without a row of the target with their key.
+        extra: number of rows of the target without a row of the source with their key.
+        differing: number of rows with the same key and other values.
+        columns: the columns that differ, and the columns that one side lacks.
+        lsn: the LSN of the comparison; None for a comparison of the current rows.
         key_columns: the columns that identify rows.
         differences: some of the rows that differ.
-        is_counted: all differing rows were counted; else there are so many that the three counts
-            are lower bounds.
+        is_counted: all differing rows were counted; otherwise the three counts are lower bounds.
     """
 
     schema: str
@@ -63,7 +63,7 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both sides hold the same rows."""
+        """Whether source and target have the same rows."""
         return not (self.missing or self.extra or self.differing or self.columns)
 
     @property
@@ -74,7 +74,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparisonFailure:
-    """A table that could not be compared; the others were not held up."""
+    """A table that could not be compared."""
 
     schema: str
     table: str

@@ -52,10 +52,10 @@ def find_pair(
     *,
     goes_back: bool,
 ) -> Pair | str:
-    """Find versions of both tables that can be compared, or say why there are none.
+    """Find comparable versions of both tables, or return the reason why there are none.
 
     Args:
-        goes_back: where one is ahead of the other, take an earlier version of it.
+        goes_back: if one table is ahead of the other, use an earlier version of that table.
     """
     name = table.qualified_name
     path = table_path(zone.lake, zone.name, table.schema, table.table, 1)
@@ -90,8 +90,8 @@ class PairComparison:
     """Compares a pair.
 
     Attributes:
-        session: used by this call alone; its time zone is UTC.
-        is_small: both tables are read as fast whole as in part.
+        session: a session for this call only, with the time zone UTC.
+        is_small: all rows of both tables are read, without a filter.
     """
 
     session: SparkSession
@@ -102,7 +102,7 @@ class PairComparison:
         """Count the current versions that are not rows of SCD1, value by value.
 
         Args:
-            since: compare the versions that began at this LSN or above; None: all.
+            since: compare the versions that began at this LSN or above; None: all versions.
         """
         history, image = self._history(), self._image()
         if since is not None:
@@ -136,19 +136,19 @@ class PairComparison:
         return rows.where(f"NOT coalesce({DELETED}, false)") if self._marks_deleted() else rows
 
     def _marks_deleted(self) -> bool:
-        """Whether SCD1 keeps deleted rows; a column of the source is in both tables."""
+        """Return whether SCD1 keeps deleted rows. Both tables have a source column of that name."""
         return DELETED in self.pair.image.columns and DELETED not in self.pair.history.columns
 
 
 def _content(history: DataFrame, image: DataFrame) -> str:
-    """Write the SQL of what is compared: the columns of the source that both tables have alike."""
+    """Write the SQL of the compared columns: source columns with the same type in both tables."""
     types = dict(image.dtypes)
     ours = {name for name, _, _ in SCD2_COLUMNS}
     columns = {
         name: kind for name, kind in history.dtypes if name not in ours and types.get(name) == kind
     }
     parts = [comparable_sql(identifier(name), kind.upper()) for name, kind in columns.items()]
-    # Maps cannot be compared; their order says nothing.
+    # Spark cannot compare maps, and the order of their entries has no meaning.
     listed = ", ".join(map(string, columns))
     parts.append(f"array_sort(filter(map_entries(_rescued), entry -> entry.key IN ({listed})))")
     return f"struct({', '.join(f'{part} AS compared_{n}' for n, part in enumerate(parts))})"

@@ -16,7 +16,7 @@ from pgcdc_assets.raw.lake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What one message to a Spark server carries and the driver plans without effort.
+# Limit of the bytes that are sent to Spark in one message.
 _SMALL_BYTES = 2 << 20
 SMALL_ROWS = 20_000
 _SMALL_MEMORY = 16 << 20
@@ -30,7 +30,7 @@ class SmallTable:
     """The rows of one version.
 
     Attributes:
-        schema: as Delta writes it, and Spark reads it: in JSON.
+        schema: the schema in the JSON of Delta's log, which Spark reads.
     """
 
     rows: pa.Table
@@ -44,7 +44,7 @@ def row_limit(table: DeltaTable) -> int | None:
 
 
 def read_small(table: DeltaTable) -> SmallTable | None:
-    """Read a version of a table whole; None where it is not small, or delta-rs cannot read it."""
+    """Read all rows of a version; None if the table is large, or delta-rs cannot read the table."""
     files = pa.table(table.get_add_actions(flatten=True))
     rows = row_limit(table)
     size = int(pc.sum(files.column("size_bytes")).as_py() or 0)
@@ -53,18 +53,18 @@ def read_small(table: DeltaTable) -> SmallTable | None:
     try:
         schema = table.schema()
         found = pa.RecordBatchReader.from_stream(table.scan()).read_all()
-        # As the table's types are, and not as the engine holds them.
+        # Use the types of the table, not those of the engine.
         found = found.cast(pa.schema(schema.to_arrow()))
     except (DeltaError, pa.ArrowException, OSError):
-        # Spark may read it, or says what is wrong with it.
+        # Spark may be able to read the table, or raises the error.
         return None
     return SmallTable(found, schema.to_json()) if found.nbytes <= _SMALL_MEMORY else None
 
 
 def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
-    """Copy a version of a small table to another place; say whether it is one.
+    """Copy a version of a small table to another folder; return whether the table is small.
 
-    The copy carries what the merge reads of a table: columns and key.
+    The copy has what the merge reads of a table: rows, columns and key.
     """
     metadata = table.metadata()
     is_mapped = "delta.columnMapping.mode" in metadata.configuration
@@ -88,7 +88,7 @@ def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
 
 
 def local_rows(spark: SparkSession, small: SmallTable) -> DataFrame:
-    """Send rows of this process to Spark, with the types of the table's log."""
+    """Send rows to Spark, with the types of the table's log."""
     from pyspark.sql.types import StructType
 
     return spark.createDataFrame(small.rows, StructType.fromJson(json.loads(small.schema)))

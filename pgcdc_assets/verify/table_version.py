@@ -37,15 +37,16 @@ class TableVersion:
     """A version of an SCD table.
 
     Attributes:
-        watermarks: by epoch; every row of that epoch has a lower LSN, a copied one at most this.
+        watermarks: by epoch. Every changed row of the epoch has a lower LSN; a row of a snapshot
+            has at most this LSN.
         columns: names in order.
-        key: names of the merge key's columns; none for a table without a key.
-        relation_id: the OID of the source table; 0 where an earlier release did not note it.
+        key: names of the merge key's columns; empty for a table without a key.
+        relation_id: the OID of the source table; 0 if an earlier release did not record the OID.
         relation_version: the version of the relation that the columns follow.
-        size_bytes: of all files.
+        size_bytes: total size of all files.
         row_count: None if the log does not have the count.
         current_count: current rows of a history; None if the log does not have the count.
-        files: Parquet files that hold the rows as they are; None where Delta alone can read them.
+        files: Parquet files with the rows; None if only Delta can read the files.
     """
 
     path: str
@@ -62,7 +63,7 @@ class TableVersion:
 
     @property
     def watermark(self) -> Position | None:
-        """The newest epoch and how far it is merged."""
+        """The newest epoch and its watermark."""
         return max((Position(*mark) for mark in self.watermarks.items()), default=None)
 
     def is_ordered(self, epochs: Sequence[Epoch]) -> bool:
@@ -82,11 +83,11 @@ class TableVersion:
 def read_table_version(
     zone: RawZone, path: str, name: str, epochs: Sequence[Epoch], version: int | None = None
 ) -> TableVersion:
-    """Describe a version of an SCD table; the newest where none is given.
+    """Read the description of a version of an SCD table; the default is the newest version.
 
     Raises:
-        ConfigurationError: it was never merged, or is not a table of ours.
-        TableDamaged: files of it are missing or cut off.
+        ConfigurationError: the table was never merged, or is not an SCD table.
+        TableDamaged: files of the table are missing or truncated.
     """
     table = open_merged(zone, path, name)
     with explain_read_errors(path):
@@ -130,8 +131,8 @@ def read_pinned(session: SparkSession, pinned: TableVersion, *, is_small: bool) 
     """Read the rows of the version.
 
     Args:
-        is_small: name the files to Spark, where they can be read so. To let Delta find them takes
-            two Spark jobs for each query, which is more than to read a small table.
+        is_small: pass the Parquet files to Spark if possible. Delta would need two Spark jobs for
+            each query to find the files, which is more work than to read a small table.
     """
     rows = read_version(session, TargetVersion(pinned.path, pinned.version))
     if not is_small or not pinned.files:
@@ -141,7 +142,7 @@ def read_pinned(session: SparkSession, pinned: TableVersion, *, is_small: bool) 
 
 
 def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ...] | None:
-    """Return the addresses of the files, if their columns have the table's names and types."""
+    """Return the URIs of the files if their columns have the table's names and types."""
     protocol = table.protocol()
     features = set(protocol.reader_features or ())
     if protocol.min_reader_version == 2 or not features <= _PLAIN_FEATURES:
@@ -171,17 +172,17 @@ def _hidden_rows(table: DeltaTable) -> dict[str, int]:
 
 
 def _file_name(path: str) -> str:
-    """Take a file's name, which is unique in a table, off its path or address."""
+    """Return the name of a file, which is unique in a table."""
     return path.rpartition("/")[2]
 
 
 def open_merged(zone: RawZone, path: str, name: str, version: int | None = None) -> DeltaTable:
-    """Open an SCD table as of a version; the newest where none is given.
+    """Open a version of an SCD table; the default is the newest version.
 
     Raises:
-        ConfigurationError: it was never merged.
-        TableDamaged: its log cannot be read.
-        TransientError: the version is gone.
+        ConfigurationError: the table was never merged.
+        TableDamaged: the table's log cannot be read.
+        TransientError: the version no longer exists.
     """
     table = open_table(zone.lake, path)
     if table is None:

@@ -1,7 +1,7 @@
-"""Digests of an SCD1 table's rows, computed by Spark like Postgres computes the source's.
+"""Digests of an SCD1 table's rows, computed by Spark; Postgres computes those of the source.
 
 `postgres/digests.py` defines a digest. All queries are SQL over one temporary view of a separate
-session, so that they run on every kind of session.
+session, so that the queries run on every kind of session.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 _VIEW = "pgcdc_verified_"
 
-# A row that the source deleted, where the table keeps such rows.
+# The mark of a deleted row in a table with soft deletes.
 
 
 @dataclass(frozen=True)
 class TargetVersion:
-    """One version of a Delta table that holds an SCD1 table's rows."""
+    """A version of a Delta table with the rows of an SCD1 table."""
 
     path: str
     version: int | None = None
 
 
 class TargetDigests:
-    """Asks Spark for digests of one table's rows.
+    """Queries of the digests of one table's rows.
 
     Args:
-        session: used by this call alone; its time zone is UTC.
-        number: unlike that of all other tables that are compared in the session at a time.
+        session: a session for this call only, with the time zone UTC.
+        number: a number that is unique among the tables compared in the session.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TargetDigests:
         )
 
     def buckets_sql(self, digits: int) -> str:
-        """Write the query that sums up the rows of each bucket that has any."""
+        """Write the query that sums up the rows of each bucket."""
         part = "sum(CAST(conv(substr(row_digest, {}, 8), 16, 10) AS BIGINT))"
         return (
             f"SELECT substr(key_digest, 1, {digits}) AS bucket, count(*) AS row_count, "
@@ -105,7 +105,7 @@ def sum_buckets(
     """Sum up the buckets of several tables in one query.
 
     Args:
-        tables: each with the hex digits that name a bucket of its rows.
+        tables: tables, each with the number of hex digits of a bucket's name.
     """
     parts = [
         f"SELECT {number} AS number, * FROM ({digests.buckets_sql(digits)})"
@@ -120,7 +120,7 @@ def sum_buckets(
 
 
 def read_version(session: SparkSession, target: TargetVersion) -> DataFrame:
-    """Read a version of a table; the newest where none is given."""
+    """Read a version of a table; the default is the newest version."""
     reader = session.read.format("delta")
     if target.version is not None:
         reader = reader.option("versionAsOf", str(target.version))
@@ -129,7 +129,7 @@ def read_version(session: SparkSession, target: TargetVersion) -> DataFrame:
 
 def _piece(index: int) -> str:
     text = f"text_{index}"
-    # The form of bytes that are not UTF-8, see `protocol/utf8.py`: U+0000, `\x` and hex.
+    # The form of bytes that are not UTF-8 (`protocol/utf8.py`): U+0000, `\x` and hex.
     hex_digits = f"substr({text}, 4)"
     return (
         f"CASE WHEN startswith({text}, '\\u0000') "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SCD = 1
 
-# Versions looked at, newest first, before the table is built from raw instead.
+# Number of versions to examine, newest first, before the table is built from raw.
 _VERSIONS = 200
 
 
@@ -47,10 +47,9 @@ def targets_at(
 ) -> Iterator[list[TargetVersion | PgcdcError]]:
     """Find or build, for each table, a Delta table with the contents of SCD1 at a moment.
 
-    In the place of a version is the error of a table that has none: a ConfigurationError if the
-    table was never merged, a DefiniteError if what the raw zone holds cannot be folded into the
-    table, a TransientError if the fold failed for another reason. All tables that need a fold are
-    folded by one merge.
+    A table without such a version has an error instead: a ConfigurationError if the table was never
+    merged, a DefiniteError if the changes of the raw zone cannot be folded into the table, a
+    TransientError if the fold failed for another reason. One merge folds all tables that need it.
     """
     with staging_root(zone.lake, zone.name, VERIFY) as root:
         found: list[TargetVersion | PgcdcError | None] = []
@@ -70,7 +69,7 @@ def targets_at(
 def _find_or_stage(
     spark: SparkSession, zone: RawZone, table: CdcTable, moment: Moment, root: str
 ) -> TargetVersion | None:
-    """Find the version of a table; None after staging an earlier one, which has to be folded.
+    """Find the version of a table; None if an earlier version was staged and needs a fold.
 
     Raises:
         ConfigurationError: the table was never merged.
@@ -89,7 +88,7 @@ def _find_or_stage(
             f"CREATE TABLE {delta_table(staged)} SHALLOW CLONE {delta_table(path)} "
             f"VERSION AS OF {version}"
         )
-    # The copy has the rows of the table, and none of its application transactions.
+    # The copy has the table's rows, but not its application transactions.
     advance_watermark(zone, staged, None, Position(moment.epoch, watermark))
     return None
 
@@ -97,7 +96,7 @@ def _find_or_stage(
 def version_through(
     zone: RawZone, table: DeltaTable, path: str, epoch: int, lsn: Lsn
 ) -> tuple[int, Lsn] | None:
-    """Find the newest version with a watermark at or below the LSN; None when the log has none."""
+    """Find the newest version with a watermark at or below the LSN; None without such a version."""
     for _ in range(_VERSIONS):
         try:
             watermark = read_watermarks(zone, table, path, [epoch]).get(epoch)
@@ -117,7 +116,7 @@ def version_through(
 
 
 def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn) -> bool:
-    """Whether nothing happened to the table between a watermark and the moment."""
+    """Return whether the table has no change between a watermark and the moment."""
     for copy in zone.snapshots.complete_snapshots(moment.epoch):
         if copy.name == table.name and watermark < copy.snapshot_lsn <= moment.lsn:
             return False

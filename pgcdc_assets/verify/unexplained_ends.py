@@ -37,8 +37,8 @@ class ExplainableEnds:
     """The ends that the raw zone can explain.
 
     Attributes:
-        ranges: LSNs of an epoch, from and without end, that the raw zone still has.
-        snapshot_at: LSNs of snapshots, which may remove any key.
+        ranges: half-open LSN ranges of an epoch whose changes the raw zone still has.
+        snapshot_at: LSNs of snapshots. A snapshot may remove any key.
     """
 
     schema: str
@@ -48,7 +48,7 @@ class ExplainableEnds:
     snapshot_at: tuple[Lsn, ...]
 
     def condition(self, column: str) -> str:
-        """Write the SQL that an LSN is one to judge."""
+        """Write the SQL of whether an end at an LSN is checked."""
         within = _any(f"({column} >= {int(s)} AND {column} < {int(e)})" for _, s, e in self.ranges)
         if not self.snapshot_at:
             return within
@@ -63,7 +63,7 @@ def find_explainable_ends(
     epochs: Sequence[Epoch],
     since: Lsn | None,
 ) -> ExplainableEnds:
-    """Find the ends to judge: those since an LSN, as far as retention left their changes."""
+    """Find the ends to check: ends since an LSN whose changes the raw zone still has."""
     ranges = []
     for epoch in epochs:
         watermark = pinned.watermarks.get(epoch.epoch)
@@ -82,7 +82,7 @@ def find_explainable_ends(
 def read_leaving_changes(
     session: SparkSession, zone: RawZone, judged: ExplainableEnds
 ) -> DataFrame:
-    """Read the changes that may have taken a key away: `commit_lsn` and `is_truncate`."""
+    """Read the changes that may have removed a key: `commit_lsn` and `is_truncate`."""
     files = {
         file
         for epoch, start, end in judged.ranges
@@ -113,7 +113,7 @@ def read_leaving_changes(
 
 
 def _key_changes(versions: Sequence[RelationVersion], key: Sequence[str]) -> str:
-    """Write the SQL of whether the old tuple has another key; true if unknown."""
+    """Write the SQL of whether the key of the old tuple differs; true if this is unknown."""
     conditions: dict[str, list[str]] = {}
     for version in versions:
         names = [column.name for column in version.relation.columns]
@@ -130,9 +130,9 @@ def _key_changes(versions: Sequence[RelationVersion], key: Sequence[str]) -> str
 
 
 def _differs(position: int) -> str:
-    """Write the SQL that both tuples have another text at a position.
+    """Write the SQL of whether two tuples have different texts at a position.
 
-    What an update leaves out as unchanged TOAST is NULL in the new one.
+    Unchanged TOAST is NULL in the new tuple.
     """
     is_left_out = f"coalesce(array_contains(unchanged, {position}), false)"
     return f"NOT (get(old, {position}) <=> get(new, {position}) OR {is_left_out})"

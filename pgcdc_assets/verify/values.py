@@ -1,8 +1,7 @@
-"""Postgres's texts as the values that a typed column should hold, for comparing.
+"""Conversion of Postgres's texts to the values of typed columns, for comparisons.
 
-Written apart from the merge on purpose: what one of the two gets wrong, the comparison shows. Dates
-and timestamps become numbers of days and microseconds, since Python's own types end at the year
-9999.
+The conversion is independent of the merge on purpose, so that an error in either is detected. Dates
+and timestamps become numbers of days and microseconds, because Python's types end at the year 9999.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _MICROSECONDS_PER_DAY = 86_400_000_000
 
 
 class Unreadable(ValueError):
-    """A text that the typed column cannot hold, such as infinity: it should have been rescued."""
+    """A text that the typed column cannot hold, such as infinity, and that must be rescued."""
 
 
 def reader_for(kind: pa.DataType) -> Reader:
-    """Return how texts are read for a column of this type."""
+    """Return the function that reads the texts of a column of this type."""
     if pa.types.is_boolean(kind):
         return _boolean
     if pa.types.is_integer(kind):
@@ -54,7 +53,7 @@ def reader_for(kind: pa.DataType) -> Reader:
 
 
 def comparable(column: pa.Array) -> list[Any]:
-    """Return a target column's values in the form that the readers give."""
+    """Return a target column's values in the form of the readers."""
     kind = column.type
     if pa.types.is_decimal(kind):
         return [None if v is None else format(v, "f") for v in column.to_pylist()]
@@ -118,7 +117,7 @@ def _timestamp(text: str) -> int:
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 in the Gregorian calendar, which both sides use without end.
+    """Return the days since 1970-01-01 in the proleptic Gregorian calendar.
 
     See http://howardhinnant.github.io/date_algorithms.html#days_from_civil.
     """

@@ -1,8 +1,8 @@
 """The raw asset: one window of WAL is one partition, landed once.
 
-A run lands one window, or several in stream order. A window that was landed before is verified and
-reported with the same figures, so it is safe to materialise a partition twice. A run that the lag
-sensor requested opens further windows by the sensor's rules, and lands them.
+A run lands one window, or several windows in stream order. A window that was landed before is
+verified and reported with the same figures, so a partition can be materialised twice. A run that
+the lag sensor requested also opens and lands further windows by the sensor's rules.
 """
 
 import time
@@ -48,7 +48,7 @@ def build_raw_asset(
     """Build the asset that lands windows.
 
     Args:
-        sources: the source tables' keys, which it depends on.
+        sources: the source tables' keys, on which the asset depends.
     """
     names = Names.of(capture)
     step = StepKeys(capture.name)
@@ -106,7 +106,7 @@ def build_raw_asset(
 def _land_or_judge(
     landing: "_Landing", window: LsnWindow, raw: dg.AssetKey
 ) -> Generator[dg.AssetCheckEvaluation, None, tuple[dict[str, Any], Recount]]:
-    """Land a window; when its rows are gone, the check stays red on the asset's page.
+    """Land a window; if its rows are gone, record a failed check of the asset.
 
     Raises:
         WindowUnavailable: the window was captured before, and its rows are gone.
@@ -121,10 +121,10 @@ def _land_or_judge(
 def _stop_if_incomplete(
     recounts: Sequence[Recount], checks: Sequence[dg.AssetCheckResult]
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """Fail the run, with the checks that say why, when rows that were decoded are not there.
+    """Fail the run, and record the failed checks, if decoded rows are missing.
 
     Raises:
-        WindowUnavailable: the raw zone does not hold what was decoded.
+        WindowUnavailable: the raw zone lacks decoded rows.
     """
     if all(recount.is_complete for recount in recounts):
         return
@@ -136,7 +136,7 @@ def _stop_if_incomplete(
 
 @dataclass
 class _Landing:
-    """The windows of one run."""
+    """The landings of one run."""
 
     context: dg.AssetExecutionContext
     capture: CdcCapture
@@ -146,7 +146,7 @@ class _Landing:
     _landed_at: float = field(default_factory=time.monotonic)
 
     def land(self, window: LsnWindow) -> tuple[dict[str, Any], Recount]:
-        """Land a window; give its metadata, and its rows counted again."""
+        """Land a window; return its metadata, and its rows as counted again."""
         report = capture_window(
             self.postgres.settings(),
             self.zone,
@@ -169,8 +169,8 @@ class _Landing:
     def next_windows(self, following: LongRun) -> Iterator[LsnWindow]:
         """Open one window after the other, while the run may continue.
 
-        The key is there before the window is landed, as with the sensor: a run that dies in between
-        leaves an open window, which the sensor asks for again.
+        The partition key exists before the window is landed. A run that is killed between the two
+        steps leaves an open window, which the sensor requests again.
         """
         while (window := self._next(following)) is not None:
             self.context.instance.add_dynamic_partitions(self.capture.windows_name, [window.key])
@@ -181,7 +181,7 @@ class _Landing:
             with self.postgres.query_connection("capture") as conn:
                 return following.find(lambda: self._opened(following, read_current_lsn(conn)))
         except TransientError as error:
-            # The run has landed what it opened; the sensor looks when the server is back.
+            # All opened windows are landed. The sensor continues after the outage.
             self.context.log.info(f"No further window: {error}")
             return None
 
@@ -202,7 +202,7 @@ class _Landing:
         keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
         is_newest = max(map(LsnWindow.parse, keys), default=self._last) == self._last
         if epoch is None or epoch.epoch != self._last.epoch or not is_newest:
-            # What comes next is for the sensor to find out.
+            # The sensor decides what comes next.
             following.stop()
             return None
         return plan.window
@@ -222,7 +222,7 @@ class _Landing:
 
 
 def capture_limits(policy: StreamPolicy) -> CaptureLimits:
-    """Turn declared settings into the capture's own."""
+    """Return the limits of a capture from the declared settings."""
     return CaptureLimits(
         total_seconds=policy.total_seconds,
         slot_wait_seconds=policy.slot_wait_seconds,

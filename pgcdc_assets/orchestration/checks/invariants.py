@@ -1,8 +1,8 @@
-"""Asset checks of what must hold in SCD tables: after each merge, and in full on demand.
+"""Asset checks of the invariants of SCD tables: after each merge, and in full on demand.
 
-The merge's own step checks what it touched, table by table, so the price follows the change. What
-it finds never fails the run: the rows are merged, and the check is red. A table without changes is
-not checked again: its check stays as it was.
+The merge's step checks the rows that it changed, so the cost depends on the number of changes. A
+violation fails the check, and not the run: the rows are merged. A table without changes is not
+checked again.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ ScdName = tuple[str, str, int]
 
 
 def invariant_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
-    """Describe the check that comes with each merge."""
+    """Return the specification of the check after each merge."""
     return dg.AssetCheckSpec(
         INVARIANTS, asset=key, description=f"{_HOLDS[scd]}: in what the merge touched."
     )
 
 
 def full_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
-    """Describe the same check of the whole table."""
+    """Return the specification of the check of the whole table."""
     return dg.AssetCheckSpec(
         INVARIANTS_IN_FULL, asset=key, description=f"{_HOLDS[scd]}: in the whole table."
     )
 
 
 def found(check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
-    """Return the result of a check: counts, and never a value of a row."""
+    """Return the result of a check: counts without values of rows."""
     since = findings.since
     metadata: dict[str, Any] = {
         "rows_looked_at": float(findings.row_count),
@@ -86,11 +86,11 @@ def not_checked(check: dg.AssetCheckKey, error: Exception) -> dg.AssetCheckResul
 
 @dataclass(frozen=True)
 class _Touched:
-    """What a merge did to one table.
+    """The rows of one table that a merge changed.
 
     Attributes:
-        since: epoch and LSN; None: all of it was touched.
-        is_idle: nothing was.
+        since: the position from which rows were changed; None: all rows were changed.
+        is_idle: no row was changed.
     """
 
     since: Position | None = None
@@ -98,9 +98,9 @@ class _Touched:
 
     @classmethod
     def by(cls, report: MergeReport, epoch: int) -> _Touched:
-        """Read it off a report.
+        """Return the changed rows according to a merge report.
 
-        A merge that took a copy went through the whole table, perhaps from one epoch to the next.
+        A merge of a snapshot changes the whole table, and may begin a new epoch.
         """
         if report.snapshot_lsn is not None or report.watermark_before is None:
             return cls(None)
@@ -117,14 +117,14 @@ class _Touched:
 
 @dataclass
 class MergeChecks:
-    """Checks tables of a step that merges them, as their reports come in.
+    """Checks the tables of a merge step when their reports arrive.
 
-    A history is compared with SCD1, so where the step merges both, it waits for SCD1's report.
+    A history is compared with SCD1. If the step merges both, the check waits for both reports.
 
     Attributes:
-        open_session: opens a session for the checks alone; called once, at the first check.
-        targets: by schema and table, with all kinds of SCD table that are declared.
-        merging: what the step merges.
+        open_session: function that opens a session for the checks; called at the first check.
+        targets: tables by schema and table name, with all declared kinds of SCD table.
+        merging: the SCD tables that the step merges.
         wanted: the checks to evaluate.
     """
 
@@ -138,10 +138,10 @@ class MergeChecks:
     _session: SparkSession | None = None
 
     def after(self, report: MergeReport, epoch: int) -> Iterator[dg.AssetCheckResult]:
-        """Check what can be checked now that a table is merged.
+        """Yield the checks that are possible after the merge of a table.
 
         Args:
-            epoch: of the newest window that is merged.
+            epoch: epoch of the newest merged window.
         """
         schema, table, scd = place = (report.schema, report.table, report.scd)
         image, history = (schema, table, 1), (schema, table, 2)
@@ -156,7 +156,7 @@ class MergeChecks:
             yield from self._check_history(history)
 
     def rest(self) -> Iterator[dg.AssetCheckResult]:
-        """Check histories whose SCD1 was not merged after all, and what the step does not merge."""
+        """Yield the remaining checks: of histories whose SCD1 failed, and of unmerged tables."""
         for place in sorted(self._waiting):
             yield from self._check_history(place)
         for place in sorted(set(self.wanted) - set(self.merging)):

@@ -1,8 +1,8 @@
 """Asset checks of the raw zone and the slot.
 
-Two come with each captured window: they read the log and the window's own files. The others ask the
-source, run by `<name>_checks`, by a click in the UI, and all but the replica identity by the lag
-sensor as well.
+Two checks follow each captured window: they read the log and the window's files. The other checks
+query the source. They are part of the job `<name>_checks` and can be run in the UI; the lag sensor
+evaluates all of them except the replica identity.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ SOURCE_TABLE = "source_table"
 def check_windows(
     zone: RawZone, raw: dg.AssetKey, recounts: Sequence[Recount]
 ) -> list[dg.AssetCheckResult]:
-    """Check the windows just captured, and that they continue what was there before."""
+    """Check the captured windows, and that they continue the earlier windows."""
     first, last = recounts[0].decoded.window, recounts[-1].decoded.window
     landed = [summary.window for summary in zone.changes.windows(first.epoch, first.start)]
     holes = [
@@ -61,7 +61,7 @@ def check_windows(
 
 
 def _check_counts(raw: dg.AssetKey, recounts: Sequence[Recount]) -> dg.AssetCheckResult:
-    """Compare the rows of each window with what was decoded, by table and operation."""
+    """Compare the rows of each window with the decoded rows, by table and operation."""
     wrong = [recount for recount in recounts if not recount.is_complete]
     decoded = _rows_by_operation(recount.decoded for recount in recounts)
     found = _rows_by_operation(recount.found for recount in recounts)
@@ -104,7 +104,7 @@ def _rows_by_operation(summaries: Iterable[WindowSummary]) -> Counter[str]:
 
 
 def rows_missing(raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckResult:
-    """Judge a window whose rows cannot be counted."""
+    """Return the failed check of a window whose rows cannot be counted."""
     return dg.AssetCheckResult(
         asset_key=raw,
         check_name=COUNTED_AS_DECODED,
@@ -119,7 +119,7 @@ def build_source_checks(
     snapshot: dg.AssetKey,
     scds: Mapping[tuple[CdcTable, int], dg.AssetKey],
 ) -> dg.AssetsDefinition:
-    """Build the checks that ask the source: the slot, and each table's identity and place.
+    """Build the checks that query the source: slot, replica identities, and places of tables.
 
     Args:
         scds: the SCD assets by table and kind.
@@ -182,7 +182,7 @@ def build_source_checks(
 
 
 def evaluate_slot(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckResult:
-    """Report the judgement on the slot; an unreserved slot is a warning, since capturing helps."""
+    """Check the slot; an unreserved slot is a warning, because a capture can still save it."""
     status = health.status
     metadata: dict[str, Any] = {"wal_status": health.wal_status}
     if status is not None:
@@ -199,11 +199,11 @@ def evaluate_slot(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckResult:
 
 
 def check_source_table(key: dg.AssetKey, error: TableMoved | None) -> dg.AssetCheckResult:
-    """Judge whether a table's changes still arrive under its name.
+    """Check whether a table's changes still arrive under its name.
 
     Args:
-        key: of an SCD asset of the table.
-        error: what became of the table.
+        key: the key of an SCD asset of the table.
+        error: what happened to the table.
     """
     return dg.AssetCheckResult(
         asset_key=key,
@@ -216,19 +216,19 @@ def check_source_table(key: dg.AssetKey, error: TableMoved | None) -> dg.AssetCh
 
 
 def slot_evaluation(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckEvaluation:
-    """Judge the slot outside a run, as the lag sensor does."""
+    """Check the slot outside a run, for the lag sensor."""
     return evaluation_of(evaluate_slot(raw, health))
 
 
 def evaluation_of(
     result: dg.AssetCheckResult, window: LsnWindow | None = None
 ) -> dg.AssetCheckEvaluation:
-    """Turn a result into the event, for where Dagster does not: a step gives one result a check.
+    """Return the event of a result. Dagster itself accepts one result of a check per step.
 
     Args:
-        window: what was evaluated. A check's history has one entry for each run and partition, at
-            the time at which the entry was made: without a partition, a later evaluation of the run
-            replaces the entry, and leaves it at the earlier time.
+        window: the window that was checked. A check's history has one entry for each run and
+            partition, with the time of the first evaluation. Without a partition, a later
+            evaluation of the run would replace the entry and keep the earlier time.
     """
     assert result.asset_key is not None
     assert result.check_name is not None
@@ -246,7 +246,7 @@ def evaluation_of(
 def check_identities(
     capture: CdcCapture, snapshot: dg.AssetKey, usable: dict[str, ReplicaIdentity]
 ) -> dg.AssetCheckResult:
-    """Name the declared tables whose updates and deletes Postgres would refuse or not describe."""
+    """List the declared tables whose updates and deletes Postgres refuses or does not describe."""
     bad = [
         table.qualified_name
         for table in capture.tables

@@ -1,12 +1,12 @@
 """Asset checks of the SCD tables: their own invariants, and their contents against the source.
 
-Both read whole tables, so they run on demand and in `<name>_checks`, not after every merge. The
-source is read at one LSN for all tables of a run. A check reports counts and names of columns, and
-never a key. A check that cannot be made fails the step at its end, after all others are made.
+The checks read whole tables, so they run on demand and in `<name>_checks`, not after every merge.
+The source is read at one LSN for all tables of a run. A check reports counts and names of columns,
+and no key. If a check cannot be evaluated, the step fails after all other checks.
 
-`equals_source` is a question to the source. The check has to wait for the capture, so a run that
-materialises assets of the capture leaves it out: Dagster shows the check as skipped. A check that
-has nothing to compare yet is a warning that says so, and the run succeeds.
+`equals_source` has to wait for the capture. A run that materialises assets of the capture therefore
+leaves the check out, and Dagster shows it as skipped. If a table has nothing to compare yet, the
+check is a warning with the reason, and the run succeeds.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ _Outcome = tuple[dg.AssetCheckKey, dg.AssetCheckResult | PgcdcError]
 
 
 class _NotCaptured(Exception):
-    """The capture did not reach the moment at which the source was read."""
+    """The capture did not reach the LSN of the comparison."""
 
 
 def build_table_checks(
     capture: CdcCapture, keys: Mapping[tuple[str, str, int], dg.AssetKey], raw: dg.AssetKey
 ) -> dg.AssetsDefinition:
-    """Build the checks of all tables; each can be run alone.
+    """Build the checks of all tables. Each check can be run alone.
 
     Args:
         keys: the SCD assets by schema, table and kind.
@@ -124,9 +124,9 @@ class _CheckRun:
     session: Callable[[], "SparkSession"]
 
     def make(self, checks: Mapping[dg.AssetCheckKey, tuple[CdcTable, int]]) -> Iterator[_Outcome]:
-        """Make checks, each of a table and kind; the comparisons last, at one moment.
+        """Evaluate checks of tables and kinds; the comparisons come last, at one LSN.
 
-        In the place of a result is the error of a check that could not be made.
+        A check that could not be evaluated has an error in place of a result.
         """
         compared: dict[dg.AssetCheckKey, CdcTable] = {}
         for check, (table, scd) in checks.items():
@@ -160,11 +160,11 @@ class _CheckRun:
             return check_all(session, self.zone, table, scd)
 
     def _compare(self, tables: Mapping[dg.AssetCheckKey, CdcTable]) -> Iterator[_Outcome]:
-        """Compare tables with the source, all as of one moment, the small ones together.
+        """Compare tables with the source at one LSN.
 
         Raises:
-            _NotCaptured: the capture did not come in time.
-            PgcdcError: the source or Spark is out of reach.
+            _NotCaptured: the capture did not reach the LSN in time.
+            PgcdcError: the source or Spark is not available.
         """
         if not tables:
             return
@@ -208,7 +208,7 @@ def _equality_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
 
 
 def _not_judged(check: dg.AssetCheckKey, reason: str) -> dg.AssetCheckResult:
-    """Report that a check has nothing to compare yet: neither passed nor an error."""
+    """Return the warning of a check that has nothing to compare yet."""
     return dg.AssetCheckResult(
         asset_key=check.asset_key,
         check_name=check.name,

@@ -1,1 +1,1 @@
-"""The jobs of a capture, and what the command line runs of them."""
+"""The jobs of a capture, and the functions behind the commands."""

@@ -37,7 +37,7 @@ def build_maintenance_job(
     """Build the job and its schedule.
 
     Args:
-        raw: the raw asset, which gets an observation when windows were removed.
+        raw: the raw asset, which gets an observation after a deletion of windows.
         keys: the SCD assets.
     """
     names = Names.of(capture)
@@ -128,9 +128,9 @@ def build_maintenance_job(
 
 
 def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
-    """Find the lowest watermark that any declared SCD table has recorded.
+    """Return the lowest watermark of all declared SCD tables.
 
-    None when one was never merged: its first merge needs every window.
+    None if a table was never merged, because its first merge needs every window.
     """
     marks = [table.watermark for table in read_state(zone, capture).tables]
     known = [mark for mark in marks if mark is not None]
@@ -138,7 +138,7 @@ def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
 
 
 def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[TableName, Position]:
-    """Return the positions of the tables that a snapshot replaces as a whole."""
+    """Return the watermarks of the tables that a snapshot replaces completely."""
     merged = {}
     for table in capture.tables:
         target, marks = table, watermarks(zone, table)
@@ -151,10 +151,10 @@ def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[TableName, Positi
 def apply_retention(
     zone: RawZone, lowest: Position, older_than: dt.datetime
 ) -> list[RetentionReport]:
-    """Remove what is merged everywhere and older than that, from every epoch.
+    """Delete old windows that are merged into every table, in all epochs.
 
     Raises:
-        TransientError: the lake could not be written.
+        TransientError: the lake is not writable.
     """
     return [
         remove_windows(zone, epoch, lowest.lsn if epoch == lowest.epoch else None, older_than)
@@ -163,7 +163,7 @@ def apply_retention(
 
 
 def _prune(instance: dg.DagsterInstance, capture: CdcCapture, report: RetentionReport) -> int:
-    """Remove the partition keys of windows that are gone; return how many."""
+    """Delete the partition keys of deleted windows; return their number."""
     floor = Position(report.epoch, report.floor or Lsn(0))
     keys = [
         key

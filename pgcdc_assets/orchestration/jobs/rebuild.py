@@ -1,8 +1,8 @@
-"""The job that builds SCD tables from raw again: `<name>_rebuild`, and what `pgcdc rebuild` runs.
+"""The job `<name>_rebuild`, which builds SCD tables from the raw zone; `pgcdc rebuild` runs it.
 
-It waits for the merge's pool, so that no merge runs at the same time. It is a job of its own and no
-materialisation of windows: a table that was rebuilt through an earlier LSN is behind, and the merge
-sensor asks for the rest as for any other table.
+The job waits for the merge's pool, so that no merge runs at the same time. A rebuild materialises
+no windows: after a rebuild through an earlier LSN the merge sensor requests the remaining windows,
+as for any table that is behind.
 """
 
 from typing import Any
@@ -23,11 +23,11 @@ from pgcdc_assets.settings import CdcCapture
 
 
 class RebuildConfig(dg.Config):
-    """Which tables, and how far.
+    """The tables to rebuild, and the LSN.
 
     Attributes:
-        tables: as `schema.table`; none: all.
-        through: an LSN such as `16/B374D848`; none: all that is captured.
+        tables: names as `schema.table`; empty: all tables.
+        through: an LSN such as `16/B374D848`; None: the end of the captured changes.
     """
 
     tables: list[str] = Field(default=[])
@@ -35,7 +35,7 @@ class RebuildConfig(dg.Config):
 
 
 def rebuild_op_name(capture: CdcCapture) -> str:
-    """Name the job's one op, whose config says what to rebuild."""
+    """Return the name of the job's op, which has the config."""
     return f"{capture.name}_rebuild_tables"
 
 
@@ -45,7 +45,7 @@ def build_rebuild_job(
     """Build the job.
 
     Args:
-        keys: the SCD assets, which get an observation each.
+        keys: the SCD assets; each gets an observation.
     """
     names = Names.of(capture)
 
@@ -92,10 +92,10 @@ def build_rebuild_job(
 
 
 def parse_lsn(text: str | None) -> Lsn | None:
-    """Read an LSN that a person wrote.
+    """Parse an LSN from the user's input.
 
     Raises:
-        ConfigurationError: it does not have an LSN's form.
+        ConfigurationError: the text is not an LSN.
     """
     try:
         return None if text is None else Lsn.parse(text)

@@ -1,4 +1,4 @@
-"""What a one-shot run is allowed, and what it did."""
+"""Limits and report of a one-shot run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SyncLimits:
-    """When a one-shot run gives up.
+    """Time limits of a one-shot run.
 
     Attributes:
-        wait_seconds: for runs of others (the daemon's, another sync's) that are in the way.
+        wait_seconds: maximum wait for other runs (of the daemon or another sync) that block it.
         idle_seconds: maximum wait for progress if no other run blocks it.
-        poll_seconds: between two looks while waiting.
+        poll_seconds: polling interval.
     """
 
     wait_seconds: float = 600.0
@@ -22,7 +22,7 @@ class SyncLimits:
 
 @dataclass
 class SyncReport:
-    """What a one-shot run did, and where its time went.
+    """The result of a one-shot run, and its times.
 
     Attributes:
         seconds: wall time by part: `sensors`, `snapshot`, `capture`, `session` (starting Spark),
@@ -39,5 +39,5 @@ class SyncReport:
 
     @property
     def total_seconds(self) -> float:
-        """Sum of the parts."""
+        """Total of the parts in seconds."""
         return sum(self.seconds.values())

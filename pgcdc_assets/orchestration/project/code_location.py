@@ -1,4 +1,4 @@
-"""Finding captures: in the defs folder's YAML, and in the code location that a person names."""
+"""The captures of a code location: in YAML files of a defs folder, or in a Python module."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT_MODULE = "pgcdc_assets.definitions"
 
 @dataclass(frozen=True)
 class LoadedCapture:
-    """A capture of a code location, with the resources that it runs with."""
+    """A capture of a code location, with its resources."""
 
     capture: CdcCapture
     raw: dg.AssetKey
@@ -50,15 +50,15 @@ class CodeLocation:
 
     @property
     def repository(self) -> dg.RepositoryDefinition:
-        """What jobs and sensors are taken from."""
+        """The repository of the jobs and sensors."""
         with without_feature_warnings():
             return self.definitions.get_repository_def()
 
     def select(self, name: str | None) -> list[LoadedCapture]:
-        """Return one capture, or all.
+        """Return the named capture, or all captures.
 
         Raises:
-            ConfigurationError: there is none, or none of that name.
+            ConfigurationError: there is no capture, or none with the name.
         """
         known = ", ".join(sorted(self.captures)) or "none"
         if name is None:
@@ -75,15 +75,15 @@ class CodeLocation:
 
 @without_feature_warnings()
 def load_defs_folders(folders: Sequence[Path]) -> dg.Definitions:
-    """Load every component below some folders; those that do not exist have none.
+    """Load every component below the folders. A folder may be missing.
 
     Raises:
-        ConfigurationError: a component cannot be loaded, or two captures have one name.
+        ConfigurationError: a component cannot be loaded, or two captures have the same name.
     """
     there = [folder for folder in folders if folder.is_dir()]
     check_defs_folders(there)
     loaded = [_load(folder) for folder in there]
-    # Dagster keeps the components of one folder to show them, and refuses to merge those of two.
+    # Definitions keep the component tree of their folder, and Dagster cannot merge two trees.
     return dg.Definitions.merge(
         *loaded[:1], *(replace(definitions, component_tree=None) for definitions in loaded[1:])
     )
@@ -108,7 +108,7 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
     """Import a module and read its definitions.
 
     Raises:
-        ConfigurationError: it cannot be imported, or holds no definitions.
+        ConfigurationError: the import fails, or the module has no definitions.
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -124,7 +124,7 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
 
 
 def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
-    """Find the captures among definitions, by what their raw assets say about themselves."""
+    """Find the captures among definitions, by the metadata of their raw assets."""
     found = {}
     for spec in definitions.resolve_all_asset_specs():
         value = spec.metadata.get(CAPTURE_METADATA)
@@ -144,9 +144,9 @@ def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
 
 
 def _explained(folder: Path, error: Exception) -> tuple[PgcdcError, bool]:
-    """Make a sentence of what Dagster raised; also return whether the error may be shown with it.
+    """Return a sentence for an error of Dagster, and whether the error itself may be shown.
 
-    Errors of pydantic, and Dagster's excerpts of a file, quote values.
+    Errors of pydantic and Dagster's excerpts of a file quote values.
     """
     last: BaseException = error
     while last.__cause__ is not None:
@@ -187,7 +187,7 @@ def _definitions_of(module: ModuleType) -> dg.Definitions:
 
 
 def _module_of(folder: Path) -> ModuleType:
-    """Create a package from any folder, as Dagster's component tree requires."""
+    """Create a package for a folder, because Dagster's component tree requires a package."""
     name = f"pgcdc_assets.defs_{zlib.crc32(str(folder).encode()):08x}"
     if name in sys.modules and list(sys.modules[name].__path__) == [str(folder)]:
         return sys.modules[name]

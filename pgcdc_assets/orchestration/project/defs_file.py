@@ -1,8 +1,7 @@
-"""A defs.yaml is checked before Dagster loads it: an error names file, line, setting and remedy.
+"""Check of a defs.yaml before Dagster loads it: an error names file, line, setting and remedy.
 
-Dagster's own errors come as a tree of a component's path with an error of pydantic below, which
-quotes values. Here a file is composed into YAML nodes, which know their lines, and these are
-compared with the fields of the component.
+Dagster's own errors contain an error of pydantic, which quotes values. This module composes a file
+into YAML nodes, which have line numbers, and compares the nodes with the component's fields.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ FILE_NAMES = ("defs.yaml", "component.yaml")
 COMPONENT = "pgcdc_assets.PostgresCdcComponent"
 
 _TOP_LEVEL = ("type", "attributes", "requirements", "post_processing", "template_vars_module")
-# YAML's key for what an alias has.
+# YAML's merge key, whose value is an alias.
 _MERGE = "<<"
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _VARIABLE = re.compile(
@@ -61,14 +60,14 @@ _POLICIES: dict[str, Callable[..., object]] = {
 
 
 class _Template(str):
-    """A value that is known only after Dagster has rendered its template."""
+    """A value that is unknown until Dagster renders its template."""
 
 
 def check_defs_folders(folders: Sequence[Path]) -> None:
-    """Check every file that declares components below some folders.
+    """Check every file below the folders that declares components.
 
     Raises:
-        ConfigurationError: the first thing that is wrong, with file, line and column.
+        ConfigurationError: the first error, with file, line and column.
     """
     declared: dict[str, str] = {}
     for path in defs_files(folders):
@@ -82,7 +81,7 @@ def check_defs_folders(folders: Sequence[Path]) -> None:
 
 
 def defs_files(folders: Sequence[Path]) -> list[Path]:
-    """List the files below some folders that declare components."""
+    """List the files below the folders that declare components."""
     return sorted(path for folder in folders for name in FILE_NAMES for path in folder.rglob(name))
 
 
@@ -91,7 +90,7 @@ class _File:
     path: Path
 
     def check(self) -> list[str]:
-        """Check the file; return the names of the captures in it."""
+        """Check the file; return the names of its captures."""
         documents = [node for node in self._documents() if node is not None and node.value]
         if not documents:
             raise ConfigurationError(
@@ -107,8 +106,8 @@ class _File:
         return names
 
     def fail(self, node: yaml.Node, sentence: str) -> NoReturn:
-        """Raise an error at the place of a node."""
-        # Without the cause: pydantic's errors quote values.
+        """Raise a ConfigurationError with the place of a node."""
+        # The cause is left out, because pydantic's errors quote values.
         raise ConfigurationError(reason=f"{self._place(node.start_mark)}: {sentence}") from None
 
     def _place(self, mark: yaml.Mark | None) -> str:
@@ -130,7 +129,7 @@ class _File:
             ) from error
 
     def _component(self, document: yaml.Node) -> tuple[type[BaseModel] | None, yaml.Node]:
-        """Find the class that a document declares, None if it is not one of ours."""
+        """Find the class of a document's component; None if the class is not ours."""
         entries = self._entries(document, "the file", _TOP_LEVEL)
         kind = entries.get("type")
         if kind is None:
@@ -202,7 +201,7 @@ class _File:
     def _judged(
         self, build: Callable[[], Any], node: yaml.Node, settings: dict[str, yaml.Node]
     ) -> Any:
-        """Build a value, and report the line of the setting that its error names."""
+        """Build a value; an error names the line of the wrong setting."""
         try:
             return build()
         except ConfigurationError as error:
@@ -300,7 +299,7 @@ def _value(node: yaml.Node) -> Any:
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is known only when Dagster has read the environment."""
+    """Remove values that are unknown until Dagster renders their templates."""
     return {key: value for key, value in values.items() if not _has_template(value)}
 
 
@@ -332,7 +331,7 @@ def _described(description: str | None) -> str:
 
 
 def shown_place(path: Path, mark: yaml.Mark | None) -> str:
-    """Write a place in a file as `file:line:column`, for messages."""
+    """Format a place in a file as `file:line:column`."""
     shown = _shown(path)
     return shown if mark is None else f"{shown}:{mark.line + 1}:{mark.column + 1}"
 

@@ -1,7 +1,7 @@
-"""The tables that a defs.yaml lists: found in its text, and added to that text.
+"""The tables in the text of a defs.yaml, and the insertion of further tables.
 
-A person edits the file: comments, order, quotes and settings stay as they are. What is added is
-inserted behind the last table, and the result is read again before it is kept.
+Users edit the file, so comments, order, quotes and settings stay as they are. New tables are
+inserted after the last table, and the new text is checked before the file is replaced.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pgcdc_assets.table_name import TableName
 
 @dataclass(frozen=True)
 class DefsTables:
-    """The text of a file, and where it lists the tables of one capture.
+    """The text of a file, with the place of one capture's tables.
 
     Attributes:
-        attributes: the capture's settings, with their values.
+        attributes: the capture's settings and their values.
     """
 
     path: Path
@@ -38,12 +38,12 @@ class DefsTables:
 
     @classmethod
     def read(cls, path: Path, capture: str) -> DefsTables:
-        """Read a file that `check_defs_folder` accepts.
+        """Read a file that `check_defs_folders` accepts.
 
         Raises:
             ConfigurationError: the file does not declare the capture, or lists no tables.
         """
-        # Not by `read_text`: line ends stay as they are.
+        # `read_text` would change the line ends.
         text = path.read_bytes().decode()
         for node, document in zip(
             yaml.compose_all(text, yaml.SafeLoader), yaml.safe_load_all(text), strict=True
@@ -60,11 +60,11 @@ class DefsTables:
 
     @property
     def names(self) -> list[TableName]:
-        """The tables in their order."""
+        """The names of the tables in the order of the file."""
         return [TableName.parse(entry["name"]) for entry in self.attributes["tables"]]
 
     def place(self, name: TableName, setting: str) -> str | None:
-        """Return the place of a table's setting, else of the table; None if it is not listed."""
+        """Return the place of a table's setting, or of the table; None if the table is missing."""
         if name not in self.names:
             return None
         entry = self.tables.value[self.names.index(name)]
@@ -77,10 +77,10 @@ class DefsTables:
         return list(entry.get("key") or [])
 
     def add(self, tables: Sequence[CdcTable]) -> None:
-        """Insert tables behind the last one, and replace the file.
+        """Insert tables after the last table, and replace the file.
 
         Raises:
-            ConfigurationError: the text is of a form that nothing can be inserted into.
+            ConfigurationError: the form of the text does not allow an insertion.
         """
         if not tables:
             return
@@ -102,7 +102,7 @@ class DefsTables:
     def _inserted(self, tables: Sequence[CdcTable]) -> str:
         entries = self.tables.value
         if self.tables.flow_style:
-            # `[` is one character; further entries follow the last one.
+            # An empty list begins with `[`, one character. Otherwise entries follow the last entry.
             at = entries[-1].end_mark.index if entries else self.tables.start_mark.index + 1
             comma = ", " if entries else ""
             return self.text[:at] + comma + ", ".join(map(_line, tables)) + self.text[at:]
@@ -123,7 +123,7 @@ class DefsTables:
 def find_defs_tables(folders: Sequence[Path], capture: str) -> DefsTables | None:
     """Find the file that lists a capture's tables; None for a capture that Python declares.
 
-    Names that are put in when Dagster loads the file (`{{ env.NAME }}`) are not found.
+    A name in a template (`{{ env.NAME }}`) is not found.
     """
     for path in defs_files(folders):
         with suppress(ConfigurationError, OSError, UnicodeError, yaml.YAMLError):
@@ -134,7 +134,7 @@ def find_defs_tables(folders: Sequence[Path], capture: str) -> DefsTables | None
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file in one step: a crash leaves the old one or the new one."""
+    """Replace a file atomically: after a crash the file has the old or the new text."""
     target = path.resolve()
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
@@ -169,7 +169,7 @@ def _child(node: yaml.Node, name: str) -> yaml.Node:
 
 
 def _end(node: yaml.Node) -> int:
-    """Return where a node's own text ends: the end of a block is where the next token begins."""
+    """Return the end of a node's own text. The end mark of a block is the next token."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]
@@ -179,7 +179,7 @@ def _end(node: yaml.Node) -> int:
 def component_yaml(
     name: str, publication: str, tables: Sequence[CdcTable], *, slot: str | None = None
 ) -> str:
-    """Write the component instance that `pgcdc init` leaves in the defs folder."""
+    """Return the text of the `defs.yaml` that `pgcdc init` writes."""
     attributes: dict[str, Any] = {"name": name, "publication": publication}
     if slot is not None and slot != f"pgcdc_{name}":
         attributes["slot"] = slot

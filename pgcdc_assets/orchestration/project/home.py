@@ -1,4 +1,4 @@
-"""The folders of a project and its Dagster instance: where things are when nothing is set."""
+"""The default folders of a project, and its Dagster instance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = Path(__file__).with_name("dagster.yaml")
 
 DSN_VARIABLE = "PGCDC_DSN"
 SPARK_VARIABLE = "PGCDC_SPARK_REMOTE"
-# A value of the variable above: an embedded session, whatever server runs.
+# A value of the variable above: an embedded session, even if a server runs.
 EMBEDDED_SPARK = "local"
 EMBEDDED_DATABASE = "shop"
 
@@ -26,39 +26,41 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def clone_root() -> Path | None:
-    """The folder of the clone that this package runs from; None for an installed package."""
+    """Return the folder of the clone; None for an installed package."""
     root = _PACKAGE.parent
     return root if (root / "pyproject.toml").is_file() else None
 
 
 def project_root() -> Path:
-    """The parent folder of `.pgcdc`: the clone, else the current folder."""
+    """Return the parent folder of `.pgcdc`: the clone, else the current folder."""
     return clone_root() or Path.cwd()
 
 
 def state_folder() -> Path:
-    """Where the embedded server, the default lake and the default Dagster home live."""
+    """Return the folder of the embedded server, the default lake and the default Dagster home."""
     return project_root() / ".pgcdc"
 
 
 def embedded_data_folder() -> Path:
-    """Where the embedded server keeps its data."""
+    """Return the data folder of the embedded server."""
     return state_folder() / "postgres"
 
 
 def default_lake() -> Path:
-    """The lake when PGCDC_LAKE is not set."""
+    """Return the lake's folder if PGCDC_LAKE is not set."""
     return state_folder() / "lake"
 
 
 def default_defs_folder() -> Path:
-    """Where `pgcdc init` writes component instances."""
+    """Return the folder into which `pgcdc init` writes component instances."""
     return Path.cwd() / "defs"
 
 
 def defs_folders() -> list[Path]:
-    """Where component instances are loaded from: the current folder's `defs`, in a clone its own,
-    and the package's with the sample shop, in a clone and where the sample shop was started.
+    """Return the folders from which component instances are loaded.
+
+    These are `defs` of the current folder, `defs` of a clone, and the folder of the sample shop in
+    the package. The last one is included in a clone, and if the sample shop was started here.
     """
     folders = [default_defs_folder()]
     root = clone_root()
@@ -73,8 +75,8 @@ def conninfo(variable: str = DSN_VARIABLE) -> str:
     """Return the connection string of an environment variable, or of the embedded server.
 
     Raises:
-        ConfigurationError: another variable than PGCDC_DSN was named and is not set, or the
-            embedded server does not run.
+        ConfigurationError: a variable other than PGCDC_DSN is not set, or the embedded server does
+            not run.
     """
     given = os.environ.get(variable, "").strip()
     if given:
@@ -91,7 +93,7 @@ def embedded_conninfo(data_dir: Path) -> str:
     """Find the embedded server's address in its postmaster.pid (port on the fourth line).
 
     Raises:
-        ConfigurationError: it does not run.
+        ConfigurationError: the server does not run.
     """
     try:
         lines = (data_dir / "postmaster.pid").read_text().splitlines()
@@ -106,10 +108,10 @@ def embedded_conninfo(data_dir: Path) -> str:
 
 
 def prepare_home() -> Path:
-    """Return DAGSTER_HOME, or make the default one with its dagster.yaml.
+    """Return DAGSTER_HOME, or create the default folder with its dagster.yaml.
 
     Raises:
-        ConfigurationError: DAGSTER_HOME is set and is no folder.
+        ConfigurationError: DAGSTER_HOME is not a folder.
     """
     given = os.environ.get("DAGSTER_HOME", "").strip()
     if given:
@@ -130,7 +132,7 @@ def prepare_home() -> Path:
 @contextmanager
 def open_instance() -> Iterator[dg.DagsterInstance]:
     """Open the instance of `prepare_home`."""
-    # Importing Dagster takes seconds, and a command says what it does before it waits for that.
+    # Import late: the import of Dagster takes seconds, and commands print progress before it.
     import dagster as dg
 
     home = prepare_home()

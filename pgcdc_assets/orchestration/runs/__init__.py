@@ -1,1 +1,1 @@
-"""Runs of Dagster: records, processes, claims, and how they end."""
+"""Dagster runs: records, processes, claims, and failures."""

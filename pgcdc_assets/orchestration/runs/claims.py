@@ -1,11 +1,11 @@
 """A run's process and its heartbeat, in the run's tags, and the end of a run that is interrupted.
 
-A killed run remains "started" in the instance's records. On the same machine the process in its
-tags shows that the run is dead, and elsewhere its heartbeat does. A thread writes the heartbeat, so
-that a long merge or landing does not hold it up.
+A killed run keeps the status "started" in the instance. On the same machine the process in the
+run's tags shows that the run is dead; on another machine the heartbeat shows it. A thread writes
+the heartbeat, so that a long merge or landing does not delay the heartbeat.
 
-An interrupted run is canceled, and not failed: SIGINT or SIGTERM is a request to end. Dagster takes
-a run for canceled only if that was asked for before, so it is asked for here.
+An interrupted run is canceled, not failed: SIGINT or SIGTERM is a request to end. Dagster reports a
+run as canceled only after a request for its cancellation, so this module makes the request.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ BEAT_SECONDS = 15.0
 
 _INTERRUPTED = "The run was interrupted. What it had committed stays; the rest is asked for again."
 
-# Set for good: the process ends with its run.
+# Never cleared: the process ends with its run.
 _interrupted = threading.Event()
 
 _log = logging.getLogger(__name__)
 
 
 class RunInterrupted(DagsterExecutionInterruptedError, DagsterUserCodeProcessError):
-    """Ends an interrupted run. Dagster shows the error that it carries, which has no stack."""
+    """Ends an interrupted run. Dagster shows its error, which has no stack trace."""
 
     def __init__(self) -> None:
         shown = SerializableErrorInfo(_INTERRUPTED, [], DagsterExecutionInterruptedError.__name__)
@@ -52,28 +52,29 @@ class RunInterrupted(DagsterExecutionInterruptedError, DagsterUserCodeProcessErr
 
 
 def process_tag(pid: int | None = None) -> str:
-    """Name a process; without a number: this process."""
+    """Return the tag of a process; the default is this process."""
     return str(ProcessIdentity.of(pid))
 
 
 def claim_tags(run_id: str) -> dict[str, str]:
-    """Tags of a run that this process executes from now on."""
+    """Return the tags of a run that this process begins to execute."""
     return {PROCESS_TAG: process_tag(), HEARTBEAT_TAG: f"{time.time():.0f} {run_id}"}
 
 
 def new_claim() -> tuple[str, dict[str, str]]:
     """Create id and tags of a run that this process executes.
 
-    The tags are there from the start: a step may wait for its pool before it claims the run.
+    The run has the tags from its start, because a step may wait for its pool before it claims the
+    run.
     """
     run_id = make_new_run_id()
     return run_id, claim_tags(run_id)
 
 
 def last_heartbeat(run: DagsterRun) -> float | None:
-    """When a run's heart beat last; None if it has none of its own.
+    """Return the time of a run's last heartbeat; None if the run has none of its own.
 
-    Dagster gives a run that repeats another one the tags of that one.
+    Dagster copies the tags of a run to a run that repeats it.
     """
     seconds, _, run_id = run.tags.get(HEARTBEAT_TAG, "").partition(" ")
     return float(seconds) if run_id == run.run_id and seconds.isdigit() else None
@@ -81,15 +82,15 @@ def last_heartbeat(run: DagsterRun) -> float | None:
 
 @contextmanager
 def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]:
-    """Let a run's heart beat inside the block, and cancel the run if the block is interrupted.
+    """Write a run's heartbeat inside the block, and cancel the run after an interrupt.
 
-    Blocks of one run nest.
+    Blocks of one run may be nested.
     """
     with beating(instance, run.run_id):
         try:
             yield
         except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
-            # A terminal and Dagster may both send a signal: the second one must not end this.
+            # A terminal and Dagster may both send a signal: ignore the second one.
             with capture_interrupts():
                 _cancel(instance, run.run_id)
             if isinstance(interrupt, RunInterrupted):
@@ -105,7 +106,7 @@ def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iter
 
 
 def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> Any:
-    """Claim the run for a step that yields events, and end the step when it was interrupted."""
+    """Claim the run for a step that yields events, and end the step after an interrupt."""
 
     @wraps(step)
     def claimed(context: dg.AssetExecutionContext) -> Any:
@@ -127,7 +128,7 @@ def interrupt_steps() -> None:
 
 @contextmanager
 def beating(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Let a run's heart beat inside the block, from the moment on at which the run exists."""
+    """Write a run's heartbeat inside the block, as soon as the run exists."""
     with _hearts.beating(instance, run_id):
         yield
 
@@ -143,7 +144,7 @@ class _Heart:
     """The heartbeat of one run.
 
     Attributes:
-        holders: blocks that it beats for.
+        holders: number of open blocks.
     """
 
     instance: dg.DagsterInstance
@@ -171,7 +172,7 @@ class _Heart:
         try:
             self.instance.add_run_tags(self.run_id, claim_tags(self.run_id))
         except Exception as error:
-            # The records may be out of reach for a while: what matters is a later beat.
+            # The storage may be unavailable for some time: a later heartbeat is sufficient.
             _log.debug("No heartbeat of run %s: %s", self.run_id, type(error).__name__)
 
 

@@ -1,12 +1,12 @@
-"""Runs whose process is gone are closed, together with the pool slots that they hold.
+"""Closing of runs whose process has ended, and release of the pool slots that they hold.
 
-The default launcher cannot ask whether a run's process lives, so the instance's records show such a
-run as started. A process that this process can see in /proc is judged by that. A run of another
-container or machine is judged by its heartbeat: the last beat has to be old by the clock, and this
-process has to have watched the run for a while without a beat. So neither clocks that differ nor
-records that were out of reach close a live run.
+The default launcher cannot check the process of a run, so the instance shows a killed run as
+started. A process of this PID namespace is looked up in /proc. A run of another container or
+machine is dead if its last heartbeat is old by the clock, and if this process has seen no heartbeat
+for some time. So different clocks or an unavailable storage do not close a live run.
 
-A dead daemon leaves runs behind that have not begun. The daemon's own heartbeat judges those.
+A dead daemon leaves runs that have not begun. These runs are closed if the daemon's own heartbeat
+is old.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pgcdc_assets.orchestration.runs.claims import (
 from pgcdc_assets.orchestration.runs.processes import ProcessIdentity, this_namespace
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, PURPOSE_TAG, is_left_over
 
-# A run without a heartbeat for so long is dead,
+# A run is dead after this time without a heartbeat,
 SILENT_SECONDS = 180.0
-# if this process has seen it without one for so long.
+# and after this process has watched the run for this time without a heartbeat.
 WATCHED_SECONDS = 3 * BEAT_SECONDS
 _BEGUN = (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 
@@ -38,12 +38,12 @@ _BEGUN = (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 def close_dead_runs(
     instance: dg.DagsterInstance, capture: str, keys: Collection[dg.AssetKey]
 ) -> None:
-    """Close a capture's runs whose process is gone, and those that a dead daemon left behind.
+    """Close a capture's runs whose process has ended, and runs of a dead daemon.
 
-    Runs of all its jobs: a rebuild or an upkeep that was killed holds the merge's pool as well.
+    Runs of all jobs are closed: a killed rebuild or maintenance also holds the merge's pool.
 
     Args:
-        keys: assets of the capture, by which runs of Dagster's implicit job are known.
+        keys: assets of the capture, which identify runs of Dagster's implicit job.
     """
     ours = frozenset(keys)
     statuses = [*_BEGUN, DagsterRunStatus.STARTING, DagsterRunStatus.QUEUED]
@@ -64,7 +64,7 @@ def _close_if_left_over(instance: dg.DagsterInstance, record: RunRecord) -> None
     if run.status == DagsterRunStatus.STARTING:
         _close(instance, run, "The run was launched, and its process did not begin.")
     elif PURPOSE_TAG in run.tags:
-        # A sensor asked for it, and asks again. What a person asked for stays in the queue.
+        # A sensor requests its run again. A run that a person requested stays in the queue.
         instance.report_run_canceled(
             run, "No Dagster daemon runs that could start this run: it is asked for again."
         )
@@ -74,7 +74,7 @@ def _close_if_dead(instance: dg.DagsterInstance, run: DagsterRun) -> None:
     reason = _why_dead(run)
     if reason is None:
         return
-    # Read again: a process writes how its run ended before it goes, and other sensors close too.
+    # Read again: the process may have recorded the end, or another sensor closed the run.
     now = instance.get_run_by_id(run.run_id)
     if now is None or now.is_finished or _signs(now) != _signs(run):
         return
@@ -90,7 +90,7 @@ def _why_dead(run: DagsterRun) -> str | None:
         return _gone(process.pid) if process.has_ended else None
     if process is None and tag.count(":") == 2:
         host, pid, started = tag.split(":")
-        # Written by a version that recorded the host alone.
+        # Early releases recorded the host only.
         place = this_namespace()
         if host == place.host and ProcessIdentity(place, int(pid), started).has_ended:
             return _gone(int(pid))
@@ -119,7 +119,7 @@ def _close(instance: dg.DagsterInstance, run: DagsterRun, reason: str) -> None:
 
 
 def _is_inherited(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
-    """Whether a run has the process of the run that it repeats: its own has not begun yet."""
+    """Return whether a run has the process tag of the run that it repeats, before its own start."""
     parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
     return parent is not None and parent.tags.get(PROCESS_TAG) == run.tags.get(PROCESS_TAG)
 
@@ -129,14 +129,14 @@ def _signs(run: DagsterRun) -> tuple[str | None, str | None]:
 
 
 def _touched_assets(run: DagsterRun) -> set[dg.AssetKey]:
-    """The assets that a run was asked to materialise or to check."""
+    """Return the assets that a run materialises or checks."""
     checked = {check.asset_key for check in run.asset_check_selection or ()}
     return checked.union(run.asset_selection or ())
 
 
 @dataclass
 class _Watch:
-    """When this process saw each run's heartbeat change last, by a clock that does not jump."""
+    """The last change of each run's heartbeat that this process saw, by the monotonic clock."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class _Watch:
         with self._lock:
             known = self._seen.get(run_id)
             if known is None or known[0] != heartbeat:
-                # Runs that ended are not asked about again.
+                # Runs that ended need no entry.
                 recent = {k: v for k, v in self._seen.items() if now - v[1] < 10 * SILENT_SECONDS}
                 self._seen = {**recent, run_id: (heartbeat, now)}
                 return 0.0

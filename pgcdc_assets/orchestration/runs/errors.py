@@ -1,4 +1,4 @@
-"""The errors that a one-shot run makes of those of its runs."""
+"""The errors of a one-shot run, built from the errors of its Dagster runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgcdc_assets.errors import (
     error_named,
 )
 
-# What asks most of its reader comes first: against the last kind another try is all it takes.
+# Errors that need a decision come first; an error that may not occur again comes last.
 _WORST_FIRST = [
     kind.exit_status for kind in (DefiniteError, ConfigurationError, PgcdcError, TransientError)
 ]
@@ -26,7 +26,7 @@ class FailedRun(PgcdcError):
 
     @classmethod
     def of(cls, kind: type[PgcdcError], sentence: str, run_id: str) -> PgcdcError:
-        """Make the error of one run."""
+        """Build the error of one run."""
         error = cls(reason=sentence, run_id=run_id, kind=kind.__name__)
         error.__dict__["exit_status"] = kind.exit_status
         return error
@@ -40,14 +40,14 @@ class FailedRun(PgcdcError):
 
 
 def name_tables(what: str, tables: Collection[str], error: PgcdcError) -> PgcdcError:
-    """Return a run's error with the names of its tables; a transient error names the first one."""
+    """Return a run's error with the names of its tables, of a transient error the first table."""
     if error.exit_status != TransientError.exit_status:
         return error
     return FailedRun.like(error, f"{what}: {', '.join(sorted(tables))}. {error}")
 
 
 def join_errors(errors: Sequence[PgcdcError]) -> PgcdcError:
-    """Make one error of several: of the worst one's kind, with the sentences of all."""
+    """Combine errors: the result has the kind of the worst error and the sentences of all."""
     worst, *others = sorted(errors, key=lambda error: _WORST_FIRST.index(error.exit_status))
     if not others:
         return worst
@@ -56,7 +56,7 @@ def join_errors(errors: Sequence[PgcdcError]) -> PgcdcError:
 
 
 def sentence_in(message: str) -> str:
-    """Take the class off an error's text as a traceback ends with it."""
+    """Return an error's text without the class that a traceback prints before it."""
     return message.partition(": ")[2].strip() or message.strip()
 
 
@@ -72,7 +72,7 @@ def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
         while error is not None:
             kind = error_named(error.cls_name or "")
             if kind is not None:
-                # Our own Failure says more than its cause: which tables it was about.
+                # Our own Failure names the tables, unlike its cause.
                 said = data.user_failure_data.description if data.user_failure_data else None
                 return FailedRun.of(kind, said or sentence_in(error.message), result.run_id)
             error = error.cause

@@ -1,6 +1,6 @@
 """The executor of a capture's runs: Dagster's in-process executor, under a claim of the run.
 
-A claim in the steps alone would come late: a step that waits for its pool has not begun.
+A claim by the steps would be late, because a step may wait for its pool before it begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgcdc_assets.orchestration.runs.claims import claimed_run, interrupt_steps
 
 
 class _ClaimingExecutor(dg.Executor):
-    """Executes a plan like another executor, under a claim of the run."""
+    """Executes a plan by another executor, under a claim of the run."""
 
     def __init__(self, inner: dg.Executor) -> None:
         self._inner = inner

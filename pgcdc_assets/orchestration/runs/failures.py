@@ -1,8 +1,8 @@
-"""The package's errors as Dagster knows them: try again, or stop and show the sentence.
+"""Conversion of the package's errors to Dagster's: a retry, or a failure with a sentence.
 
-A transient error is retried inside the run a few times; settings that are wrong and states that
-need a person end the step at once. The original error stays in the chain, so that its kind can be
-read from the run's events.
+A transient error is retried a few times inside the run. Wrong settings and states that need a
+person end the step at once. The original error stays in the chain of causes, so that its kind can
+be read from the run's events.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _EXPLAINED = 10
 
 @contextmanager
 def dagster_failures(capture: str) -> Iterator[None]:
-    """Raise this package's errors as Dagster's inside the block.
+    """Convert this package's errors to Dagster's inside the block.
 
     Args:
-        capture: whose name remedies show.
+        capture: the capture's name, which remedies show.
 
     Raises:
         RetryRequested: for a transient error.
@@ -50,14 +50,14 @@ def failure_of(error: errors.PgcdcError) -> dg.Failure:
 
 
 def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: str) -> NoReturn:
-    """End a step in which some tables failed and others did not, and name the ones that did.
+    """End a step in which some tables failed, and name these tables.
 
     Args:
-        capture: whose name remedies show.
+        capture: the capture's name, which remedies show.
 
     Raises:
-        RetryRequested: all of them may succeed at another attempt.
-        Failure: one of them needs a person.
+        RetryRequested: all errors are transient.
+        Failure: an error is not transient.
     """
     failures = [
         (table, error.in_capture(capture) if isinstance(error, errors.PgcdcError) else error)
@@ -85,12 +85,12 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: 
 
 
 def _explained(failures: Sequence[Exception]) -> str:
-    """Join the sentences of several tables' errors; of very many the first ones."""
+    """Join the sentences of several tables' errors, up to a limit."""
     sentences = list(dict.fromkeys(map(sentence_of, failures)))
     left_out = len(sentences) - _EXPLAINED
     if left_out > 0:
         sentences[_EXPLAINED:] = [f"And {left_out} more: see pgcdc status"]
-    # The last one ends as it does: a command that it names is not followed by a dot.
+    # The last sentence keeps its end: no dot follows a command.
     return ". ".join([*(sentence.rstrip(".") for sentence in sentences[:-1]), *sentences[-1:]])
 
 

@@ -22,10 +22,10 @@ from pgcdc_assets.policies import WindowPolicy
 SECONDS_TAG = "pgcdc/run_seconds"
 
 POLL_SECONDS = 0.5
-# A run without anything to do ends this long after the next window could have come.
+# An idle run ends this long after the next window was possible.
 IDLE_SECONDS = 10.0
-# A run that is queued for longer than it takes to start one waits for a place that this run may
-# hold: an instance may limit the number of its runs.
+# An instance may limit the number of its runs. A run that is queued for longer than a start takes
+# may wait for the end of this run.
 QUEUED_SECONDS = 15.0
 
 Found = TypeVar("Found")
@@ -38,11 +38,11 @@ def may_continue(policy: WindowPolicy, progress: SyncProgress | None) -> dict[st
 
 @dataclass
 class LongRun:
-    """Whether a run continues.
+    """The decision whether a run continues.
 
     Attributes:
-        pool: of the run's step: when another run waits for it, this one ends.
-        idle_seconds: when nothing came for so long, it ends.
+        pool: the pool of the run's step. The run ends if another run waits for the pool.
+        idle_seconds: the run ends after this time without work.
     """
 
     instance: dg.DagsterInstance
@@ -54,17 +54,17 @@ class LongRun:
 
     @classmethod
     def of(cls, context: dg.AssetExecutionContext, pool: str, policy: WindowPolicy) -> LongRun:
-        """Read from a run's tags what its sensor allowed."""
+        """Read the sensor's limits from a run's tags."""
         seconds = float(context.run.tags.get(SECONDS_TAG, "0"))
         idle_seconds = policy.max_age_seconds + IDLE_SECONDS
         return cls(context.instance, context.run.run_id, pool, seconds, idle_seconds)
 
     def stop(self) -> None:
-        """End the run: the next windows are left to other runs."""
+        """End the run; other runs process the next windows."""
         self.seconds = 0.0
 
     def find(self, look: Callable[[], Found | None]) -> Found | None:
-        """Poll for the next work; return None at the end of the run."""
+        """Wait for the next work; return None at the end of the run."""
         idle_since = time.monotonic()
         while time.monotonic() < min(self._began + self.seconds, idle_since + self.idle_seconds):
             if not self._is_running() or self._is_awaited():
@@ -76,12 +76,12 @@ class LongRun:
         return None
 
     def _is_running(self) -> bool:
-        """Whether Dagster takes the run for alive: another one may be started otherwise."""
+        """Return whether the run has not ended in Dagster; otherwise another run may be started."""
         run = self.instance.get_run_by_id(self.run_id)
         return run is not None and run.status == DagsterRunStatus.STARTED
 
     def _is_awaited(self) -> bool:
-        """Whether another run waits: for the pool, in the queue or with its step, or for long."""
+        """Return whether another run waits for the pool, or has been queued for a long time."""
         storage = self.instance.event_log_storage
         if storage.supports_global_concurrency_limits:
             steps = storage.get_concurrency_info(self.pool).pending_steps

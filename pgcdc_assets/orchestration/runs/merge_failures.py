@@ -1,4 +1,4 @@
-"""Why tables are not merged: read from the runs that failed."""
+"""Reasons of failed merges, read from the failed runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RUNS_TO_READ = 20
 def find_merge_failures(
     instance: dg.DagsterInstance, capture: str, tables: Collection[TableState]
 ) -> dict[str, str]:
-    """Find the reason of each table that stopped: its newest failure, unless it was merged since.
+    """Find the newest failure of each table that was not merged since.
 
     Returns:
-        A sentence by qualified name.
+        Sentences by qualified name.
     """
     waiting = {state.table.qualified_name: state for state in tables if state.needs_merge}
     if not waiting:

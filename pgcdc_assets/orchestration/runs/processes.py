@@ -1,8 +1,8 @@
-"""The process of a run, identified such that no other process is mistaken for it.
+"""The unique identity of a run's process.
 
-A process id says nothing by itself: containers count from 1 each, numbers are used again, and
-containers may share a host name. So a process is named by host, boot, PID namespace, number and
-start time, and is looked up in /proc only from its own namespace.
+A process id is not unique: each container counts from 1, ids are used again, and containers may
+share a host name. So the identity has host, boot, PID namespace, process id and start time, and a
+process is looked up in /proc only from its own namespace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENDED = "ended"
 
 @dataclass(frozen=True)
 class ProcessNamespace:
-    """Where process ids have one meaning.
+    """A PID namespace of a running system, in which a process id is unique at a time.
 
     Attributes:
         boot: id of the kernel's boot.
@@ -33,7 +33,7 @@ class ProcessNamespace:
 
     @property
     def is_known(self) -> bool:
-        """Whether it can be compared: not where /proc is missing, or shows another namespace."""
+        """Whether the namespace is known; false if /proc is missing or shows another namespace."""
         return _UNKNOWN not in (self.boot, self.namespace)
 
 
@@ -51,13 +51,13 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int | None = None) -> ProcessIdentity:
-        """Name a process of this namespace; without a number: this process."""
+        """Return the identity of a process of this namespace; the default is this process."""
         number = os.getpid() if pid is None else pid
         return cls(this_namespace(), number, start_ticks(number))
 
     @classmethod
     def parse(cls, text: str) -> ProcessIdentity | None:
-        """Read what `str` wrote; None for text of another form."""
+        """Parse the result of `str`; None for text of another form."""
         parts = text.split(":")
         if len(parts) != 5 or not parts[3].isdigit():
             return None
@@ -70,19 +70,19 @@ class ProcessIdentity:
 
     @property
     def is_visible(self) -> bool:
-        """Whether this process can look it up."""
+        """Whether this process can look the process up in /proc."""
         return self.place.is_known and self.place == this_namespace()
 
     @property
     def has_ended(self) -> bool:
-        """Whether a visible process is gone for certain."""
+        """Whether a visible process has certainly ended."""
         now = start_ticks(self.pid)
         return now != _UNKNOWN and now != self.started
 
 
 @cache
 def this_namespace() -> ProcessNamespace:
-    """Where this process runs."""
+    """Return the namespace of this process."""
     try:
         boot = _BOOT_ID.read_text().strip()
         namespace = "".join(filter(str.isdigit, os.readlink("/proc/self/ns/pid")))
@@ -96,7 +96,7 @@ def this_namespace() -> ProcessNamespace:
 
 
 def start_ticks(pid: int) -> str:
-    """When a process started, in clock ticks since boot: field 22 of /proc/PID/stat, proc(5)."""
+    """Return the start time of a process in clock ticks since boot (/proc/PID/stat, proc(5))."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -106,7 +106,7 @@ def start_ticks(pid: int) -> str:
 
 
 def _is_free(pid: int) -> bool:
-    """Whether no process has the number: /proc may hide those of other users."""
+    """Return whether no process has the id. /proc may hide processes of other users."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What the Dagster instance knows about runs: which are under way, which attempts there were."""
+"""Records of the Dagster instance about unfinished runs and earlier attempts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAPTURE_TAG = "pgcdc/capture"
 PURPOSE_TAG = "pgcdc/purpose"
 MERGE_PURPOSE = "merge"
 THROUGH_TAG = "pgcdc/through"
-# A copy whose run has it takes over a slot that something else has read before.
+# A snapshot run with this tag takes over a slot that something else has read before.
 ADOPT_SLOT_TAG = "pgcdc/adopt_slot"
 
 UNFINISHED = [
@@ -28,9 +28,9 @@ FINISHED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus
 
 MAX_COUNTED = 50
 
-# A run that has not begun so long after it was asked for, or launched, is left over.
+# A run that has not begun this long after its request or launch will not begin.
 START_SECONDS = 300.0
-# The daemon's heart beats every 30 s.
+# The daemon's heartbeat has an interval of 30 s.
 DAEMON_SILENT_SECONDS = 120.0
 
 _QUEUE_DAEMON = "QUEUED_RUN_COORDINATOR"
@@ -40,13 +40,13 @@ _ENDED = (StepEventStatus.SUCCESS, StepEventStatus.FAILURE, StepEventStatus.SKIP
 
 @dataclass(frozen=True)
 class Attempts:
-    """Earlier runs for the same thing.
+    """Earlier runs with the same purpose.
 
     Attributes:
-        count: at most `MAX_COUNTED`, which is enough for how long to wait.
-        newest: id of the newest run; None when there was none. As part of a run key it makes the
-            key of each attempt unique. `count` alone does not, because it stops at its maximum, and
-            Dagster skips a run key that it has seen.
+        count: number of runs, at most `MAX_COUNTED`, which determines the backoff.
+        newest: id of the newest run; None without a run. The id makes the run key of each attempt
+            unique. `count` does not, because it stops at its maximum, and Dagster skips a run key
+            that was used before.
     """
 
     count: int
@@ -57,15 +57,14 @@ class Attempts:
 def find_unfinished(
     instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey], step: str
 ) -> DagsterRun | None:
-    """Find a queued or running run that is to materialise the assets, however it was launched.
+    """Find a queued or running run that materialises the assets.
 
-    Runs started by "Materialize" in the UI belong to Dagster's implicit job and carry none of our
-    tags, so the selection is looked at too. Such a run may have other steps: a run whose step for
-    the assets has ended is not in the way of the next one, and neither is a run that a dead daemon
-    left behind.
+    Runs started by "Materialize" in the UI belong to Dagster's implicit job and have none of our
+    tags, so the selection of assets is examined too. A run is left out if its step for the assets
+    has ended, because it may have other steps, or if a dead daemon left the run.
 
     Args:
-        step: key of the step that materialises the assets.
+        step: the key of the step that materialises the assets.
     """
     wanted = frozenset(keys)
     for record in instance.get_run_records(RunsFilter(statuses=UNFINISHED)):
@@ -82,7 +81,7 @@ def find_unfinished(
 
 
 def run_has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> bool:
-    """Return whether a step of a running run has succeeded, failed or was skipped."""
+    """Return whether a step of a running run has succeeded, has failed or was skipped."""
     if run.status == DagsterRunStatus.QUEUED:
         return False
     stats = instance.event_log_storage.get_step_stats_for_run(run.run_id, [step])
@@ -90,7 +89,7 @@ def run_has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> b
 
 
 def is_left_over(instance: dg.DagsterInstance, record: RunRecord) -> bool:
-    """Whether a run that has not begun will not begin by itself."""
+    """Return whether a run that has not begun will not begin."""
     status = record.dagster_run.status
     if status == DagsterRunStatus.QUEUED:
         return not _has_queue_daemon(instance)
@@ -105,7 +104,7 @@ def is_left_over(instance: dg.DagsterInstance, record: RunRecord) -> bool:
 def attempts_for(
     instance: dg.DagsterInstance, capture: str, purpose: str, tags: dict[str, str]
 ) -> Attempts:
-    """Count the earlier runs with the same purpose and tags, whatever their outcome."""
+    """Count the earlier runs with the same purpose and tags, successful or not."""
     wanted = {CAPTURE_TAG: capture, PURPOSE_TAG: purpose, **tags}
     records = instance.get_run_records(RunsFilter(tags=wanted), limit=MAX_COUNTED)
     newest = records[0].dagster_run.run_id if records else None
@@ -121,7 +120,7 @@ def recent_runs(
 
 
 def seconds_since_end(records: Iterable[RunRecord]) -> float | None:
-    """Time since the last of the runs ended; None when none has."""
+    """Return the time since the end of the newest run; None if no run has ended."""
     ends = [record.end_time for record in records if record.end_time is not None]
     return max(0.0, time.time() - max(ends)) if ends else None
 

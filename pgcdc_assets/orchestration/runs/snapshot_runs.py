@@ -24,7 +24,7 @@ _STARTED = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatu
 
 @dataclass(frozen=True)
 class RunningSnapshots:
-    """Finds the tables of a capture that are being copied.
+    """Finds the tables of a capture with a running re-snapshot.
 
     Attributes:
         snapshot: the key of the snapshot asset, whose partitions are the tables.

@@ -1,9 +1,8 @@
-"""The link between `pgcdc sync` and the sensors that it ticks.
+"""The state that `pgcdc sync` shares with the sensors that it evaluates.
 
-The sensors decide in both cases, under the daemon and under `pgcdc sync`. A one-shot run only adds
-a barrier: the WAL position at its start, up to which everything has to be captured and merged. It
-travels in a ContextVar, so that sensors called by the daemon see none; on the way back they note
-how far they are.
+The sensors decide under the daemon and under `pgcdc sync`. A one-shot run only adds a barrier: the
+WAL position at its start, through which all changes have to be captured and merged. The state is in
+a ContextVar, so that sensors under the daemon have none. The sensors record their progress in it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class SyncProgress:
         captured_through: end of the newest landed window.
         merged_through: the lowest position through which a table is merged; None while a table is
             not merged at all.
-        waiting: why the sensor asked for nothing.
+        waiting: the reason why the sensor requested no run.
         is_blocked: a run of another process blocks the progress.
     """
 
@@ -36,7 +35,7 @@ class SyncProgress:
 
     @property
     def is_captured(self) -> bool:
-        """Whether all before the barrier is in the raw zone."""
+        """Whether all changes before the barrier are in the raw zone."""
         return (
             self.barrier is not None
             and self.captured_through is not None
@@ -45,7 +44,7 @@ class SyncProgress:
 
     @property
     def is_merged(self) -> bool:
-        """Whether all before the barrier is merged into every table."""
+        """Whether all changes before the barrier are merged into every table."""
         return (
             self.is_captured
             and self.merged_through is not None

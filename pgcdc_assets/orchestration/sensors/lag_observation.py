@@ -1,7 +1,7 @@
-"""What the lag sensor records: the slot's lag and health, and where the source tables are.
+"""Events that the lag sensor records: the slot's lag and health, and the places of source tables.
 
-A tick every few seconds would fill the event log. So lag and a living slot's health are recorded
-now and then, and a result that can only change by an event is recorded when it changes.
+A record at every tick would fill the event log. So lag and health of a usable slot are recorded at
+an interval, and other results are recorded when they change.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Event = dg.AssetObservation | dg.AssetCheckEvaluation
 
 @dataclass
 class LagObservation:
-    """What one tick of the sensor records.
+    """The records of one evaluation of the sensor.
 
     Attributes:
         scds: the SCD assets by table and kind.
-        events: for Dagster to record with the tick.
-        moved: source tables that are not where their changes came from.
+        events: events that Dagster records with the evaluation.
+        moved: errors of source tables that were renamed, moved, dropped or created again.
     """
 
     instance: dg.DagsterInstance
@@ -52,7 +52,7 @@ class LagObservation:
     moved: list[TableMoved] = field(default_factory=list)
 
     def record_unusable_slot(self, health: SlotHealth, error: PgcdcError) -> None:
-        """Record at once that the slot is gone or lost: a tick that fails keeps no events."""
+        """Record an unusable slot at once, because a failed evaluation loses its events."""
         found = evaluate_slot(self.raw, health)._replace(description=str(error))
         for evaluation in self._changed([evaluation_of(found)]):
             self.instance.report_runless_asset_event(evaluation)
@@ -65,10 +65,10 @@ class LagObservation:
         through: Lsn,
         lag_seconds: float,
     ) -> None:
-        """Collect what is to be recorded of a living slot and of the source tables.
+        """Collect the events about a usable slot and about the source tables.
 
         Args:
-            through: where the raw zone ends.
+            through: the end of the captured changes.
         """
         newest = self.instance.fetch_observations(self.raw, limit=1).records
         if newest and time.time() - newest[0].timestamp < EVERY_SECONDS:
@@ -97,7 +97,7 @@ class LagObservation:
     def _changed(
         self, evaluations: Sequence[dg.AssetCheckEvaluation]
     ) -> list[dg.AssetCheckEvaluation]:
-        """Return the evaluations that say something else than the newest recorded ones."""
+        """Return the evaluations that differ from the newest recorded evaluations."""
         keys = [evaluation.asset_check_key for evaluation in evaluations]
         storage = self.instance.event_log_storage
         newest = storage.get_latest_asset_check_execution_by_key(keys)
@@ -108,7 +108,7 @@ class LagObservation:
 
 
 def _is_same(evaluation: dg.AssetCheckEvaluation, recorded: Any) -> bool:
-    """Compare an evaluation with what is recorded; a run that only plans its own has none yet."""
+    """Compare an evaluation with the recorded one. A planned evaluation has no result yet."""
     return (
         isinstance(recorded, dg.AssetCheckEvaluation)
         and recorded.passed == evaluation.passed

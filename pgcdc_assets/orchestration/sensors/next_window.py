@@ -1,10 +1,15 @@
-"""Which window to capture next: decided from plain values, without a clock or a connection.
+"""The decision which window to capture next, from plain values without a clock or a connection.
 
-The rules, in order: one capture at a time; a window that was opened and is not landed comes before
-any new one, or is given up if it never can be; a hole before it is filled first; a new window
-starts exactly where the last one ended, and is opened when enough bytes wait or the last landing is
-old enough. Lag above zero alone opens nothing: with Dagster's own storage in the source cluster,
-each run writes WAL, and the next run would be its consequence.
+The rules, in order:
+
+1. There is one capture at a time.
+2. An open window that is not landed comes before a new window. A missing range before the open
+   window comes first. An open window that can never be landed is discarded.
+3. A new window starts at the end of the last window. The window is opened when enough bytes wait,
+   or when the last landing is old enough.
+
+A lag above zero is not sufficient to open a window: if Dagster's storage is in the source cluster,
+each run writes WAL, and would cause the next run.
 """
 
 from __future__ import annotations
@@ -17,16 +22,16 @@ from pgcdc_assets.policies import WindowPolicy
 
 @dataclass(frozen=True)
 class CaptureProgress:
-    """How far a capture is.
+    """The progress of a capture.
 
     Attributes:
-        captured_through: where the raw zone ends: the newest window's end, or the epoch's start.
-        flush_lsn: where the server's durable WAL ends.
-        open_windows: windows that have a partition key and are not landed, oldest first.
-        attempts: runs that the oldest open window has had.
-        seconds_since_attempt: time since the last of them ended; None when there was none.
-        seconds_since_landing: time since a window was landed; None when none was.
-        is_capturing: a capture is queued or under way.
+        captured_through: end of the newest landed window, or the start of the epoch.
+        flush_lsn: end of the server's durable WAL.
+        open_windows: windows with a partition key that are not landed, oldest first.
+        attempts: number of runs of the oldest open window.
+        seconds_since_attempt: time since the end of the last of these runs; None without a run.
+        seconds_since_landing: time since the last landing; None without a landing.
+        is_capturing: a capture is queued or running.
     """
 
     epoch: int
@@ -44,8 +49,8 @@ class Capture:
     """Capture this window now.
 
     Attributes:
-        attempt: runs the window has had before.
-        is_new: its partition key has to be added.
+        attempt: number of earlier runs of the window.
+        is_new: the partition key has to be added.
     """
 
     window: LsnWindow
@@ -55,16 +60,16 @@ class Capture:
 
 @dataclass(frozen=True)
 class Wait:
-    """Do nothing for now."""
+    """Capture nothing now."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Discard:
-    """Discard an open window that cannot be landed, because another window has a part of it.
+    """Discard an open window that overlaps a landed window.
 
-    Two openers at one moment, such as the daemon and `pgcdc sync`, leave one behind.
+    Such a window remains if the daemon and `pgcdc sync` open a window at the same time.
     """
 
     window: LsnWindow
@@ -76,8 +81,8 @@ def plan_window(
     """Decide what to capture next.
 
     Args:
-        barrier: of a one-shot run: everything before it is captured without waiting for bytes or
-            age, the last window ends there, and nothing is opened once it is reached.
+        barrier: the barrier of a one-shot run. All WAL before the barrier is captured without a
+            wait for bytes or age. The last window ends at the barrier.
     """
     if progress.is_capturing:
         return Wait("a capture is under way")
