@@ -34,10 +34,10 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.postgres.catalog import CatalogResolver
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease, wait_or_terminate_stale_walsender
 from pgcdc_assets.postgres.publication import read_publication
+from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
     check_slot_usable,

@@ -49,6 +49,12 @@ class Column:
         element_typmod: typmod of an array's element; -1 for other types.
         missing: `pg_attribute.attmissingval` as text, the value of the rows that are older than
             the column; None without such a value.
+        has_default: `pg_attribute.atthasdef`: a default or a generation expression; None if
+            unknown, like the next three. A difference in one of the four makes no new version of
+            the table, because the tuples are read alike.
+        not_null: `pg_attribute.attnotnull`.
+        generated: `pg_attribute.attgenerated`; empty for an ordinary column.
+        identity: `pg_attribute.attidentity`; empty for an ordinary column.
     """
 
     name: str
@@ -63,6 +69,10 @@ class Column:
     element_type: str | None = None
     element_typmod: int = -1
     missing: str | None = None
+    has_default: bool | None = field(default=None, compare=False)
+    not_null: bool | None = field(default=None, compare=False)
+    generated: str | None = field(default=None, compare=False)
+    identity: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

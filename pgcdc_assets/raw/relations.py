@@ -21,6 +21,10 @@ from pgcdc_assets.table_name import TableName
 
 _ATTEMPTS = 5
 
+# Fields of a column that are lists of their own beside `columns`, because Delta adds no field to a
+# struct of an early release.
+_LATER_FIELDS = ("missing", "has_default", "not_null", "generated", "identity")
+
 
 @dataclass(frozen=True)
 class RelationVersion:
@@ -209,22 +213,23 @@ def _row(version: RelationVersion) -> dict[str, Any]:
         "replica_identity": relation.replica_identity.value,
         "columns": [asdict(column) for column in relation.columns],
         "primary_key": list(relation.primary_key),
-        "missing": [column.missing for column in relation.columns],
         "attribute_count": relation.attribute_count,
+        **{name: [getattr(c, name) for c in relation.columns] for name in _LATER_FIELDS},
     }
 
 
 def _version(row: dict[str, Any]) -> RelationVersion:
-    # Early releases wrote neither `missing` nor `attribute_count`.
-    missing = row["missing"] or [None] * len(row["columns"])
+    # Early releases wrote neither the later fields nor `attribute_count`.
+    unknown: list[Any] = [None] * len(row["columns"])
+    later: dict[str, list[Any]] = {name: row[name] or unknown for name in _LATER_FIELDS}
     relation = Relation(
         relation_id=row["relation_id"],
         schema=row["schema"],
         table=row["table"],
         replica_identity=ReplicaIdentity(row["replica_identity"]),
         columns=tuple(
-            Column(**column, missing=text)
-            for column, text in zip(row["columns"], missing, strict=True)
+            Column(**column, **{name: values[index] for name, values in later.items()})
+            for index, column in enumerate(row["columns"])
         ),
         primary_key=tuple(row["primary_key"]),
         attribute_count=row["attribute_count"],

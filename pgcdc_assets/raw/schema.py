@@ -48,6 +48,10 @@ RELATIONS = pa.schema(
         ),
         pa.field("missing", pa.list_(pa.field("element", pa.string()))),
         pa.field("attribute_count", pa.int32()),
+        pa.field("has_default", pa.list_(pa.field("element", pa.bool_()))),
+        pa.field("not_null", pa.list_(pa.field("element", pa.bool_()))),
+        pa.field("generated", pa.list_(pa.field("element", pa.string()))),
+        pa.field("identity", pa.list_(pa.field("element", pa.string()))),
     ]
 )
 

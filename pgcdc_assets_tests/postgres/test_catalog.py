@@ -8,13 +8,9 @@ import pytest
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.catalog import (
-    CatalogResolver,
-    complete_relation,
-    published_relations,
-    published_tables,
-)
+from pgcdc_assets.postgres.catalog import published_relations, published_tables
 from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.relation_resolver import CatalogResolver, complete_relation
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.database import Database

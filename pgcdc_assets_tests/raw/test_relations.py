@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,7 +15,8 @@ from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.raw.rows import relation
 
-_NEW = {"missing", "attribute_count"}
+_FACTS: dict[str, Any] = {"has_default": True, "not_null": True, "generated": "s", "identity": "a"}
+_NEW = {"missing", "attribute_count", *_FACTS}
 
 
 def _with_missing(text: str | None) -> Relation:
@@ -40,6 +42,20 @@ def test_a_table_of_an_earlier_release_is_read_and_gets_the_new_columns(zone: Ra
     later = RawZone(zone.lake, zone.name).relations
     assert [v.relation for v in later.versions(1)] == [relation("orders", 1), _with_missing("5")]
     assert later.versions(1)[1].relation.attribute_count == 2
+
+
+def test_facts_that_change_no_tuple_are_stored_with_a_version_and_make_none(zone: RawZone) -> None:
+    """SET NOT NULL, SET DEFAULT and DROP EXPRESSION write a relation's columns as before."""
+    plain = relation("orders", 1)
+    first, second = plain.columns
+    assert zone.relations.register(1, replace(plain, columns=(first,)), Lsn(10)) == 1
+    with_facts = replace(plain, columns=(first, replace(second, **_FACTS)))
+    assert zone.relations.register(1, with_facts, Lsn(20)) == 2
+    assert zone.relations.register(1, plain, Lsn(30)) == 2
+    zone.relations.flush()
+    stored = RawZone(zone.lake, zone.name).relations.versions(1)[1].relation.columns
+    assert {name: getattr(stored[1], name) for name in _FACTS} == _FACTS
+    assert [getattr(stored[0], name) for name in _FACTS] == [None] * 4
 
 
 def test_a_rewritten_table_keeps_its_version(zone: RawZone) -> None:

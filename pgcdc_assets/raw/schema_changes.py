@@ -1,0 +1,155 @@
+"""The changes between two versions of a relation, and which of them the stream can replay.
+
+The stream can replay a change if the row changes of the stream and `raw/relations` determine every
+row of the table after the change. Otherwise the table needs a new snapshot: the server has
+rewritten rows, and the stream has no row change for a rewritten row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.raw.schema_events import SchemaChange
+from pgcdc_assets.raw.type_changes import is_widened
+
+
+@dataclass(frozen=True)
+class SchemaChangeFound:
+    """One change of a table's definition. The attributes have the meaning of `SchemaEvent`."""
+
+    change: SchemaChange
+    columns: tuple[str, ...]
+    detail: str
+    needs_snapshot: bool
+
+
+def compare_relations(
+    before: Relation, after: Relation, is_rewritten: bool | None = None
+) -> list[SchemaChangeFound]:
+    """Return the changes from one version of a relation to a later version.
+
+    A widened type counts as replayable, although ALTER TYPE ... USING may have changed the values:
+    neither the stream nor the catalog keeps the expression.
+
+    Args:
+        before: the earlier version.
+        after: the later version, of the same OID.
+        is_rewritten: whether the server has rewritten the table between the versions; None:
+            unknown. ALTER TABLE ... ADD COLUMN rewrites the table if the older rows get values that
+            the catalog does not keep.
+    """
+    found = []
+    if before.name != after.name:
+        detail = f"The table {before.qualified_name} is named {after.qualified_name} now."
+        found.append(SchemaChangeFound(SchemaChange.TABLE_RENAMED, (), detail, False))
+    matched = _match(before, after)
+    known = {id(column) for column, _ in matched}
+    for column in before.columns:
+        if id(column) not in known:
+            detail = f"Column {column.name} was dropped."
+            found.append(
+                SchemaChangeFound(SchemaChange.COLUMN_DROPPED, (column.name,), detail, False)
+            )
+    known = {id(column) for _, column in matched}
+    for earlier, later in matched:
+        found += _compare_columns(earlier, later)
+    for column in after.columns:
+        if id(column) not in known:
+            found.append(_added(before, column, is_rewritten))
+    found += _compare_keys(before, after, matched)
+    return found
+
+
+def _match(before: Relation, after: Relation) -> list[tuple[Column, Column]]:
+    """Return the columns that both versions have, by attnum; without an attnum by name."""
+    numbered = {c.attnum: c for c in before.columns if c.attnum is not None}
+    named = {c.name: c for c in before.columns}
+    matched = []
+    for column in after.columns:
+        if column.attnum is not None and column.attnum in numbered:
+            matched.append((numbered[column.attnum], column))
+            continue
+        earlier = named.get(column.name)
+        if earlier is not None and (earlier.attnum is None or column.attnum is None):
+            matched.append((earlier, column))
+    return matched
+
+
+def _compare_columns(before: Column, after: Column) -> Iterator[SchemaChangeFound]:
+    name = after.name
+    if before.name != name:
+        detail = f"Column {before.name} is named {name} now."
+        yield SchemaChangeFound(SchemaChange.COLUMN_RENAMED, (before.name, name), detail, False)
+    if (before.type_oid, before.typmod) == (after.type_oid, after.typmod):
+        return
+    types = f"from {_type_text(before)} to {_type_text(after)}"
+    if is_widened(before, after):
+        detail = f"The type of column {name} was widened {types}."
+        yield SchemaChangeFound(SchemaChange.TYPE_WIDENED, (name,), detail, False)
+    else:
+        detail = f"The type of column {name} was changed {types}."
+        yield SchemaChangeFound(SchemaChange.TYPE_CHANGED, (name,), detail, True)
+
+
+def _type_text(column: Column) -> str:
+    modifier = "" if column.base_typmod == -1 else f" (modifier {column.base_typmod})"
+    return f"{column.type or column.base_type or f'type {column.type_oid}'}{modifier}"
+
+
+def _added(before: Relation, column: Column, is_rewritten: bool | None) -> SchemaChangeFound:
+    name = (column.name,)
+    if column.attnum is None:
+        detail = f"Column {column.name} cannot be matched with a column of the catalog."
+        return SchemaChangeFound(SchemaChange.COLUMN_ADDED, name, detail, True)
+    if column.attnum <= _highest_attnum(before):
+        detail = f"Column {column.name} is published now, and was not published before."
+        return SchemaChangeFound(SchemaChange.PUBLICATION_CHANGED, name, detail, True)
+    if column.missing is not None:
+        detail = f"Column {column.name} was added, with one value for all older rows."
+        return SchemaChangeFound(SchemaChange.COLUMN_ADDED, name, detail, False)
+    may_have_values = is_rewritten
+    if is_rewritten is None:
+        # An unknown fact counts as a fact that may have given values to the older rows.
+        facts = (column.has_default, column.not_null, column.generated, column.identity)
+        may_have_values = any(fact is None or bool(fact) for fact in facts)
+    if may_have_values:
+        detail = f"Column {column.name} was added, and older rows may have values of their own."
+        return SchemaChangeFound(SchemaChange.COLUMN_ADDED, name, detail, True)
+    detail = f"Column {column.name} was added, and is NULL in older rows."
+    return SchemaChangeFound(SchemaChange.COLUMN_ADDED, name, detail, False)
+
+
+def _highest_attnum(relation: Relation) -> int:
+    if relation.attribute_count is not None:
+        return relation.attribute_count
+    return max((column.attnum or 0 for column in relation.columns), default=0)
+
+
+def _compare_keys(
+    before: Relation, after: Relation, matched: list[tuple[Column, Column]]
+) -> Iterator[SchemaChangeFound]:
+    later_names = {earlier.name: later.name for earlier, later in matched}
+    expected = tuple(later_names.get(name, "") for name in _key(before))
+    key = _key(after)
+    if key != expected:
+        detail = f"The key is {', '.join(key) or 'missing'} now, and was {_names(_key(before))}."
+        yield SchemaChangeFound(SchemaChange.KEY_CHANGED, key, detail, set(key) != set(expected))
+    if before.replica_identity is not after.replica_identity:
+        detail = (
+            f"The replica identity is {after.replica_identity.sql} now, "
+            f"and was {before.replica_identity.sql}."
+        )
+        yield SchemaChangeFound(SchemaChange.IDENTITY_CHANGED, (), detail, False)
+
+
+def _key(relation: Relation) -> tuple[str, ...]:
+    """Return the key of the rows. Without a replica identity no row is updated or deleted."""
+    if relation.replica_identity is ReplicaIdentity.NOTHING:
+        return relation.primary_key
+    return relation.row_key
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "missing"
