@@ -8,7 +8,7 @@ capture abandons the thread and raises an error.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,10 +23,16 @@ from pgcdc_assets.postgres.lease import Lease
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.parked import ParkedRows
+from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 _Result = TypeVar("_Result")
+
+
+class UndecodableRows(Exception):
+    """Rows of the stream cannot be decoded. Nothing was landed."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Landing:
         decoder: the window's decoder.
         lease: the held lease of the slot.
         settings: the source database.
+        parks: land rows that cannot be decoded as parked rows; otherwise raise UndecodableRows.
         is_left: set after the landing was abandoned: the landing must not commit.
     """
 
@@ -49,6 +56,7 @@ class Landing:
     decoder: Decoder
     lease: Lease
     settings: ConnectionSettings
+    parks: bool = True
     is_left: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run_within(self, seconds: float | None) -> WindowSummary:
@@ -63,6 +71,7 @@ class Landing:
 
         Raises:
             TransientError: the landing did not return within the limit.
+            UndecodableRows: the stream has rows that cannot be decoded, and `parks` is false.
         """
         if seconds is None:
             return self._run()
@@ -90,6 +99,8 @@ class Landing:
             decoded = self.decoder.decode(batch)
             if self.decoder.is_finished:
                 self.stream.pause()
+            if self.decoder.parked and not self.parks:
+                raise UndecodableRows
             if decoded is not None:
                 work.count += decoded.num_rows
                 yield decoded
@@ -110,12 +121,35 @@ class Landing:
     def _before_commit(self) -> None:
         failpoints.reach(failpoints.BEFORE_DELTA_COMMIT)
         self.zone.relations.flush()
+        self.zone.schema_events.record(parked_events(self.window.epoch, self.decoder.parked))
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)
         self.lease.verify()
         if self.is_left.is_set():
             raise TransientError(
                 reason=f"Window {self.window.key} is not landed: the time limit was reached."
             )
+
+
+def parked_events(epoch: int, parked: Mapping[int, ParkedRows]) -> list[SchemaEvent]:
+    """Return the events of parked rows: one per table at the first and at the last parked row.
+
+    The merge stops at the first event. A snapshot above the last event has the current rows.
+    """
+    return [
+        SchemaEvent(
+            epoch=epoch,
+            lsn=lsn,
+            table=rows.table,
+            relation_id=relation_id,
+            change=SchemaChange.ROW_PARKED,
+            columns=(),
+            detail=f"{rows.row_count} rows cannot be decoded ({rows.reason})",
+            needs_snapshot=True,
+            found_by=STREAM,
+        )
+        for relation_id, rows in parked.items()
+        for lsn in sorted({rows.first_lsn, rows.last_lsn})
+    ]
 
 
 class _Overdue(Exception):

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.capture.landing import Landing
+from pgcdc_assets.capture.landing import Landing, UndecodableRows
 from pgcdc_assets.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -114,7 +114,8 @@ def capture_window(
 ) -> CaptureReport:
     """Land a window exactly once, and confirm its end to the slot.
 
-    A landed window is verified, confirmed and reported with the same counts.
+    A landed window is verified, confirmed and reported with the same counts. Rows that cannot be
+    decoded are read again over another connection, and then parked (see `protocol.parked`).
 
     Raises:
         ConfigurationError: the settings do not lead to a usable connection and slot.
@@ -128,6 +129,25 @@ def capture_window(
     """
     limits = limits or CaptureLimits()
     began = time.monotonic()
+    arguments = settings, zone, slot, publication, window, limits, began
+    try:
+        return _capture(*arguments, parks=False)
+    except UndecodableRows:
+        # A connection may have altered the bytes: park rows that two connections bring.
+        return _capture(*arguments, parks=True)
+
+
+def _capture(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    slot: str,
+    publication: str,
+    window: LsnWindow,
+    limits: CaptureLimits,
+    began: float,
+    *,
+    parks: bool,
+) -> CaptureReport:
     with (
         query_connection(settings, "lease") as conn,
         capture_lease(conn, zone.name, slot) as lease,
@@ -160,7 +180,7 @@ def capture_window(
                 if summary is None:
                     with closing(_catalog(settings, zone, publication, window)) as catalog:
                         decoder = _decoder(zone, catalog, window)
-                        landing = Landing(zone, window, stream, decoder, lease, settings)
+                        landing = Landing(zone, window, stream, decoder, lease, settings, parks)
                         summary = landing.run_within(_seconds_left(limits, began))
                     warnings += decoder.warnings + catalog.warnings
                     failpoints.reach(failpoints.AFTER_DELTA_COMMIT)

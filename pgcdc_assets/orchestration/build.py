@@ -15,11 +15,7 @@ from pgcdc_assets.orchestration.assets.raw import build_raw_asset
 from pgcdc_assets.orchestration.assets.scd import build_scd_assets
 from pgcdc_assets.orchestration.assets.snapshot import build_snapshot_asset
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
-from pgcdc_assets.orchestration.checks.raw import (
-    COUNTED_AS_DECODED,
-    WITHOUT_GAPS,
-    build_source_checks,
-)
+from pgcdc_assets.orchestration.checks.raw import WINDOW_CHECKS, build_source_checks
 from pgcdc_assets.orchestration.checks.scd import build_table_checks
 from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
 from pgcdc_assets.orchestration.jobs.maintenance import build_maintenance_job
@@ -144,7 +140,7 @@ class _Builder:
         self, raw: dg.AssetKey, snapshot: dg.AssetKey, scds: list[dg.AssetKey]
     ) -> tuple[UnresolvedAssetJobDefinition, ...]:
         with_window = dg.AssetSelection.checks(
-            dg.AssetCheckKey(raw, WITHOUT_GAPS), dg.AssetCheckKey(raw, COUNTED_AS_DECODED)
+            *(dg.AssetCheckKey(raw, check) for check in WINDOW_CHECKS)
         )
         with_merge = dg.AssetSelection.checks(*(dg.AssetCheckKey(key, INVARIANTS) for key in scds))
         jobs = {

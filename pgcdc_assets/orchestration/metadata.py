@@ -31,7 +31,14 @@ REMADE = (
     "the folder held data files and no Delta log, so the table was made again from the raw zone"
 )
 
-_OPERATIONS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates", "M": "messages"}
+_OPERATIONS = {
+    "I": "inserts",
+    "U": "updates",
+    "D": "deletes",
+    "T": "truncates",
+    "M": "messages",
+    "P": "parked_rows",
+}
 
 
 def window_metadata(summary: WindowSummary) -> dict[str, Any]:

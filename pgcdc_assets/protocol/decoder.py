@@ -29,17 +29,24 @@ import pyarrow as pa
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol import arrow_batch, messages
-from pgcdc_assets.protocol.frames import KEEPALIVE, XLOG_DATA, MessageBatch, Positions
-from pgcdc_assets.protocol.heads import ACTION_AT, BEGIN, BODY_AT, COMMIT, Heads, find_context
+from pgcdc_assets.protocol.frames import MessageBatch, Positions
+from pgcdc_assets.protocol.heads import (
+    ACTION_AT,
+    BEGIN,
+    BODY_AT,
+    COMMIT,
+    Heads,
+    find_context,
+    read_heads,
+)
+from pgcdc_assets.protocol.parked import PARKED, ParkedRows, add_parked, read_or_park
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.protocol.row_messages import ChangeMessages, LogicalTexts, read_tuples
-from pgcdc_assets.protocol.tuples import WireBuffer
+from pgcdc_assets.protocol.row_messages import ChangeMessages, LogicalTexts
 
 Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
 
 _RELATION, _TYPE, _ORIGIN, _TRUNCATE, _MESSAGE = b"RYOTM"
 
-_KEEPALIVE_BYTES = 18
 _BEGIN_BYTES = BODY_AT + 20
 _COMMIT_BYTES = BODY_AT + 25
 
@@ -83,6 +90,7 @@ class Decoder:
     Attributes:
         is_finished: the decoder has seen the end of the window and ignores later messages.
         warnings: counts of messages and values that are not landed as sent, by description.
+        parked: the parked rows so far, by relation id.
     """
 
     def __init__(self, resolve: Resolve, window_end: int, window_start: int = 0) -> None:
@@ -97,11 +105,13 @@ class Decoder:
         self._next_ordinal = 0
         self.is_finished = False
         self.warnings: Counter[str] = Counter()
+        self.parked: dict[int, ParkedRows] = {}
 
     def decode(self, batch: MessageBatch) -> pa.RecordBatch | None:
         """Return the rows of the next messages, in the schema `arrow_batch.DECODED`.
 
-        Return None if the messages contain no row of the window.
+        Return None if the messages contain no row of the window. A change whose tuples cannot be
+        decoded becomes a parked row (see `parked`).
 
         Raises:
             ProtocolError: a message is malformed. Discard the decoder after this error.
@@ -114,7 +124,7 @@ class Decoder:
             raise self._add_context(error, batch) from None
 
     def _decode(self, batch: MessageBatch) -> pa.RecordBatch | None:
-        heads = self._read_heads(batch)
+        heads = read_heads(batch, self._is_open)
         heads, transactions = self._read_transactions(heads)
         if len(heads.starts) == 0:
             return None
@@ -137,36 +147,9 @@ class Decoder:
         relation_id, commit_lsn = find_context(batch, error.start)
         if commit_lsn is None and self._is_open:
             commit_lsn = Lsn(int(self._open.commit_lsns[-1]))
-        relation_index = self._relation_indexes.get(relation_id or 0)
-        relation = (
-            None
-            if relation_index is None
-            else self._announced[relation_index].relation.qualified_name
-        )
+        index = self._relation_indexes.get(relation_id or 0)
+        relation = None if index is None else self._announced[index].relation.qualified_name
         return error.of(relation or relation_id, commit_lsn)
-
-    def _read_heads(self, batch: MessageBatch) -> Heads:
-        wire = WireBuffer(batch.buffer)
-        starts, ends = batch.starts, batch.ends
-        kinds, lengths = wire.bytes[starts], ends - starts
-        is_keepalive = kinds == KEEPALIVE
-        is_good = np.where(
-            is_keepalive,
-            lengths == _KEEPALIVE_BYTES,
-            (kinds == XLOG_DATA) & (lengths > ACTION_AT),
-        )
-        if not is_good.all():
-            first = np.flatnonzero(~is_good)[0]
-            kind = int(kinds[first]) if lengths[first] > 0 else 0
-            raise ProtocolError(
-                message_type=chr(kind) if 32 < kind < 127 else f"0x{kind:02X}",
-                offset=0,
-                reason=f"{lengths[first]} bytes are neither a keepalive nor WAL data",
-            )
-        actions = np.where(is_keepalive, np.uint8(0), wire.bytes[starts + ACTION_AT])
-        begun = np.cumsum(actions == BEGIN)
-        ended = np.cumsum(actions == COMMIT)
-        return Heads(wire, starts, ends, actions, begun, begun - ended + int(self._is_open) == 1)
 
     def _read_transactions(self, heads: Heads) -> tuple[Heads, arrow_batch.Transactions]:
         """Read the Begin and Commit messages, and drop all messages after the window's end.
@@ -285,8 +268,7 @@ class Decoder:
                 after the announcement.
         """
         body = heads.starts[changes] + BODY_AT
-        # The shortest change: relation id (4 bytes), marker (1 byte), column count (2 bytes).
-        heads.check(body + 7 <= heads.ends[changes], changes, "the message ends before its tuple")
+        heads.check(body + 4 <= heads.ends[changes], changes, "the message names no relation")
         wanted = heads.wire.uint32[body].astype(np.int64)
         known = np.array(sorted(self._relation_indexes), np.int64)
         if len(changes) and len(known) == 0:
@@ -331,7 +313,7 @@ class Decoder:
         if len(row_messages) == 0:
             return None
         column_counts = np.array([len(a.relation.columns) for a in self._announced], np.int64)
-        found = read_tuples(
+        found, parked = read_or_park(
             heads.wire,
             ChangeMessages(
                 heads.starts[changes] + BODY_AT,
@@ -349,12 +331,15 @@ class Decoder:
         )
         if found.old_unchanged:
             self.warnings["unchanged TOAST in an old tuple, landed as NULL"] += found.old_unchanged
-        self._count_rescued(relations[found.rescued])
+        self._count(relations[found.rescued], "values that are not UTF-8, landed as hex")
+        self._count(relations[parked], "rows that cannot be decoded, parked with their bytes")
+        operations = heads.actions[row_messages]
+        operations[parked] = PARKED
         decoded = arrow_batch.build(
             arrow_batch.Rows(
                 transaction,
                 ordinals,
-                heads.actions[row_messages],
+                operations,
                 relations,
                 found.old_kinds,
                 found.old,
@@ -368,13 +353,15 @@ class Decoder:
         if commit_lsns[0] < self._window_start:
             # Commit LSNs rise, so the rows of the previous window are the first rows.
             decoded = decoded.slice(int(np.searchsorted(commit_lsns, self._window_start)))
+        if len(parked):
+            add_parked(self.parked, decoded)
         return decoded if decoded.num_rows else None
 
-    def _count_rescued(self, relations: Positions) -> None:
-        """Add the values that are not UTF-8 to the warnings, by table."""
+    def _count(self, relations: Positions, description: str) -> None:
+        """Add rows or values to the warnings, by table."""
         for relation, count in zip(*np.unique(relations, return_counts=True), strict=True):
             name = self._announced[relation].relation.qualified_name
-            self.warnings[f"{name}: values that are not UTF-8, landed as hex"] += int(count)
+            self.warnings[f"{name}: {description}"] += int(count)
 
     def _ordinals(self, transaction: Positions) -> Positions:
         """Return each row's position in its transaction, continued from the last batch."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol.frames import XLOG_DATA, MessageBatch, Positions
+from pgcdc_assets.protocol.frames import KEEPALIVE, XLOG_DATA, MessageBatch, Positions
 from pgcdc_assets.protocol.tuples import WireBuffer
 
 # XLogData: w (1 byte), start LSN, end LSN and time (8 bytes each), then the plugin's message. The
@@ -18,6 +18,8 @@ ACTION_AT = 25
 BODY_AT = 26
 
 BEGIN, COMMIT, INSERT, UPDATE, DELETE = b"BCIUD"
+
+_KEEPALIVE_BYTES = 18
 
 
 class Heads(NamedTuple):
@@ -61,6 +63,39 @@ class Heads(NamedTuple):
         raise ProtocolError(
             message_type=chr(action) if action else "k", offset=ACTION_AT, reason=reason
         ).at(int(self.starts[index]))
+
+
+def read_heads(batch: MessageBatch, is_open: bool) -> Heads:
+    """Return the heads of a batch.
+
+    Args:
+        batch: the messages.
+        is_open: a transaction is open before the batch.
+
+    Raises:
+        ProtocolError: a message is neither a keepalive nor WAL data.
+    """
+    wire = WireBuffer(batch.buffer)
+    starts, ends = batch.starts, batch.ends
+    kinds, lengths = wire.bytes[starts], ends - starts
+    is_keepalive = kinds == KEEPALIVE
+    is_good = np.where(
+        is_keepalive,
+        lengths == _KEEPALIVE_BYTES,
+        (kinds == XLOG_DATA) & (lengths > ACTION_AT),
+    )
+    if not is_good.all():
+        first = np.flatnonzero(~is_good)[0]
+        kind = int(kinds[first]) if lengths[first] > 0 else 0
+        raise ProtocolError(
+            message_type=chr(kind) if 32 < kind < 127 else f"0x{kind:02X}",
+            offset=0,
+            reason=f"{lengths[first]} bytes are neither a keepalive nor WAL data",
+        )
+    actions = np.where(is_keepalive, np.uint8(0), wire.bytes[starts + ACTION_AT])
+    begun = np.cumsum(actions == BEGIN)
+    ended = np.cumsum(actions == COMMIT)
+    return Heads(wire, starts, ends, actions, begun, begun - ended + int(is_open) == 1)
 
 
 def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | None]:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import tuples, utf8
 from pgcdc_assets.protocol.frames import Positions
 from pgcdc_assets.protocol.heads import BODY_AT, DELETE, INSERT, UPDATE
@@ -29,6 +28,22 @@ _KEY, _OLD, _NEW = b"KON"
 
 _MARKER_AT = 4
 _TUPLE_AT = 5
+
+
+class MalformedRows(Exception):
+    """Messages that break one rule of their layout.
+
+    Attributes:
+        indexes: indexes of the messages among the read messages.
+        offsets: offset of each fault in its message.
+        reason: the sentence for the user.
+    """
+
+    def __init__(self, indexes: Positions, offsets: Positions, reason: str) -> None:
+        super().__init__(reason)
+        self.indexes = indexes
+        self.offsets = offsets
+        self.reason = reason
 
 
 class ChangeMessages(NamedTuple):
@@ -48,19 +63,29 @@ class ChangeMessages(NamedTuple):
     rows: Positions
     column_counts: Positions
 
+    def choose(self, chosen: Positions) -> ChangeMessages:
+        """Return the messages at the indexes `chosen`."""
+        return ChangeMessages(
+            self.bodies[chosen],
+            self.ends[chosen],
+            self.actions[chosen],
+            self.rows[chosen],
+            self.column_counts[chosen],
+        )
+
 
 class LogicalTexts(NamedTuple):
-    """Prefix and content of a logical message.
+    """The two texts of a row without a tuple: prefix and content of a logical message.
 
     Attributes:
         prefix: start and end offset in the buffer.
         content: start and end offset in the buffer.
-        hex: prefix and content as strings if one of the two is not UTF-8; else None.
+        written: the two texts as strings if they are not the received bytes; else None.
     """
 
     prefix: tuple[int, int]
     content: tuple[int, int]
-    hex: tuple[str, str] | None
+    written: tuple[str, str] | None
 
     @classmethod
     def of(cls, message: LogicalMessage, data: bytes, start: int) -> LogicalTexts:
@@ -110,8 +135,11 @@ def read_tuples(
         logical: logical messages by row number; prefix and content become the two values of `new`.
 
     Raises:
-        ProtocolError: a message does not follow its layout.
+        MalformedRows: messages do not follow their layout.
     """
+    # The shortest message: relation id (4 bytes), marker (1 byte), column count (2 bytes).
+    is_whole = changes.bodies + _TUPLE_AT + 2 <= changes.ends
+    _check(is_whole, changes, changes.bodies + _MARKER_AT, "the message ends before its tuple")
     markers = wire.bytes[changes.bodies + _MARKER_AT]
     has_old = (markers == _KEY) | (markers == _OLD)
     is_good = np.where(
@@ -134,7 +162,7 @@ def read_tuples(
     if len(followed):
         at = new_at[followed]
         is_new = (at < changes.ends[followed]) & (wire.bytes[at] == _NEW)
-        _check(is_new, _chosen(changes, followed), at, "no new tuple follows the old tuple")
+        _check(is_new, changes, at, "no new tuple follows the old tuple", followed)
         new_at[followed] += 1
 
     news = np.flatnonzero(~is_delete)
@@ -177,51 +205,51 @@ def _walk(
     chosen: Positions,
     positions: Positions,
 ) -> Positions:
-    part = _chosen(changes, chosen)
+    part = changes.choose(chosen)
     try:
         return tuples.walk(wire, values, part.rows, positions, part.ends)
-    except tuples.MalformedTuple as error:
-        raise _malformed(part, error.index, error.position, error.reason) from None
-
-
-def _chosen(changes: ChangeMessages, chosen: Positions) -> ChangeMessages:
-    return ChangeMessages(
-        changes.bodies[chosen],
-        changes.ends[chosen],
-        changes.actions[chosen],
-        changes.rows[chosen],
-        changes.column_counts[chosen],
-    )
+    except tuples.MalformedTuples as error:
+        raise _malformed(changes, chosen[error.indexes], error.positions, error.reason) from None
 
 
 def _check(
-    is_good: npt.NDArray[np.bool_], changes: ChangeMessages, at: Positions, reason: str
+    is_good: npt.NDArray[np.bool_],
+    changes: ChangeMessages,
+    at: Positions,
+    reason: str,
+    chosen: Positions | None = None,
 ) -> None:
+    """Raise MalformedRows if a flag is false.
+
+    Args:
+        is_good: a flag per message, or per chosen message.
+        changes: the messages.
+        at: offset in the buffer of each message's checked field.
+        reason: the sentence for the user.
+        chosen: indexes of the checked messages; None: all messages.
+    """
     if not is_good.all():
-        first = int(np.flatnonzero(~is_good)[0])
-        raise _malformed(changes, first, int(at[first]), reason)
+        bad = np.flatnonzero(~is_good)
+        raise _malformed(changes, bad if chosen is None else chosen[bad], at[bad], reason)
 
 
-def _malformed(changes: ChangeMessages, index: int, position: int, reason: str) -> ProtocolError:
-    body = int(changes.bodies[index])
-    return ProtocolError(
-        message_type=chr(changes.actions[index]),
-        offset=position - body + BODY_AT,
-        reason=reason,
-    ).at(body - BODY_AT)
+def _malformed(
+    changes: ChangeMessages, indexes: Positions, positions: Positions, reason: str
+) -> MalformedRows:
+    return MalformedRows(indexes, positions - changes.bodies[indexes] + BODY_AT, reason)
 
 
 def _place(values: Values, first: int, texts: LogicalTexts) -> None:
     for index, (start, end) in enumerate((texts.prefix, texts.content), first):
         values.starts[index], values.ends[index] = start, end
         values.kinds[index] = tuples.TEXT
-        if texts.hex is not None:
+        if texts.written is not None:
             values.ends[index] = start
 
 
 def _with_hex(new: pa.Array, logical: Mapping[int, LogicalTexts]) -> pa.Array:
     """Replace the values of logical messages that are not UTF-8."""
-    replaced = {row: texts.hex for row, texts in logical.items() if texts.hex is not None}
+    replaced = {row: texts.written for row, texts in logical.items() if texts.written is not None}
     if not replaced:
         return new
     pieces, done = [], 0

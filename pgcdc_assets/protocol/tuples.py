@@ -11,7 +11,7 @@ offsets `text start, text end, text start, ...` define an array over the receive
 texts at the even indexes and the bytes between two texts at the odd indexes.
 
 Every position is compared with the end of its message before the next read. A wrong length
-therefore raises ProtocolError.
+therefore raises MalformedTuples.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ TEXTS_TYPE = pa.list_(pa.field("element", pa.large_string(), nullable=True))
 UNCHANGED_TYPE = pa.list_(pa.field("element", pa.int32(), nullable=False))
 
 
-class MalformedTuple(Exception):
-    """A tuple that does not follow its layout. The caller knows the tuple's message.
+class MalformedTuples(Exception):
+    """Tuples that break one rule of their layout. The caller knows the tuples' messages.
 
     Attributes:
-        index: index of the tuple among the walked tuples.
-        position: offset in the buffer.
+        indexes: indexes of the tuples among the walked tuples.
+        positions: offset of each fault in the buffer.
         reason: the sentence for the user.
     """
 
-    def __init__(self, index: int, position: int, reason: str) -> None:
+    def __init__(self, indexes: Positions, positions: Positions, reason: str) -> None:
         super().__init__(reason)
-        self.index = index
-        self.position = position
+        self.indexes = indexes
+        self.positions = positions
         self.reason = reason
 
 
@@ -113,7 +113,7 @@ def walk(
         limits: offset behind each tuple's message.
 
     Raises:
-        MalformedTuple: a tuple has another number of columns, or reaches beyond its message.
+        MalformedTuples: tuples have another number of columns, or reach beyond their messages.
     """
     expected = values.offsets[rows + 1] - values.offsets[rows]
     if (expected == expected[0]).all():
@@ -131,8 +131,8 @@ def walk(
                 positions[chosen],
                 limits[chosen],
             )
-        except MalformedTuple as error:
-            raise MalformedTuple(int(chosen[error.index]), error.position, error.reason) from None
+        except MalformedTuples as error:
+            raise MalformedTuples(chosen[error.indexes], error.positions, error.reason) from None
     return ends
 
 
@@ -176,8 +176,8 @@ def _walk_alike(
 
 def _check(is_good: npt.NDArray[np.bool_], positions: Positions, reason: str) -> None:
     if not is_good.all():
-        first = int(np.flatnonzero(~is_good)[0])
-        raise MalformedTuple(first, int(positions[first]), reason)
+        found = np.flatnonzero(~is_good)
+        raise MalformedTuples(found, positions[found], reason)
 
 
 def texts(

@@ -48,6 +48,7 @@ class SchemaChange(enum.StrEnum):
     PARTITION_ATTACHED = "partition_attached"
     PARTITION_DETACHED = "partition_detached"
     PUBLICATION_CHANGED = "publication_changed"
+    ROW_PARKED = "row_parked"
 
 
 @dataclass(frozen=True)

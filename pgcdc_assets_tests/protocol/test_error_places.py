@@ -12,15 +12,14 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.arrow_batch import DECODED
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
-from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets_tests.protocol.test_decoder import FAR, decode, numbering, transaction
 from pgcdc_assets_tests.support.protocol import encoding
 
 ROW = encoding.insert(16400, [b"1", b"a", None])
-COLUMNS = [Column(name, 25) for name in "abc"]
 # Years 1 and 9999.
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
-SHORT = encoding.insert(16400, [b"1"])
+SHORT = b"I\0\0\x40"
 
 
 def _error(payloads: list[bytes]) -> ProtocolError:
@@ -114,39 +113,6 @@ def test_kinds_of_old_tuples_stay_with_their_rows_and_the_batch_has_its_schema()
     assert batch["old_kind"].null_count == kinds.count(None)
     assert [old is not None for old in batch["old"].to_pylist()] == [k is not None for k in kinds]
     assert batch["relation_id"].to_pylist() == [None if op == "M" else 16400 for op in "IUUUMDTDI"]
-
-
-@pytest.mark.parametrize("damaged", [16401, 16402, 16403])
-def test_an_error_among_tables_of_different_widths_names_its_table(damaged: int) -> None:
-    """Tuples of equal width are read together, and the widths one after the other."""
-    tables = [
-        Relation(
-            16400 + width, "shop", f"of_{width}", ReplicaIdentity.DEFAULT, tuple(COLUMNS[:width])
-        )
-        for width in (1, 2, 3)
-    ]
-    rows = [
-        encoding.insert(table.relation_id, [b"x"] * len(table.columns))
-        for _ in range(3)
-        for table in tables
-    ]
-    bad = encoding.insert(damaged, [b"y"] * (damaged - 16400))[:-1]
-    rows.insert(5, bad)
-    announced = [encoding.relation(table) for table in tables]
-    payloads = encoding.stream([encoding.begin(1000, 7), *announced, *rows])
-
-    error = _error(payloads)
-
-    assert f"shop.of_{damaged - 16400}" in str(error)
-    assert error.start == sum(map(len, payloads[: 1 + len(announced) + 5]))
-    assert "the middle of a tuple" in str(error)
-    text_at = len(encoding.xlog_data(bad)) - (1 + 4)
-    assert error.offset == text_at
-
-
-def test_a_row_without_its_tuple_is_refused_as_such() -> None:
-    error = _error(transaction(b"I" + (16400).to_bytes(4, "big") + b"N"))
-    assert "before its tuple" in str(error)
 
 
 @pytest.mark.parametrize(

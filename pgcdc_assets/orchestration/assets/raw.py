@@ -17,6 +17,7 @@ from pgcdc_assets.errors import PgcdcError, TransientError, WindowUnavailable
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.raw import (
     COUNTED_AS_DECODED,
+    NO_PARKED_ROWS,
     WITHOUT_GAPS,
     check_windows,
     evaluation_of,
@@ -70,6 +71,12 @@ def build_raw_asset(
                 description="The raw zone holds as many rows of the window as were decoded, "
                 "counted again from its files.",
             ),
+            dg.AssetCheckSpec(
+                NO_PARKED_ROWS,
+                asset=spec.key,
+                description="No table waits for a new snapshot because of rows that cannot be "
+                "decoded. Such rows are in raw/changes with their bytes, as operation P.",
+            ),
         ],
         pool=names.slot_pool,
         required_resource_keys={names.postgres, names.lake},
@@ -87,13 +94,13 @@ def build_raw_asset(
                 metadata, recount = yield from _land_or_judge(landing, window, spec.key)
                 recounts.append(recount)
                 context.add_asset_metadata(metadata, asset_key=spec.key, partition_key=window.key)
-            checks = check_windows(landing.zone, spec.key, recounts)
+            checks = check_windows(landing.zone, spec.key, recounts, capture.table_names)
             yield from _stop_if_incomplete(recounts, checks)
             yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
             landing.maintain_raw_zone()
             for window in landing.next_windows(following):
                 metadata, recount = yield from _land_or_judge(landing, window, spec.key)
-                checks = check_windows(landing.zone, spec.key, [recount])
+                checks = check_windows(landing.zone, spec.key, [recount], capture.table_names)
                 yield from _stop_if_incomplete([recount], checks)
                 yield dg.AssetMaterialization(spec.key, partition=window.key, metadata=metadata)
                 for check in checks:

@@ -1,12 +1,12 @@
 """Asset checks of the raw zone and the slot.
 
-Two checks follow each captured window: they read the log and the window's files. The other checks
-query the source. They are part of the job `<name>_checks` and can be run in the UI; the lag sensor
-evaluates all of them except the replica identity.
+Three checks follow each captured window: they read the logs and the window's files. The other
+checks query the source. They are part of the job `<name>_checks` and can be run in the UI; the lag
+sensor evaluates all of them except the replica identity.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,21 +22,35 @@ from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import read_slot_status
 from pgcdc_assets.protocol.relation import ReplicaIdentity
 from pgcdc_assets.raw.changes import Recount
+from pgcdc_assets.raw.schema_events import SchemaChange, open_events
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 
 WITHOUT_GAPS = "windows_without_gaps"
 COUNTED_AS_DECODED = "rows_as_decoded"
+NO_PARKED_ROWS = "no_parked_rows"
+WINDOW_CHECKS = (WITHOUT_GAPS, COUNTED_AS_DECODED, NO_PARKED_ROWS)
 SLOT_HEALTH = "slot_health"
 REPLICA_IDENTITY = "replica_identity"
 SOURCE_TABLE = "source_table"
 
 
 def check_windows(
-    zone: RawZone, raw: dg.AssetKey, recounts: Sequence[Recount]
+    zone: RawZone,
+    raw: dg.AssetKey,
+    recounts: Sequence[Recount],
+    tables: Collection[TableName] = (),
 ) -> list[dg.AssetCheckResult]:
-    """Check the captured windows, and that they continue the earlier windows."""
+    """Check the captured windows, and that they continue the earlier windows.
+
+    Args:
+        zone: the raw zone.
+        raw: the raw asset.
+        recounts: of the windows.
+        tables: the declared tables.
+    """
     first, last = recounts[0].decoded.window, recounts[-1].decoded.window
     landed = [summary.window for summary in zone.changes.windows(first.epoch, first.start)]
     holes = [
@@ -57,6 +71,7 @@ def check_windows(
             },
         ),
         _check_counts(raw, recounts),
+        _check_parked_rows(zone, raw, recounts, tables),
     ]
 
 
@@ -92,6 +107,36 @@ def _check_counts(raw: dg.AssetKey, recounts: Sequence[Recount]) -> dg.AssetChec
         )
     return dg.AssetCheckResult(
         asset_key=raw, check_name=COUNTED_AS_DECODED, passed=not wrong, metadata=metadata
+    )
+
+
+def _check_parked_rows(
+    zone: RawZone,
+    raw: dg.AssetKey,
+    recounts: Sequence[Recount],
+    tables: Collection[TableName],
+) -> dg.AssetCheckResult:
+    """Check that no declared table waits for a snapshot because of rows that cannot be decoded."""
+    in_windows: Counter[str] = Counter()
+    for recount in recounts:
+        for table, operations in recount.decoded.counts.items():
+            in_windows[table] += operations.get("P", 0)
+    events = [
+        event
+        for event in zone.schema_events.read()
+        if event.change is SchemaChange.ROW_PARKED and event.table in tables
+    ]
+    waiting = open_events(events, zone.snapshots.complete_snapshots()) if events else {}
+    reasons = [f"{table}: {own[0].detail}" for table, own in sorted(waiting.items())]
+    return dg.AssetCheckResult(
+        asset_key=raw,
+        check_name=NO_PARKED_ROWS,
+        passed=not waiting,
+        metadata={
+            "parked_row_count": float(in_windows.total()),
+            "tables": ", ".join(map(str, sorted(waiting))) or "none",
+            "reason": "; ".join(reasons) or "none",
+        },
     )
 
 

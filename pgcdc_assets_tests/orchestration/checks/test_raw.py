@@ -11,10 +11,18 @@ import pytest
 from pgcdc_assets.capture.window import CaptureReport, capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.assets import raw as capture_assets
-from pgcdc_assets.orchestration.checks.raw import COUNTED_AS_DECODED, WITHOUT_GAPS, check_windows
+from pgcdc_assets.orchestration.checks.raw import (
+    COUNTED_AS_DECODED,
+    NO_PARKED_ROWS,
+    WITHOUT_GAPS,
+    check_windows,
+)
 from pgcdc_assets.raw.changes import Recount
+from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 
 RAW = dg.AssetKey(["t", "raw"])
@@ -73,3 +81,33 @@ def test_rows_that_are_as_many_but_of_other_operations_are_not_as_decoded(zone: 
     }
     assert results[False][COUNTED_AS_DECODED].passed
     assert not results[True][COUNTED_AS_DECODED].passed
+
+
+def test_a_parked_row_fails_its_check_until_a_snapshot_has_the_row(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, other = TableName("shop", "orders"), TableName("shop", "not declared")
+    zone.schema_events.record(
+        SchemaEvent(1, Lsn(lsn), table, 16400, SchemaChange.ROW_PARKED, (), "3 rows", True, STREAM)
+        for table, lsn in ((orders, 120), (orders, 150), (other, 400))
+    )
+    window = LsnWindow.of(1, 100, 200)
+    counts = {"shop.orders": {"I": 1, "P": 3}}
+    decoded = WindowSummary(window, 4, 1, counts)
+    recount = Recount(decoded, decoded, Lsn(200))
+
+    def check(copied: int) -> dg.AssetCheckResult:
+        snapshot = Snapshot(1, Lsn(copied), *orders, relation_version=1, row_count=3)
+        monkeypatch.setattr(SnapshotStore, "complete_snapshots", lambda store: [snapshot])
+        results = check_windows(zone, RAW, [recount], [orders])
+        return next(result for result in results if result.check_name == NO_PARKED_ROWS)
+
+    for copied in (100, 130, 150):
+        failed = check(copied)
+        assert not failed.passed
+        assert failed.metadata["tables"] == dg.TextMetadataValue("shop.orders")
+        assert failed.metadata["reason"] == dg.TextMetadataValue("shop.orders: 3 rows")
+        assert failed.metadata["parked_row_count"] == dg.FloatMetadataValue(3.0)
+    healed = check(151)
+    assert healed.passed
+    assert healed.metadata["tables"] == dg.TextMetadataValue("none")

@@ -1,0 +1,104 @@
+"""A row that cannot be decoded: parked in the raw zone, while every other table continues."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.raw.schema_events import SchemaChange
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.proxy import TcpProxy
+
+pytestmark = pytest.mark.postgres
+
+_TEXT = b"t\0\0\0\x06poison"
+_BINARY = b"b\0\0\0\x06poison"
+
+
+def _begin(capturing: Capturing) -> None:
+    capturing.begin(
+        "create table good (id int primary key)",
+        "create table bad (id int primary key, v text)",
+    )
+
+
+def test_a_row_that_cannot_be_decoded_is_parked_and_stops_no_other_row(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    _begin(capturing)
+    database = capturing.database
+    database.transaction(
+        "insert into good values (1)",
+        "insert into bad values (1, 'fine'), (2, 'poison'), (3, 'fine')",
+        "insert into good values (2)",
+    )
+    database.execute("update bad set v = 'poison' where id = 3")
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    proxy.damage(_TEXT, _BINARY)
+    window = through.window()
+
+    report = through.capture(window)
+
+    assert report.counts == {
+        "public.bad": {"I": 2, "P": 2},
+        "public.good": {"I": 2},
+    }
+    assert report.warnings == {
+        "public.bad: rows that cannot be decoded, parked with their bytes": 2
+    }
+    rows = capturing.rows()
+    assert [(row["table"], row["op"], row["ordinal"]) for row in rows] == [
+        ("good", "I", 0),
+        ("bad", "I", 1),
+        ("bad", "P", 2),
+        ("bad", "I", 3),
+        ("good", "I", 4),
+        ("bad", "P", 0),
+    ]
+    reason, message = rows[2]["new"]
+    assert reason == "byte 39: the kind byte of a value is not t, n or u"
+    assert _BINARY in bytes.fromhex(message[3:])
+    events = capturing.zone.schema_events.read()
+    assert [(e.table, e.change, e.lsn, e.needs_snapshot) for e in events] == [
+        (TableName("public", "bad"), SchemaChange.ROW_PARKED, row["commit_lsn"], True)
+        for row in (rows[2], rows[5])
+    ]
+    assert "poison" not in str(events)
+    # The window is captured: a second capture confirms and reports the same counts.
+    again = through.capture(window)
+    assert (again.already_captured, again.counts) == (True, report.counts)
+    proxy.repair()
+    database.execute("insert into bad values (4, 'poison')")
+    assert through.capture().counts == {"public.bad": {"I": 1}}
+
+
+def test_a_row_that_another_connection_brings_undamaged_is_not_parked(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    _begin(capturing)
+    capturing.database.execute("insert into bad values (1, 'poison')")
+    proxy.damage(_TEXT, _BINARY)
+    proxy.damage_once = True
+    report = capturing.through(proxy.conninfo(capturing.conninfo)).capture()
+    assert (report.counts, report.warnings) == ({"public.bad": {"I": 1}}, {})
+    assert capturing.zone.schema_events.read() == []
+
+
+def test_damage_outside_of_a_tuple_stops_the_capture_and_loses_nothing(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    _begin(capturing)
+    capturing.database.execute("insert into bad values (1, 'poison')")
+    oid = capturing.database.value("select 'bad'::regclass::oid::int")
+    announced = b"I" + oid.to_bytes(4, "big")
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    window = through.window()
+    before = capturing.confirmed()
+    proxy.damage(announced, b"I\0\0\0\1")
+    with pytest.raises(ProtocolError, match="relation 1 was never announced"):
+        through.capture(window)
+    assert capturing.rows() == []
+    assert capturing.confirmed() == before
+    proxy.repair()
+    assert through.capture(window).counts == {"public.bad": {"I": 1}}
