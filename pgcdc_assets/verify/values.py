@@ -137,12 +137,12 @@ def _is_view(kind: pa.DataType) -> bool:
 
 def _array(element: Reader) -> Reader:
     def read(text: str) -> list[Any]:
-        return [None if item is None else element(item) for item in _elements(text)]
+        return [None if item is None else element(item) for item in array_elements(text)]
 
     return read
 
 
-def _elements(text: str) -> list[str | None]:
+def array_elements(text: str) -> list[str | None]:
     """Split a one-dimensional array's text (https://www.postgresql.org/docs/current/arrays.html)."""
     if not text.startswith("{") or not text.endswith("}"):
         raise Unreadable(text)

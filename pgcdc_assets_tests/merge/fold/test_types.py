@@ -7,20 +7,17 @@ before and after the snapshot. The tests check the result of one merge of both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison, small_table
 from pgcdc_assets_tests.support.database import create_database, drop_database
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
-from pgcdc_assets_tests.support.merge.type_values import EXTENSIONS, GROUPS, RESCUED, SAME, Case
-from pgcdc_assets_tests.support.servers import ServerPool
+from pgcdc_assets_tests.support.merge.type_values import GROUPS, RESCUED, SAME, Case
 from pgcdc_assets_tests.support.verify.comparison import verify_all
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -49,7 +46,23 @@ def merged(
     server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pipeline]:
     """All groups of types, by snapshot and by stream, merged."""
-    yield from _merge(server, spark, tmp_path_factory.mktemp("types"), GROUPS, _SETTINGS)
+    database = create_database(server)
+    lake = Lake(str(tmp_path_factory.mktemp("types") / "lake"))
+    pipeline = Pipeline(database, RawZone(lake, "types"), spark, tuple(GROUPS))
+    try:
+        for setting, value in _UNHELPFUL.items():
+            database.execute(f"alter database {database.name} set {setting} = '{value}'")
+        tables = []
+        for name, cases in GROUPS.items():
+            columns = ", ".join(f"c{i} {case.declared}" for i, case in enumerate(cases))
+            tables.append(f"create table {name} (id int primary key, {columns})")
+        pipeline.start(*_SETTINGS, *tables, *_inserts(0))
+        for statement in _inserts(_STREAMED):
+            database.execute(statement)
+        pipeline.sync()
+        yield pipeline
+    finally:
+        drop_database(database)
 
 
 @pytest.fixture(scope="module", params=["small", "large"])
@@ -61,35 +74,9 @@ def compared(merged: Pipeline, request: pytest.FixtureRequest) -> dict[str, Comp
         return verify_all(merged)
 
 
-def _merge(
-    server: EmbeddedServer,
-    spark: SparkSession,
-    folder: Path,
-    groups: Mapping[str, Sequence[Case]],
-    made_before: Sequence[str],
-) -> Iterator[Pipeline]:
-    database = create_database(server)
-    lake = Lake(str(folder / "lake"))
-    pipeline = Pipeline(database, RawZone(lake, "types"), spark, tuple(groups))
-    try:
-        for setting, value in _UNHELPFUL.items():
-            database.execute(f"alter database {database.name} set {setting} = '{value}'")
-        tables = []
-        for name, cases in groups.items():
-            columns = ", ".join(f"c{i} {case.declared}" for i, case in enumerate(cases))
-            tables.append(f"create table {name} (id int primary key, {columns})")
-        pipeline.start(*made_before, *tables, *_inserts(groups, 0))
-        for statement in _inserts(groups, _STREAMED):
-            database.execute(statement)
-        pipeline.sync()
-        yield pipeline
-    finally:
-        drop_database(database)
-
-
-def _inserts(groups: Mapping[str, Sequence[Case]], first_id: int) -> list[str]:
+def _inserts(first_id: int) -> list[str]:
     statements = []
-    for name, cases in groups.items():
+    for name, cases in GROUPS.items():
         for row in range(max(len(case.values) for case in cases)):
             given = {
                 f"c{i}": case.values[row][0]
@@ -118,17 +105,6 @@ def test_each_value_is_equal_to_the_source_at_one_lsn(
     found = compared[group]
     assert found.is_equal, found
     assert found.source_rows > 0
-
-
-def test_types_of_extensions_and_xml_are_exact_text(
-    server_pool: ServerPool, spark: SparkSession, tmp_path: Path
-) -> None:
-    """G7: hstore, citext, ltree, cube, xml."""
-    if binaries(15) is None:
-        pytest.skip("Debian's postgresql-15 is not installed")
-    created = [f"create extension {name}" for name in ("hstore", "citext", "ltree", "cube")]
-    for pipeline in _merge(server_pool.of(15), spark, tmp_path, {"g": EXTENSIONS}, created):
-        _check(pipeline, "g", EXTENSIONS)
 
 
 def _check(merged: Pipeline, group: str, cases: Sequence[Case]) -> None:

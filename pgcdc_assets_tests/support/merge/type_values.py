@@ -216,13 +216,3 @@ GROUPS = {
     "g9": G9,
     "g10": G10,
 }
-
-# The embedded server does not have these types.
-EXTENSIONS = [
-    _texts("xml", "'<a>x</a>'", "'two <b/>'"),
-    _texts("hstore", """'a=>1, "b c"=>NULL, "d"=>"\\"=>,"'""", "''"),
-    _texts("citext", "'MiXed'", "''"),
-    _texts("ltree", "'Top.Science'"),
-    _texts("cube", "'(1,2),(3,4)'"),
-    _texts("hstore[]", """array['a=>"x,y"'::hstore, null]"""),
-]
