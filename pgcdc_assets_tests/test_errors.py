@@ -15,6 +15,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.stream.errors import stream_failure
+from pgcdc_assets.postgres.stream.transport import ServerError
 from pgcdc_assets_tests.support.captures import Capturing
 
 
@@ -28,7 +29,7 @@ def test_a_table_altered_during_its_copy_is_a_transient_error() -> None:
 
 def test_the_error_of_a_slot_lost_in_the_stream_has_no_lsn() -> None:
     said = 'can no longer get changes from replication slot "s"'
-    error = stream_failure("a server", "s", "pub", "55000", said)
+    error = stream_failure("a server", "s", "pub", ServerError("55000", said))
     assert isinstance(error, SlotLost)
     assert error.restart_lsn is None
     for each in (error, pickle.loads(pickle.dumps(error))):

@@ -154,6 +154,13 @@ def reported_failure(server: str, doing: str, code: str, message: str) -> PgcdcE
             reason=f"{server}: {reason} while {doing}. Run it again; if it happens "
             "often, raise the time limits of the connection settings."
         )
+    if code == "22021":
+        # The server's sentence contains bytes: leave it out.
+        return ConfigurationError(
+            reason=f"{server}: a name of a schema, table, column or type is not UTF-8, which a "
+            "database of encoding SQL_ASCII allows. Rename it, or take its table out of the "
+            "publication. psql shows such names after: set client_encoding = sql_ascii"
+        )
     if code == "42501":
         return ConfigurationError(
             reason=f"{server}: {reason}. `pgcdc check` prints the SQL that grants what is missing."

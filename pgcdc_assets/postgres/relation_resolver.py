@@ -5,10 +5,13 @@ The catalog may be newer than the message: capture may read a backlog long after
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
+
+import psycopg2.errors
 
 from pgcdc_assets.errors import ConnectionLost
 from pgcdc_assets.lsn import Lsn
@@ -177,15 +180,34 @@ class CatalogResolver:
         # the catalog queries miss.
         lsn = read_current_lsn(conn)
         wanted = {announced.relation_id}
-        if not self._catalog:
-            wanted |= {member.relation_id for member in read_members(conn, self._publication)}
-        relations = read_relations(conn, wanted)
+        try:
+            if not self._catalog:
+                members = read_members(conn, self._publication)
+                wanted |= {member.relation_id for member in members}
+            relations = read_relations(conn, wanted)
+        except psycopg2.errors.CharacterNotInRepertoire:
+            relations = self._read_legible(conn, wanted)
         self._catalog |= {oid: _CatalogEntry(lsn, relations.get(oid)) for oid in wanted}
         entry = self._catalog[announced.relation_id]
         if not _has_types(announced, entry.relation):
-            types = resolve_types(conn, (c.type_oid for c in announced.columns))
-            entry = replace(entry, types=types)
+            with contextlib.suppress(psycopg2.errors.CharacterNotInRepertoire):
+                types = resolve_types(conn, (c.type_oid for c in announced.columns))
+                entry = replace(entry, types=types)
         return entry
+
+    def _read_legible(self, conn: Connection, wanted: Iterable[int]) -> dict[int, Relation]:
+        """Read the relations one by one, without those that have a name that is not UTF-8.
+
+        Such names exist in a database of encoding SQL_ASCII. These relations are completed like
+        relations that the catalog no longer has, so they do not stop the other tables.
+        """
+        found: dict[int, Relation] = {}
+        for relation_id in wanted:
+            try:
+                found |= read_relations(conn, [relation_id])
+            except psycopg2.errors.CharacterNotInRepertoire:
+                self.warnings[f"relation {relation_id}: a name is not UTF-8"] += 1
+        return found
 
     def _query(self, question: Callable[[Connection], _Answer]) -> _Answer:
         """Query over the open connection, and repeat over a new connection after its loss."""

@@ -15,6 +15,7 @@ import struct
 from typing import Any, NamedTuple
 
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.protocol import utf8
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 
 # Microseconds from the Unix epoch to the Postgres epoch, 2000-01-01.
@@ -189,10 +190,8 @@ class _Reader:
         return name
 
     def text(self) -> str:
-        try:
-            return self.name().decode()
-        except UnicodeDecodeError:
-            raise self.error("a name is not UTF-8") from None
+        """Return a name. A name that is not UTF-8 (encoding SQL_ASCII) becomes hex, see `utf8`."""
+        return utf8.text_of_bytes(self.name())
 
     def end(self) -> None:
         if self.left:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.errors import DefiniteError, ProtocolError
 from pgcdc_assets.raw.schema_events import SchemaChange
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
@@ -102,3 +102,26 @@ def test_damage_outside_of_a_tuple_stops_the_capture_and_loses_nothing(
     assert capturing.confirmed() == before
     proxy.repair()
     assert through.capture(window).counts == {"public.bad": {"I": 1}}
+
+
+@pytest.mark.usefixtures("wire")
+def test_a_row_that_the_server_cannot_print_is_named_by_its_lsn_with_the_remedy(
+    capturing: Capturing,
+) -> None:
+    """The output function fails in the walsender, so the client never gets the row."""
+    capturing.begin(
+        "create type mood as enum ('sad', 'ok')",
+        "create table bad (id int primary key, m mood)",
+        "insert into bad values (1, 'sad')",
+    )
+    capturing.capture()
+    capturing.database.execute("delete from pg_enum where enumlabel = 'sad'")
+    capturing.database.execute("update bad set id = 2")
+    before = capturing.confirmed()
+    with pytest.raises(
+        DefiniteError, match=r"cannot print a row .* 0/\w+ \(SQLSTATE 22P03"
+    ) as error:
+        capturing.capture()
+    assert f"pg_drop_replication_slot('{capturing.slot}')" in str(error.value)
+    assert "invalid internal value" not in str(error.value)
+    assert capturing.confirmed() == before

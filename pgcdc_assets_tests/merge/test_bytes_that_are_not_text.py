@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import psycopg2
 import pytest
 from psycopg2 import sql
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.protocol.utf8 import bytes_as_text
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets_tests.support.captures import Capturing
@@ -57,6 +60,49 @@ def test_a_byte_that_is_not_utf8_lands_as_hex_and_the_stream_continues(
         capturing.settings, capturing.zone, capturing.slot, capturing.publication
     )
     assert copied.rescued_count == 1
+
+
+def test_a_name_that_is_not_utf8_stops_no_other_table_and_is_refused_in_plain_words(
+    ascii_capturing: Capturing,
+) -> None:
+    """The names of a schema, table, column and type, in a publication of all tables."""
+    capturing = ascii_capturing.begin("create table good (id int primary key, v text)")
+    database = capturing.database
+    database.execute("insert into good values (1, 'a')")
+    capturing.capture()
+    with psycopg2.connect(database.conninfo) as conn, conn.cursor() as cursor:
+        for statement in (
+            b'create schema "s\xe9"',
+            b'create table "s\xe9"."t\xe9" (id int primary key)',
+            b'create table named (id int primary key, "pr\xe9nom" text)',
+            b"create type \"m\xe9\" as enum ('x')",
+            b'create table typed (id int primary key, m "m\xe9")',
+            b'insert into "s\xe9"."t\xe9" values (1)',
+            b"insert into named values (1, 'a')",
+            b"insert into typed values (1, 'x')",
+            b"insert into good values (2, 'b')",
+        ):
+            cursor.execute(statement)
+
+    report = capturing.capture()
+
+    assert capturing.texts("good") == [["1", "a"], ["2", "b"]]
+    assert capturing.texts("named") == [["1", "a"]]
+    assert capturing.texts("typed") == [["1", "x"]]
+    assert capturing.texts(bytes_as_text(b"t\xe9")) == [["1"]]
+    assert report.row_count == 4
+    relations = {v.relation.table: v.relation for v in capturing.zone.relations.versions(1)}
+    assert [c.attnum for c in relations["good"].columns] == [1, 2]
+    assert [c.name for c in relations["named"].columns] == ["id", bytes_as_text(b"pr\xe9nom")]
+    for check in (
+        lambda: run_preflight(capturing.settings, "pub", capturing.slot),
+        lambda: snapshot_tables(capturing.settings, capturing.zone, capturing.slot, "pub"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"is not UTF-8.* take its table out of the"):
+            check()
+    database.execute("drop publication pub")
+    database.execute("create publication pub for table good")
+    assert "error" not in {f.severity for f in run_preflight(capturing.settings, "pub", "other")}
 
 
 @pytest.mark.spark

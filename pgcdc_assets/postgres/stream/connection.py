@@ -361,6 +361,4 @@ class ReplicationStream:
         return ConnectionLost(server=self._server, doing=doing, reason=str(reason).rstrip("."))
 
     def _refused(self, error: ServerError) -> PgcdcError:
-        return stream_failure(
-            self._server, self._slot, self._publication, error.sqlstate, error.message
-        )
+        return stream_failure(self._server, self._slot, self._publication, error)

@@ -14,6 +14,7 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.postgres.slots import SlotWalStatus
+from pgcdc_assets.postgres.stream.transport import ServerError
 
 _OBJECT_IN_USE = "55006"
 _UNDEFINED_OBJECT = "42704"
@@ -22,18 +23,21 @@ _UNDEFINED_FILE = "58P01"
 _INSUFFICIENT_PRIVILEGE = "42501"
 
 
-def stream_failure(
-    server: str, slot: str, publication: str, sqlstate: str, message: str
-) -> PgcdcError:
+# What an output plugin reports of an error (output_plugin_error_callback() in
+# src/backend/replication/logical/logical.c).
+_IN_CHANGE = re.compile(r"in the change callback, associated LSN ([0-9A-F]+/[0-9A-F]+)")
+
+
+def stream_failure(server: str, slot: str, publication: str, error: ServerError) -> PgcdcError:
     """Return the package's error for an error of START_REPLICATION or of the running stream.
 
     Args:
         server: `ConnectionSettings.describe()`.
         slot: the slot's name.
         publication: the publication's name.
-        sqlstate: the error's SQLSTATE (Postgres documentation, Appendix A).
-        message: the server's primary message.
+        error: the server's error. SQLSTATE codes: Postgres documentation, Appendix A.
     """
+    sqlstate, message = error.sqlstate, error.message
     reason = message.rstrip(".")
     if sqlstate == _OBJECT_IN_USE:
         holder = re.search(r"PID (\d+)", message)
@@ -63,6 +67,17 @@ def stream_failure(
         return TransientError(
             reason=f"{server}: {reason} while reading slot {slot}. Nothing un-landed was "
             "confirmed; run it again."
+        )
+    change = _IN_CHANGE.search(error.context)
+    if change is not None:
+        # The server's sentence may contain a value: name its class only.
+        return DefiniteError(
+            reason=f"{server}: the server cannot print a row that was written at {change[1]} "
+            f"(SQLSTATE {sqlstate}; the full message is in the server's log), so slot {slot} "
+            "cannot pass this row, at any attempt. Nothing un-landed was confirmed. To continue "
+            f"behind the row, drop the slot (select pg_drop_replication_slot('{slot}')) and run "
+            "pgcdc renew, which takes new snapshots of all tables. A table whose rows cannot be "
+            "printed stays without a snapshot until its rows are corrected; the others continue."
         )
     return DefiniteError(
         reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. Nothing "

@@ -155,4 +155,5 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
 def _result_error(result: pq.abc.PGresult) -> ServerError:
     sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
     message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-    return ServerError(sqlstate.decode(), message.decode(errors="replace").strip())
+    context = _field(result, pq.DiagnosticField.CONTEXT)
+    return ServerError(sqlstate.decode(), message.decode(errors="replace").strip(), context)

@@ -169,7 +169,8 @@ class SocketWire:
 def server_error(payload: bytes) -> ServerError:
     """Return the error of an ErrorResponse."""
     fields = _fields(payload)
-    return ServerError(fields.get(b"C", ""), fields.get(b"M", "no reason given"))
+    message = fields.get(b"M", "no reason given")
+    return ServerError(fields.get(b"C", ""), message, fields.get(b"W", ""))
 
 
 def _fields(payload: bytes) -> dict[bytes, str]:

@@ -58,12 +58,14 @@ class ServerError(Exception):
     Attributes:
         sqlstate: the error's SQLSTATE.
         message: the primary message.
+        context: where the error occurred, such as the callback of an output plugin.
     """
 
-    def __init__(self, sqlstate: str, message: str) -> None:
+    def __init__(self, sqlstate: str, message: str, context: str = "") -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
         self.message = message
+        self.context = context
 
 
 class StreamEnded(Exception):
