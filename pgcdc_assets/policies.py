@@ -11,6 +11,22 @@ from pgcdc_assets.errors import ConfigurationError
 
 MEGABYTE = 1024 * 1024
 
+# What happens after a schema change (`on_schema_change`). FOLLOW: the stream is followed, and a
+# change that the stream cannot replay leads to an automatic re-snapshot. ASK: such a change stops
+# the table until a person takes a new snapshot. STOP: every schema change does.
+FOLLOW, ASK, STOP = "follow", "ask", "stop"
+SCHEMA_POLICIES = (FOLLOW, ASK, STOP)
+
+
+def check_schema_policy(value: object, where: str) -> None:
+    """Raise a ConfigurationError if a value of `on_schema_change` is unknown."""
+    if value not in SCHEMA_POLICIES:
+        raise ConfigurationError(
+            reason=f"{where}: on_schema_change is {value!r}, but must be {FOLLOW} (take a new "
+            f"snapshot of a table whose schema change cannot be replayed), {ASK} (stop the table "
+            f"until a person takes the snapshot) or {STOP} (stop the table at every schema change)"
+        )
+
 
 @dataclass(frozen=True)
 class WindowPolicy:

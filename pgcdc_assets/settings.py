@@ -12,12 +12,14 @@ from typing import Any
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
+    FOLLOW,
     CheckPolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
     StreamPolicy,
     WindowPolicy,
+    check_schema_policy,
 )
 from pgcdc_assets.table_name import TableName
 
@@ -27,7 +29,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
-_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key")
+_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", "on_schema_change")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class CdcTable:
         soft_deletes: the current image keeps deleted rows and marks these rows.
         without_key: the current image of a table without a key: `bag`, the multiset of its rows, or
             `log`, its changes in commit order.
+        on_schema_change: `follow`, `ask` or `stop`, see `policies`; None: the capture's setting.
     """
 
     schema: str
@@ -52,6 +55,7 @@ class CdcTable:
     tracked: tuple[str, ...] | None = None
     soft_deletes: bool = False
     without_key: str = "bag"
+    on_schema_change: str | None = None
 
     @property
     def name(self) -> TableName:
@@ -67,6 +71,11 @@ class CdcTable:
     def partition_key(self) -> str:
         """The table's partition key of the snapshot asset."""
         return self.name.partition_key
+
+    @property
+    def schema_policy(self) -> str:
+        """The setting `on_schema_change`, with its default."""
+        return self.on_schema_change or FOLLOW
 
     @property
     def mirrors_source(self) -> bool:
@@ -99,6 +108,7 @@ class CdcTable:
         tracked: Sequence[str] | None = None,
         soft_deletes: bool = False,
         without_key: str = "bag",
+        on_schema_change: str | None = None,
     ) -> CdcTable:
         """Return the settings of a table after a check. See `TableName.parse` for the name.
 
@@ -127,6 +137,8 @@ class CdcTable:
                 reason=f"Table {name}: without_key is {without_key!r}, but must be bag (the rows "
                 "with duplicates) or log (the changes in commit order)"
             )
+        if on_schema_change is not None:
+            check_schema_policy(on_schema_change, f"Table {name}")
         return cls(
             parsed.schema,
             parsed.table,
@@ -135,6 +147,7 @@ class CdcTable:
             tuple(tracked) if tracked is not None else None,
             soft_deletes,
             without_key,
+            on_schema_change,
         )
 
 
@@ -157,6 +170,9 @@ class CdcCapture:
         verify_wait_seconds: time for which the check `equals_source` waits until the LSN of its
             comparison is captured.
         adopt_slot: adopt a slot that another program has read.
+        on_schema_change: what happens after a schema change, for tables without the setting.
+        catalog_poll_seconds: interval at which the lag sensor looks in the catalog for schema
+            changes that no row announces; 0: at every tick.
     """
 
     name: str
@@ -172,6 +188,8 @@ class CdcCapture:
     merge_step: StepLimit = field(default_factory=StepLimit)
     verify_wait_seconds: float = 120.0
     adopt_slot: bool = False
+    on_schema_change: str = FOLLOW
+    catalog_poll_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -190,6 +208,9 @@ class CdcCapture:
             raise ConfigurationError(reason="merge_parallelism must be 1 or more")
         if self.verify_wait_seconds < 0:
             raise ConfigurationError(reason="verify_wait_seconds must not be negative")
+        if self.catalog_poll_seconds < 0:
+            raise ConfigurationError(reason="catalog_poll_seconds must not be negative")
+        check_schema_policy(self.on_schema_change, f"Capture {self.name}")
         if not self.publication:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")
         if not self.tables:
@@ -206,6 +227,13 @@ class CdcCapture:
             )
         if not self.slot:
             object.__setattr__(self, "slot", f"pgcdc_{self.name}")
+        if self.on_schema_change != FOLLOW:
+            # A merge takes the settings of tables alone.
+            object.__setattr__(self, "tables", tuple(map(self._with_schema_policy, self.tables)))
+
+    def _with_schema_policy(self, table: CdcTable) -> CdcTable:
+        policy = table.on_schema_change or self.on_schema_change
+        return replace(table, on_schema_change=policy)
 
     def select_tables(self, names: Sequence[str]) -> list[CdcTable]:
         """Return the declared tables with these names, or all tables for an empty sequence.

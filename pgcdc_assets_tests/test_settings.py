@@ -70,11 +70,24 @@ def test_an_unknown_kind_of_table_is_refused(scd: list[int]) -> None:
         ({"scd": [2], "soft_deletes": True}, "soft_deletes"),
         ({"soft_deletes": "yes"}, "soft_deletes"),
         ({"without_key": "rows"}, "without_key is 'rows', but must be bag"),
+        ({"on_schema_change": "heal"}, "on_schema_change is 'heal', but must be follow"),
     ],
 )
 def test_contradictory_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         CdcTable.parse("shop.orders", **settings)
+
+
+def test_a_table_takes_the_capture_s_policy_for_schema_changes_unless_it_has_its_own() -> None:
+    tables = (ORDERS, CdcTable("shop", "items", on_schema_change="follow"))
+    assert [t.schema_policy for t in CdcCapture("shop", "pub", tables).tables] == ["follow"] * 2
+    asking = CdcCapture("shop", "pub", tables, on_schema_change="ask")
+    assert [t.schema_policy for t in asking.tables] == ["ask", "follow"]
+    assert read_capture_settings(write_capture_settings(asking)) == asking
+    with pytest.raises(ConfigurationError, match="Capture shop: on_schema_change is 'never'"):
+        CdcCapture("shop", "pub", tables, on_schema_change="never")
+    with pytest.raises(ConfigurationError, match="catalog_poll_seconds"):
+        CdcCapture("shop", "pub", tables, catalog_poll_seconds=-1)
 
 
 def test_windows_of_no_size_are_refused() -> None:

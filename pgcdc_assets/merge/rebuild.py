@@ -46,6 +46,7 @@ from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
 from pgcdc_assets.tables.properties import BEGINS_WITH, OURS
+from pgcdc_assets.tables.schema_gate import read_gate
 from pgcdc_assets.tables.state import check_written, is_unsupported, table_path
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def rebuild_table(
     A merge of the table at the same time fails, and has to be retried.
 
     Args:
-        through: fold changes with a lower commit LSN; None: all captured changes.
+        through: fold changes with a lower commit LSN; None: all captured changes, or those before
+            the first schema change whose snapshot is not there yet.
 
     Raises:
         ConfigurationError: nothing is captured yet, or the table was never merged.
@@ -99,7 +101,7 @@ def rebuild_table(
         TransientError: the lake could not be written, or other writers committed every time.
     """
     started = time.monotonic()
-    window = _range(zone, through)
+    window = _range(zone, target, through)
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd)
     before = describe_replaced(zone, target, path)
     if before is None:
@@ -127,7 +129,7 @@ def rebuild_table(
     )
 
 
-def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
+def _range(zone: RawZone, target: CdcTable, through: Lsn | None) -> LsnWindow:
     """Return the range to be folded; only its epoch and its end are used."""
     epoch = zone.epochs.latest()
     if epoch is None:
@@ -136,7 +138,9 @@ def _range(zone: RawZone, through: Lsn | None) -> LsnWindow:
         )
     captured = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
     if through is None:
-        through = captured
+        gate = read_gate(zone, target, Position(epoch.epoch, captured))
+        waits = gate is not None and gate.heals and gate.hold.epoch == epoch.epoch
+        through = min(captured, gate.hold.lsn) if gate is not None and waits else captured
     if through > captured:
         raise ConfigurationError(
             reason=f"{zone.name} is captured through {captured}, so nothing can be rebuilt through "

@@ -25,6 +25,8 @@ class MergeReport:
         snapshot_lsn: LSN of the snapshot that the merge applied; None without a snapshot.
         row_count: rows after the merge; None if the log does not have the count.
         is_remade: the folder held data files and no log, and the table was built again from raw.
+        waits_for: the schema changes for whose snapshot the table waits at its watermark; empty if
+            the table does not wait.
     """
 
     schema: str
@@ -45,6 +47,7 @@ class MergeReport:
     row_count: int | None = None
     seconds: float = 0.0
     is_remade: bool = False
+    waits_for: str = ""
 
     @property
     def name(self) -> TableName:

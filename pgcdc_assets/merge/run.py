@@ -241,6 +241,7 @@ def report_idle(zone: RawZone, task: MergeTask) -> MergeReport:
         windows_folded=len(plan.windows),
         row_count=task.state.row_count if task.state is not None else None,
         seconds=time.monotonic() - task.started,
+        waits_for=task.waits_for,
     )
 
 
@@ -297,6 +298,7 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         row_count=state.row_count,
         seconds=time.monotonic() - started,
         is_remade=task.is_remade,
+        waits_for=task.waits_for,
     )
 
 

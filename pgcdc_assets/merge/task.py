@@ -6,7 +6,7 @@ import datetime as dt
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from pgcdc_assets.errors import (
     ConfigurationError,
@@ -20,6 +20,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import ChangeStats, read_change_stats, versions_in_order
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
+from pgcdc_assets.merge.schema_stops import SchemaStops
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationVersion, find_rename
@@ -49,6 +50,7 @@ class MergeTask:
         snapshot_at: the time of the plan's snapshot, for a table that keeps history.
         compared_bytes: of the snapshot and the table's rows, if a shuffle compares the two.
         is_remade: the table does not exist, and its folder holds data files.
+        waits_for: the schema changes before which the plan ends, in sentences.
     """
 
     plan: Plan
@@ -63,6 +65,7 @@ class MergeTask:
     snapshot_at: dt.datetime | None = None
     compared_bytes: int = 0
     is_remade: bool = False
+    waits_for: str = ""
 
     @property
     def row_count(self) -> int:
@@ -133,6 +136,7 @@ def build_tasks(
         kept = [
             snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
         ]
+    stops = SchemaStops.read(zone, targets, snapshots, through, is_bounded=root is not None)
     lowest = _lowest_watermark(opened, through.epoch)
 
     @cache
@@ -153,8 +157,12 @@ def build_tasks(
         if after is not None:
             usable = [snapshot for snapshot in usable if snapshot.key > after]
         try:
-            plan = _plan(
-                table, usable, landed, through, root is not None, skips_to_snapshot, limits
+            watermark = table.state.watermark if table.state is not None else None
+            plan, waits_for = stops.plan(
+                table.target,
+                table.scd,
+                watermark,
+                partial(_plan, table, usable, landed, root is not None, skips_to_snapshot, limits),
             )
             own = tuple(v for v in relations(plan.epoch) if v.relation.name == table.target.name)
             described = _find_snapshot_version(table, plan, own)
@@ -186,6 +194,7 @@ def build_tasks(
                 snapshot_at=snapshot_at,
                 compared_bytes=compared_bytes,
                 is_remade=is_remade,
+                waits_for=waits_for,
             )
         )
     yield from _with_stats(zone, tasks)
@@ -206,10 +215,10 @@ def _plan(
     table: _OpenedTable,
     snapshots: Sequence[Snapshot],
     landed: Landed,
-    through: LsnWindow,
     is_bounded: bool,
     skips_to_snapshot: bool,
     limits: Limits,
+    through: LsnWindow,
 ) -> Plan:
     """Plan a table's merge; a history with missing changes continues with the next snapshot."""
     watermark = table.state.watermark if table.state is not None else None

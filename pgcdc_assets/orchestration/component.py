@@ -60,11 +60,21 @@ class TableModel(dg.Model, Resolvable):
         description="The current image of a table without a key. `bag`: its rows, with duplicates; "
         "`log`: its changes, in commit order.",
     )
+    on_schema_change: str | None = Field(
+        default=None,
+        description="`follow`, `ask` or `stop`, see below. Unset: the setting of the capture.",
+    )
 
     def table(self) -> CdcTable:
         """Check the settings."""
         return CdcTable.parse(
-            self.name, self.scd, self.key, self.tracked, self.soft_deletes, self.without_key
+            self.name,
+            self.scd,
+            self.key,
+            self.tracked,
+            self.soft_deletes,
+            self.without_key,
+            self.on_schema_change,
         )
 
 
@@ -258,6 +268,18 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         default=CdcCapture.verify_wait_seconds,
         description="How long the check `equals_source` waits until its moment is captured.",
     )
+    on_schema_change: str = Field(
+        default=CdcCapture.on_schema_change,
+        description="What happens after a change of a table's definition. `follow`: the tables "
+        "follow; a change that the stream cannot replay leads to an automatic new snapshot. "
+        "`ask`: such a change stops the table until a person takes a new snapshot. `stop`: every "
+        "change does.",
+    )
+    catalog_poll_seconds: float = Field(
+        default=CdcCapture.catalog_poll_seconds,
+        description="How often the lag sensor looks in the catalog for schema changes that no row "
+        "announces.",
+    )
     is_sample: bool = Field(
         default=False,
         description="Leave this capture out if `PGCDC_DSN` is set and another one is declared.",
@@ -284,6 +306,8 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             merge_step=StepLimit(**self.merge_step.model_dump()),
             verify_wait_seconds=self.verify_wait_seconds,
             adopt_slot=self.adopt_slot,
+            on_schema_change=self.on_schema_change,
+            catalog_poll_seconds=self.catalog_poll_seconds,
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

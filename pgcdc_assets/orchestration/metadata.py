@@ -16,7 +16,8 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.window_summary import WindowSummary
-from pgcdc_assets.tables.state import open_table
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.state import open_table, read_scd_state
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture.window import CaptureReport
@@ -219,6 +220,23 @@ def _timestamp(name: str, moment: Any) -> dict[str, Any]:
 
 def _text(lsn: Lsn | None) -> str:
     return "none" if lsn is None else str(lsn)
+
+
+def table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> dict[str, Any]:
+    """Describe a table after a merge: columns with their lineage, and rows."""
+    columns = read_columns(zone.lake, report.path)
+    names = [column.name for column in columns]
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": dg.TableSchema(columns=columns),
+        "dagster/column_lineage": column_lineage(
+            names, [name for name in names if not name.startswith("_")], source
+        ),
+    }
+    if report.row_count is None:
+        state = read_scd_state(zone.lake, zone.name, report.path)
+        if state is not None and state.row_count is not None:
+            metadata["dagster/row_count"] = state.row_count
+    return metadata
 
 
 def read_columns(lake: Lake, path: str) -> list[dg.TableColumn]:

@@ -19,6 +19,7 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates
 from pgcdc_assets.tables.state import read_watermark
 
 
@@ -35,6 +36,11 @@ class TableState:
             merged.
         is_renamed: changes of the source table arrived under another name since; its merge raises
             the error, and folds nothing until a new snapshot.
+        gate: the open schema events of the table; None without one.
+        is_stopped: by the table's setting, an open schema event stops the table until a person
+            takes a new snapshot; its merge raises the error.
+        is_held: the table waits before a schema event, for the snapshot or, if the table keeps
+            history, for the capture of all changes before the snapshot.
     """
 
     table: CdcTable
@@ -45,17 +51,25 @@ class TableState:
     waiting_changes: int
     is_broken: bool = False
     is_renamed: bool = False
+    gate: SchemaGate | None = None
+    is_stopped: bool = False
+    is_held: bool = False
+
+    @property
+    def is_healing(self) -> bool:
+        """Whether the table waits for an automatic re-snapshot."""
+        return self.gate is not None and self.gate.heals
 
     @property
     def needs_merge(self) -> bool:
         """Whether a merge would do something: a first snapshot, changes or a newer snapshot."""
         if self.snapshot_at is None:
             return False
-        if self.is_broken or self.is_renamed:
+        if self.is_broken or self.is_renamed or self.is_stopped:
             return True
-        return (
-            self.watermark is None or self.waiting_changes > 0 or self.snapshot_at > self.watermark
-        )
+        if self.watermark is None or self.waiting_changes > 0:
+            return True
+        return not self.is_held and self.snapshot_at > self.watermark
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,20 @@ def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[TableName, Position]:
     return newest
 
 
+def read_gates(
+    zone: RawZone, capture: CdcCapture, through: Position | None = None
+) -> dict[TableName, SchemaGate]:
+    """Read the open schema events of the declared tables.
+
+    Args:
+        through: snapshots above this position do not count; None: all count.
+    """
+    events = zone.schema_events.read()
+    snapshots = zone.snapshots.complete_snapshots() if events else []
+    reached = [s for s in snapshots if through is None or s.position <= through]
+    return find_gates(capture.tables, events, reached)
+
+
 def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
     """Read how far everything is."""
     epoch = zone.epochs.latest()
@@ -120,11 +148,20 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
                 positions[table, scd] = None
                 broken.add((table, scd))
     windows = _windows_above(zone, epoch, positions.values())
+    gates, unreached = read_gates(zone, capture), read_gates(zone, capture, through)
     relations = zone.relations.versions(epoch.epoch)
     ids = newest_ids_of(relations, capture.table_names)
     states = []
     for (table, scd), watermark in positions.items():
-        waiting = 0 if watermark is None else _changes_above(windows, table, watermark)
+        gate = gates.get(table.name)
+        is_stopped = gate is not None and gate.error(table.name, watermark, through) is not None
+        in_order = table.keeps_history(scd) and watermark is not None
+        held = unreached.get(table.name) if in_order else gate
+        is_held = held is not None and not is_stopped and held.is_reached(through)
+        reachable = held.hold if held is not None and is_held else through
+        waiting = 0
+        if watermark is not None:
+            waiting = _changes_between(windows, table, watermark, reachable)
         copied = copies.get(table.name)
         is_renamed = (
             watermark is not None
@@ -134,11 +171,23 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
             )
         )
         merged = watermark
-        if watermark is not None and waiting == 0 and not is_renamed:
-            merged = max(watermark, through)
+        if watermark is not None and waiting == 0 and not is_renamed and not is_stopped:
+            merged = max(watermark, reachable)
         is_broken = (table, scd) in broken
         states.append(
-            TableState(table, scd, watermark, merged, copied, waiting, is_broken, is_renamed)
+            TableState(
+                table,
+                scd,
+                watermark,
+                merged,
+                copied,
+                waiting,
+                is_broken,
+                is_renamed,
+                gate,
+                is_stopped,
+                is_held,
+            )
         )
     return CaptureState(epoch, through, tuple(states))
 
@@ -174,9 +223,14 @@ def _windows_above(
     return found
 
 
-def _changes_above(windows: Sequence[WindowSummary], table: CdcTable, mark: Position) -> int:
+def _changes_between(
+    windows: Sequence[WindowSummary], table: CdcTable, mark: Position, end: Position
+) -> int:
+    """Count the changes in windows that overlap a range."""
     return sum(
         sum(summary.counts.get(table.name.record_name, {}).values())
         for summary in windows
         if summary.window.end_position > mark
+        and mark < end
+        and (summary.window.epoch, summary.window.start) < end
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ _ATTEMPTS = 20
 
 STREAM = "stream"
 CATALOG = "catalog"
+MERGE = "merge"
 
 EventIdentity = tuple[int, int, TableName, str, tuple[str, ...], Lsn]
 
@@ -57,15 +58,16 @@ class SchemaEvent:
 
     Attributes:
         epoch: the epoch.
-        lsn: of an event of the stream, the commit LSN of the transaction that announced the new
-            relation version; of an event of the catalog, the LSN of the WAL's end after the query.
+        lsn: of an event of the stream or of a merge, the commit LSN of the transaction that
+            announced the new relation version; of an event of the catalog, the LSN of the WAL's end
+            after the query.
         table: the declared table.
         relation_id: OID of the table.
         change: what changed.
         columns: names of the columns concerned.
         detail: one sentence without a row value.
         needs_snapshot: the stream cannot replay the change.
-        found_by: `stream` or `catalog`.
+        found_by: `stream`, `catalog`, or `merge` for a change that the capture did not foresee.
         recorded_at: time of the record by the clock of the recording machine, set by `record`. The
             time orders nothing.
     """
@@ -100,9 +102,9 @@ class SchemaEvent:
         """
         if snapshot.name != self.table:
             return False
-        if self.found_by == STREAM:
-            return snapshot.position > self.position
-        return snapshot.position >= self.position
+        if self.found_by == CATALOG:
+            return snapshot.position >= self.position
+        return snapshot.position > self.position
 
 
 @dataclass(frozen=True)
@@ -179,9 +181,16 @@ class SchemaEventLog:
 
 
 def open_events(
-    events: Iterable[SchemaEvent], snapshots: Iterable[Snapshot]
+    events: Iterable[SchemaEvent],
+    snapshots: Iterable[Snapshot],
+    *,
+    replayable_of: Collection[TableName] = (),
 ) -> dict[TableName, list[SchemaEvent]]:
-    """Return the events of each table that need a snapshot and have none yet, oldest first."""
+    """Return the events of each table that need a snapshot and have none yet, oldest first.
+
+    Args:
+        replayable_of: tables whose replayable events count too.
+    """
     newest: dict[TableName, Snapshot] = {}
     for snapshot in snapshots:
         known = newest.get(snapshot.name)
@@ -190,7 +199,8 @@ def open_events(
     found: dict[TableName, list[SchemaEvent]] = {}
     for event in sorted(events, key=lambda event: event.position):
         copied = newest.get(event.table)
-        if event.needs_snapshot and (copied is None or not event.is_healed_by(copied)):
+        is_counted = event.needs_snapshot or event.table in replayable_of
+        if is_counted and (copied is None or not event.is_healed_by(copied)):
             found.setdefault(event.table, []).append(event)
     return found
 

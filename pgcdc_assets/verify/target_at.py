@@ -26,6 +26,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.fence import read_watermarks
+from pgcdc_assets.tables.schema_gate import read_gate, schema_change_error
 from pgcdc_assets.tables.state import advance_watermark, table_path
 from pgcdc_assets.verify.comparison_point import Moment
 from pgcdc_assets.verify.small_table import copy_small
@@ -73,7 +74,11 @@ def _find_or_stage(
 
     Raises:
         ConfigurationError: the table was never merged.
+        SchemaChangeError: a schema change before the moment has no snapshot before the moment.
     """
+    gate = read_gate(zone, table, Position(moment.epoch, moment.lsn))
+    if gate is not None and gate.hold < (moment.epoch, moment.lsn):
+        raise schema_change_error(table.name, gate.events[0])
     path = table_path(zone.lake, zone.name, table.schema, table.table, _SCD)
     log = open_merged(zone, path, table.qualified_name)
     found = version_through(zone, log, path, moment.epoch, moment.lsn)

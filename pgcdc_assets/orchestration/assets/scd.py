@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import PgcdcError, TransientError
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.errors import PgcdcError, SchemaChangeError, TransientError
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergeChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
-from pgcdc_assets.orchestration.metadata import (
-    REMADE,
-    MergeMetadata,
-    column_lineage,
-    read_columns,
-)
+from pgcdc_assets.orchestration.metadata import REMADE, MergeMetadata, table_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.partitions import find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
@@ -34,12 +29,13 @@ from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_fai
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
 from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, PURPOSE_TAG
 from pgcdc_assets.orchestration.runs.snapshot_runs import RunningSnapshots
-from pgcdc_assets.orchestration.state import newest_snapshots
+from pgcdc_assets.orchestration.state import newest_snapshots, read_gates
+from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.state import read_scd_state
+from pgcdc_assets.tables.schema_gate import describe_event, record_unforeseen
 from pgcdc_assets.tables.vacuum import vacuum_after_merge
 
 if TYPE_CHECKING:
@@ -72,7 +68,8 @@ def build_scd_assets(
 
     @dg.multi_asset(
         name=names.merge_step,
-        specs=[spec.replace_attributes(key=keys[place]) for place, spec in specs.items()],
+        # A table that waits for a re-snapshot does not materialise the run's partitions.
+        specs=[s.replace_attributes(key=keys[p], skippable=True) for p, s in specs.items()],
         check_specs=[invariant_spec(key, scd) for (_, scd), key in keys.items()],
         partitions_def=partitions,
         can_subset=True,
@@ -119,6 +116,7 @@ class _Rounds:
     Attributes:
         held: what lives as long as the run.
         through: the window through which was merged last.
+        waiting: the schema changes for whose snapshot a table waits; empty if it does not wait.
     """
 
     context: dg.AssetExecutionContext
@@ -131,6 +129,7 @@ class _Rounds:
     held: ExitStack
     through: LsnWindow | None = None
     failures: list[MergeFailure] = field(default_factory=list)
+    waiting: dict[ScdKey, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         context = self.context
@@ -146,39 +145,102 @@ class _Rounds:
             windows: those to be shown as materialised, in order.
             is_first: they are the partitions of the run.
         """
-        from pgcdc_assets.merge import merge_tables
-
         through = windows[-1]
         checked = self._checks()
         recorded = self._recorded(windows)
         copied = self._being_copied()
         self.failures += map(_held_back, sorted(copied, key=lambda table: table.qualified_name))
-        reports = merge_tables(
+        places = [place for place in self._selected if place[0] not in copied]
+        self.through = through
+        while places:
+            unforeseen: dict[TableName, MergeFailure] = {}
+            for report in self._merge(places, through):
+                if isinstance(report, MergeFailure):
+                    self._fail(report, unforeseen)
+                    continue
+                place = self._by_name[report.schema, report.table, report.scd]
+                places.remove(place)
+                yield from self._reported(place, report, windows, recorded, is_first)
+                yield from self._results(checked.after(report, through.epoch), is_first)
+                self._vacuum(report)
+            recovered = self._record(unforeseen, through)
+            places = [place for place in places if place[0].name in recovered]
+        yield from self._results(checked.rest(), is_first)
+
+    def _merge(
+        self, places: Sequence[ScdKey], through: LsnWindow
+    ) -> Iterator[MergeReport | MergeFailure]:
+        from pgcdc_assets.merge import merge_tables
+
+        return merge_tables(
             self.session,
             self.zone,
-            _targets(place for place in self._selected if place[0] not in copied),
+            _targets(places),
             through,
             parallelism=self.capture.merge_parallelism,
             sessions=self._merging_sessions,
             limit=self.capture.merge_step,
         )
-        self.through = through
-        for report in reports:
-            if isinstance(report, MergeFailure):
-                self.context.log.error(f"{report.qualified_name}: {report.error}")
-                self.failures.append(report)
-                continue
-            place = self._by_name[report.schema, report.table, report.scd]
-            if report.is_remade:
-                self.context.log.warning(f"{place[0].qualified_name} (scd{report.scd}): {REMADE}")
-            metadata = MergeMetadata.of(report, through, recorded)
-            state = {**metadata.state, **_table_metadata(self.zone, report, self.sources[place[0]])}
-            key = self.specs[place].key
-            version = data_version(self.context.instance, key, report, through)
-            yield from self._materialized(key, state, metadata, version, windows, is_first)
-            yield from self._results(checked.after(report, through.epoch), is_first)
-            self._vacuum(report)
-        yield from self._results(checked.rest(), is_first)
+
+    def _fail(self, failure: MergeFailure, unforeseen: dict[TableName, MergeFailure]) -> None:
+        """Keep a failure for the end of the run, or for an attempt after its event is recorded."""
+        table = next(table for table, _ in self._selected if table.name == failure.name)
+        if isinstance(failure.error, SchemaChangeError) and table.schema_policy == FOLLOW:
+            unforeseen[failure.name] = failure
+            return
+        self.context.log.error(f"{failure.qualified_name}: {failure.error}")
+        self.failures.append(failure)
+
+    def _record(
+        self, unforeseen: Mapping[TableName, MergeFailure], through: LsnWindow
+    ) -> set[TableName]:
+        """Record the schema changes that the capture did not foresee.
+
+        Returns:
+            The tables with a new event. The others fail: a snapshot has not healed them.
+        """
+        recovered = set()
+        for name, failure in unforeseen.items():
+            assert isinstance(failure.error, SchemaChangeError)
+            event = record_unforeseen(self.zone, name, failure.error, through)
+            if event is None:
+                self.context.log.error(f"{failure.qualified_name}: {failure.error}")
+                self.failures.append(failure)
+            else:
+                self.context.log.warning(f"{failure.qualified_name}: {describe_event(event)}")
+                recovered.add(name)
+        return recovered
+
+    def _reported(
+        self,
+        place: ScdKey,
+        report: MergeReport,
+        windows: Sequence[LsnWindow],
+        recorded: Sequence[WindowSummary],
+        is_first: bool,
+    ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetMaterialization | dg.AssetObservation]:
+        """Show what a merge did to a table."""
+        key = self.specs[place].key
+        name = f"{place[0].qualified_name} (scd{report.scd})"
+        if report.is_remade:
+            self.context.log.warning(f"{name}: {REMADE}")
+        shown = windows
+        if report.waits_for:
+            mark = report.watermark_after or Lsn(0)
+            shown = [window for window in windows if window.end <= mark]
+            if report.waits_for != self.waiting.get(place):
+                self.context.log.warning(f"{name} waits at {mark}. {report.waits_for}")
+                waiting = {"waits_for": report.waits_for, "watermark": str(mark)}
+                yield dg.AssetObservation(key, metadata=waiting)
+        self.waiting[place] = report.waits_for
+        if not shown:
+            return
+        through = shown[-1]
+        metadata = MergeMetadata.of(report, through, recorded)
+        state = {**metadata.state, **table_metadata(self.zone, report, self.sources[place[0]])}
+        version = data_version(self.context.instance, key, report, through)
+        is_whole = is_first and not report.waits_for
+        yield from self._materialized(key, state, metadata, version, shown, is_whole)
 
     def _vacuum(self, report: MergeReport) -> None:
         """Delete what merges replaced. That it fails is no reason to fail a merge that is done."""
@@ -262,6 +324,9 @@ class _Rounds:
             return None
         landed = self.zone.changes.windows(epoch, end)
         names = {table.name.record_name for table, _ in self._selected}
+        if any(self.waiting.values()):
+            gates = read_gates(self.zone, self.capture).items()
+            names -= {name.record_name for name, gate in gates if gate.heals}
         if not any(names & summary.counts.keys() for summary in landed):
             return None
         return [summary.window for summary in landed]
@@ -332,20 +397,3 @@ def _targets(places: Iterable[ScdKey]) -> list[CdcTable]:
         table.of_kinds(scds)
         for table, scds in sorted(kinds.items(), key=lambda item: item[0].qualified_name)
     ]
-
-
-def _table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> dict[str, Any]:
-    """Describe the table itself."""
-    columns = read_columns(zone.lake, report.path)
-    names = [column.name for column in columns]
-    metadata: dict[str, Any] = {
-        "dagster/column_schema": dg.TableSchema(columns=columns),
-        "dagster/column_lineage": column_lineage(
-            names, [name for name in names if not name.startswith("_")], source
-        ),
-    }
-    if report.row_count is None:
-        state = read_scd_state(zone.lake, zone.name, report.path)
-        if state is not None and state.row_count is not None:
-            metadata["dagster/row_count"] = state.row_count
-    return metadata

@@ -17,9 +17,10 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG
-from pgcdc_assets.orchestration.state import watermarks
+from pgcdc_assets.orchestration.state import read_gates, watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.tables.schema_gate import SchemaGate
 
 
 def build_snapshot_asset(
@@ -55,6 +56,10 @@ def build_snapshot_asset(
         with claim_run(context), dagster_failures(capture.name):
             zone = lake.zone(capture.name)
             merged = [table for table in wanted if watermarks(zone, table)]
+            gates = read_gates(zone, capture)
+            for table in wanted:
+                if table.name in gates:
+                    context.log.info(f"{table.qualified_name}: {gates[table.name].reason}")
             outcomes = snapshot_each_table(
                 postgres.settings(),
                 zone,
@@ -77,7 +82,7 @@ def build_snapshot_asset(
                     failures.append(passed)
                     continue
                 context.log.info(f"Copied {outcome.row_count} rows of {name}")
-                metadata[table.partition_key] = snapshot_metadata(outcome)
+                metadata[table.partition_key] = snapshot_metadata(outcome, gates.get(name))
                 seen = source_metadata(zone, outcome)
                 context.log_event(dg.AssetObservation(sources[table], metadata=seen))
         if failures:
@@ -142,9 +147,14 @@ def source_metadata(zone: RawZone, report: SnapshotReport) -> dict[str, Any]:
     }
 
 
-def snapshot_metadata(report: SnapshotReport) -> dict[str, Any]:
-    """Describe one table's copy."""
+def snapshot_metadata(report: SnapshotReport, gate: SchemaGate | None) -> dict[str, Any]:
+    """Describe one table's copy.
+
+    Args:
+        gate: the schema events that were open before; None without one.
+    """
     return {
+        **({} if gate is None else {"reason": gate.reason}),
         "dagster/partition_row_count": report.row_count,
         "snapshot_lsn": str(report.snapshot_lsn),
         "epoch": str(report.epoch),

@@ -375,7 +375,7 @@ class _Sync:
 def _is_merged(table: TableState, barrier: Position) -> bool:
     """Whether the newest copy, and all changes before the barrier, are in a table."""
     copied, watermark, through = table.snapshot_at, table.watermark, table.merged_through
-    if copied is None or watermark is None or through is None:
+    if copied is None or watermark is None or through is None or table.is_healing:
         return False
     return through >= barrier and copied <= watermark
 

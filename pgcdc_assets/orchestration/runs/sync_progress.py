@@ -24,6 +24,7 @@ class SyncProgress:
             not merged at all.
         waiting: the reason why the sensor requested no run.
         is_blocked: a run of another process blocks the progress.
+        is_healing: a table waits for an automatic re-snapshot.
     """
 
     name: str
@@ -32,6 +33,7 @@ class SyncProgress:
     merged_through: Lsn | None = None
     waiting: str = ""
     is_blocked: bool = False
+    is_healing: bool = False
 
     @property
     def is_captured(self) -> bool:
@@ -47,6 +49,7 @@ class SyncProgress:
         """Whether all changes before the barrier are merged into every table."""
         return (
             self.is_captured
+            and not self.is_healing
             and self.merged_through is not None
             and self.barrier is not None
             and self.merged_through >= self.barrier

@@ -23,7 +23,6 @@ from pgcdc_assets.orchestration.partitions import (
     build_range_tags,
     find_surplus_keys,
     find_unknown_windows,
-    group_neighbours,
 )
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
@@ -44,9 +43,11 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     Wait,
     plan_window,
 )
+from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
 from pgcdc_assets.orchestration.state import (
     captured_through,
     newest_snapshots,
+    read_gates,
     read_state,
 )
 from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
@@ -179,14 +180,24 @@ class _Tick:
         self._prune(windows)
 
     def _move_barrier(self, epoch: Epoch, through: Position) -> None:
-        """Put the barrier behind the copies when this very run made the slot.
+        """Put the barrier behind copies that were taken since the start.
 
-        Everything before the barrier is in the copies then; a first window is what merges them.
+        If this very run made the slot, everything before the barrier is in the copies; a first
+        window is what merges them. A table that keeps history applies a re-snapshot after all
+        changes before the re-snapshot.
         """
         assert self.progress is not None
         barrier = self.progress.barrier
-        if through.lsn == epoch.start_lsn and barrier is not None and barrier <= through.lsn:
-            self.progress.barrier = max(self.flush_lsn, Lsn(through.lsn + 1))
+        if barrier is None:
+            return
+        if through.lsn == epoch.start_lsn and barrier <= through.lsn:
+            barrier = max(self.flush_lsn, Lsn(through.lsn + 1))
+        changed = {event.table for event in self.zone.schema_events.read() if event.needs_snapshot}
+        copied = newest_snapshots(self.zone, epoch) if changed else {}
+        declared = changed.intersection(self.capture.table_names)
+        self.progress.barrier = max(
+            [barrier, *(copied[name].lsn for name in declared if name in copied)]
+        )
 
     def _living_slot(self, through: Lsn) -> SlotStatus:
         """Return the slot's status.
@@ -213,33 +224,41 @@ class _Tick:
         return health.status
 
     def _ask_for_copies(self, epoch: Epoch | None) -> None:
+        tables = self.capture.tables
         copied = newest_snapshots(self.zone, epoch) if epoch is not None else {}
-        missing = [t.partition_key for t in self.capture.tables if t.name not in copied]
-        if not missing:
+        gates = read_gates(self.zone, self.capture) if epoch is not None else {}
+        needs = SnapshotNeeds(
+            [table.partition_key for table in tables],
+            [table.partition_key for table in tables if table.name not in copied],
+            {name.partition_key: gate for name, gate in gates.items()},
+        )
+        wanted = needs.plan()
+        if not wanted:
             return
         instance = self.context.instance
         names = self.names
         if find_unfinished(instance, names.snapshot_job, {self.targets.snapshot}, names.copy_step):
             self._blocked("tables are being copied")
             return
-        order = [table.partition_key for table in self.capture.tables]
-        for first, last in group_neighbours(order, missing):
-            tags = {"pgcdc/tables": f"{first}..{last}"}
-            past = attempts_for(instance, self.capture.name, "snapshot", tags)
+        for copy in wanted:
+            past = attempts_for(instance, self.capture.name, "snapshot", copy.tags)
             pause = self.capture.windows.backoff(past.count)
             since = past.seconds_since_end if self.progress is None else None
             if since is not None and since < pause:
-                self.reasons.append(f"the copy of {first} failed: tried again in a while")
+                self.reasons.append(f"the copy of {copy.first} failed: tried again in a while")
                 continue
+            if copy.reason:
+                self.context.log.warning(f"Re-snapshot requested. {copy.reason}")
             self.requests.append(
                 dg.RunRequest(
-                    run_key=f"{self.capture.name}:copy:{first}:{last}:{past.newest}",
+                    run_key=f"{self.capture.name}:copy:{copy.key}:{past.newest}",
                     job_name=self.names.snapshot_job,
                     tags={
-                        **build_range_tags(first, last),
+                        **build_range_tags(copy.first, copy.last),
                         CAPTURE_TAG: self.capture.name,
                         PURPOSE_TAG: "snapshot",
-                        **tags,
+                        **copy.tags,
+                        **copy.reason_tags,
                     },
                 )
             )

@@ -39,6 +39,7 @@ from pgcdc_assets.settings import CdcCapture
 MINIMUM_INTERVAL_SECONDS = 2
 
 _UNDER_WAY = "a merge is under way"
+_ALL_MERGED = "every table is merged through the newest window"
 
 
 def build_merge_sensor(
@@ -83,6 +84,7 @@ def build_merge_sensor(
         if progress is not None:
             merged = state.merged_through
             progress.merged_through = merged.lsn if merged is not None else None
+            progress.is_healing = any(table.is_healing for table in state.tables)
         copied = copying.find(context.instance, zone)
         tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging, copied)
         answer = tick.run()
@@ -115,7 +117,7 @@ class _Tick:
             return dg.SkipReason("nothing is captured yet")
         behind = [table for table in self.state.tables if table.needs_merge]
         if not behind:
-            return dg.SkipReason("every table is merged through the newest window")
+            return dg.SkipReason(self._waits_for_snapshots() or _ALL_MERGED)
         behind = [table for table in behind if not self._is_copied(table)]
         if not behind:
             if self.progress is not None:
@@ -134,6 +136,11 @@ class _Tick:
             return dg.SkipReason("the last merges failed: tried again in a while")
         return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready)])
 
+    def _waits_for_snapshots(self) -> str:
+        """Name the tables that wait for an automatic re-snapshot; empty if none does."""
+        waiting = {t.table.qualified_name for t in self.state.tables if t.is_held}
+        return f"waiting for a re-snapshot: {', '.join(sorted(waiting))}" if waiting else ""
+
     def _request(
         self,
         names: Names,
@@ -144,7 +151,9 @@ class _Tick:
         # Idle tables come along: they cost nearly nothing, and their partitions show as merged.
         failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
         uncopied = {
-            self._key(t) for t in self.state.tables if t.snapshot_at is None or self._is_copied(t)
+            self._key(t)
+            for t in self.state.tables
+            if t.snapshot_at is None or self._is_copied(t) or (t.is_held and not t.needs_merge)
         }
         selected = [key for key in self.keys.values() if key not in failing | uncopied]
         last = landed[-1]

@@ -132,6 +132,8 @@ def test_each_stopped_table_is_explained(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    asking = replace(orchestrated.capture, on_schema_change="ask")
+    orchestrated = replace(orchestrated, capture=asking)
     orchestrated.sync()
     orchestrated.commit("alter table a alter column v type int using 1; update a set v = 2")
     orchestrated.commit("alter table b alter column n type numeric(12, 2)")

@@ -1,0 +1,162 @@
+"""Where a table stops because of its open schema events, by the setting `on_schema_change`.
+
+The merge, the sensors and the commands ask the same question of the same lake: the events and the
+snapshots are all that is needed, so a process that was killed leaves nothing to repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.policies import FOLLOW, STOP
+from pgcdc_assets.raw.schema_events import MERGE, SchemaChange, SchemaEvent, open_events
+from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
+
+# The column of an error about the whole table.
+ALL_COLUMNS = "(all)"
+
+
+@dataclass(frozen=True)
+class SchemaGate:
+    """The open schema events of one table, oldest first.
+
+    Attributes:
+        policy: the table's setting `on_schema_change`.
+    """
+
+    policy: str
+    events: tuple[SchemaEvent, ...]
+
+    @property
+    def heals(self) -> bool:
+        """Whether the table waits for an automatic snapshot, instead of a person."""
+        return self.policy == FOLLOW
+
+    @property
+    def hold(self) -> Position:
+        """The highest watermark of a table that waits."""
+        return hold_of(self.events[0])
+
+    def is_reached(self, through: Position) -> bool:
+        """Return whether a merge of the same epoch would pass the first event."""
+        first = self.events[0].position
+        return first.epoch == through.epoch and first < through
+
+    @property
+    def newest(self) -> SchemaEvent:
+        """The last event: a snapshot that heals it heals all."""
+        return max(self.events, key=lambda event: event.position)
+
+    @property
+    def reason(self) -> str:
+        """A sentence about each event."""
+        return " ".join(map(describe_event, self.events))
+
+    def error(
+        self, table: TableName, watermark: Position | None, through: Position
+    ) -> SchemaChangeError | None:
+        """Return the error of a merge that would pass an event which a person has to look at.
+
+        A replayable event below the watermark was passed under another setting.
+
+        Args:
+            watermark: of the table; None before the first merge.
+            through: the end of the merge.
+        """
+        for event in () if self.heals else self.events:
+            was_passed = watermark is not None and event.position <= watermark
+            if event.position < through and (event.needs_snapshot or not was_passed):
+                return schema_change_error(table, event)
+        return None
+
+
+def hold_of(event: SchemaEvent) -> Position:
+    """Return the position right before an event.
+
+    The position is one byte before the event: a watermark at the LSN of a snapshot would mean that
+    the snapshot is in the table. Commit records begin at multiples of eight, so no commit is in
+    between.
+    """
+    return Position(event.epoch, Lsn(max(0, event.lsn - 1)))
+
+
+def find_gates(
+    tables: Iterable[CdcTable], events: Iterable[SchemaEvent], snapshots: Iterable[Snapshot]
+) -> dict[TableName, SchemaGate]:
+    """Find the tables with open schema events."""
+    policies = {table.name: table.schema_policy for table in tables}
+    stopped = [name for name, policy in policies.items() if policy == STOP]
+    found = open_events(events, snapshots, replayable_of=stopped)
+    return {
+        name: SchemaGate(policies[name], tuple(own))
+        for name, own in found.items()
+        if name in policies
+    }
+
+
+def read_gate(zone: RawZone, table: CdcTable, through: Position) -> SchemaGate | None:
+    """Read the open events of one table for a fold that uses no snapshot above its end."""
+    snapshots = [s for s in zone.snapshots.complete_snapshots() if s.position <= through]
+    return find_gates([table], zone.schema_events.read(), snapshots).get(table.name)
+
+
+def record_unforeseen(
+    zone: RawZone, name: TableName, error: SchemaChangeError, through: LsnWindow
+) -> SchemaEvent | None:
+    """Record the schema change that a merge found, and that the capture did not foresee.
+
+    The change came with a relation version that was first seen after the table's newest snapshot.
+    Of several versions it is the newest without an event: the merge that follows ends before this
+    version, and finds an earlier one if it fails again. Each version leads to one event at most. So
+    a change that its snapshot does not heal is not recorded again.
+
+    Returns:
+        The new event; None if there is no such version.
+    """
+    newest = max(
+        (s.position for s in zone.snapshots.complete_snapshots() if s.name == name),
+        default=Position(0, Lsn(0)),
+    )
+    versions = [
+        version
+        for version in zone.relations.versions(through.epoch)
+        if version.relation.name == name
+        and newest < (through.epoch, version.lsn) < through.end_position
+    ]
+    is_new_table = error.column == ALL_COLUMNS
+    for version in sorted(versions, key=lambda version: version.lsn, reverse=True):
+        event = SchemaEvent(
+            epoch=through.epoch,
+            lsn=version.lsn,
+            table=name,
+            relation_id=version.relation.relation_id,
+            change=SchemaChange.TABLE_RECREATED if is_new_table else SchemaChange.TYPE_CHANGED,
+            columns=() if is_new_table else (error.column,),
+            detail=f"Relation version {version.version}: {error.reason}.",
+            needs_snapshot=True,
+            found_by=MERGE,
+        )
+        if zone.schema_events.record([event]):
+            return event
+    return None
+
+
+def schema_change_error(table: TableName, event: SchemaEvent) -> SchemaChangeError:
+    """Return the error that names an event and its remedy."""
+    return SchemaChangeError(
+        relation=str(table),
+        column=", ".join(event.columns) or ALL_COLUMNS,
+        reason=f"{event.detail.rstrip('.')} ({event.change.value} at {event.lsn})",
+    )
+
+
+def describe_event(event: SchemaEvent) -> str:
+    """Return a sentence about an event."""
+    columns = f" ({', '.join(event.columns)})" if event.columns else ""
+    return f"{event.change.value}{columns} at {event.lsn}: {event.detail.rstrip('.')}."

@@ -1,0 +1,141 @@
+"""Steps of a merge that end before schema events, without lake and Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.merge.plan import Plan, plan_merge
+from pgcdc_assets.merge.schema_stops import SchemaStops
+from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
+
+TABLE = CdcTable("shop", "items", (1, 2))
+WINDOWS = [
+    WindowSummary(LsnWindow.of(1, start, start + 100), 1, 1, {"shop.items": {"I": 1}})
+    for start in (100, 200, 300)
+]
+NEWEST = WINDOWS[-1].window
+FIRST = Snapshot(1, Lsn(100), "shop", "items", 1, 10)
+
+
+def _snapshot(lsn: int) -> Snapshot:
+    return replace(FIRST, snapshot_lsn=Lsn(lsn))
+
+
+def _plan(
+    zone: RawZone,
+    scd: int,
+    watermark: int | None,
+    snapshots: Sequence[Snapshot] = (FIRST,),
+    *,
+    target: CdcTable = TABLE,
+    is_bounded: bool = False,
+) -> tuple[Plan, str]:
+    stops = SchemaStops.read(zone, [target], snapshots, NEWEST, is_bounded=is_bounded)
+    mark = None if watermark is None else Position(1, Lsn(watermark))
+
+    def plan(through: LsnWindow) -> Plan:
+        return plan_merge(
+            target,
+            mark,
+            snapshots,
+            lambda epoch: WINDOWS,
+            through,
+            in_order=target.keeps_history(scd),
+            is_bounded=is_bounded,
+        )
+
+    return stops.plan(target, scd, mark, plan)
+
+
+@pytest.fixture
+def changed(zone: RawZone) -> RawZone:
+    """A zone with a schema change at 248 that needs a snapshot."""
+    event = SchemaEvent(
+        1,
+        Lsn(248),
+        TableName("shop", "items"),
+        7,
+        SchemaChange.TYPE_CHANGED,
+        ("v",),
+        "It changed.",
+        True,
+        STREAM,
+    )
+    zone.schema_events.record([event])
+    return zone
+
+
+def test_without_events_the_plan_is_that_of_the_whole_range(zone: RawZone) -> None:
+    plan, waits_for = _plan(zone, 1, 150)
+    assert (plan.start, plan.end, plan.is_last, waits_for) == (150, 400, True, "")
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+def test_a_table_folds_what_is_before_the_event_and_then_nothing(
+    changed: RawZone, scd: int
+) -> None:
+    plan, waits_for = _plan(changed, scd, 150)
+    assert (plan.start, plan.end, plan.is_last) == (150, 247, True)
+    assert "type_changed (v) at 0/F8" in waits_for
+    first, _ = _plan(changed, scd, None)
+    assert (first.snapshot, first.end) == (FIRST, 247)
+    for watermark in (247, 300):
+        held, waits_for = _plan(changed, scd, watermark)
+        assert (held.start, held.end, held.recorded_changes) == (watermark, watermark, 0)
+        assert waits_for
+
+
+def test_a_snapshot_after_the_event_is_applied_without_the_changes_in_between(
+    changed: RawZone,
+) -> None:
+    plan, waits_for = _plan(changed, 1, 247, [FIRST, _snapshot(350)])
+    assert (plan.snapshot, plan.start, plan.end, waits_for) == (_snapshot(350), 350, 400, "")
+
+
+def test_history_ends_a_step_at_the_event_though_the_snapshot_is_there(changed: RawZone) -> None:
+    """The changes before the event are folded, even if the later ones cannot be."""
+    copies = [FIRST, _snapshot(350)]
+    before, waits_for = _plan(changed, 2, 150, copies)
+    assert (before.start, before.end, before.is_last, waits_for) == (150, 247, False, "")
+    between, _ = _plan(changed, 2, 247, copies)
+    assert (between.start, between.end, between.is_last) == (247, 349, False)
+    rebuilt, _ = _plan(changed, 2, None, copies, is_bounded=True)
+    assert (rebuilt.snapshot, rebuilt.end, rebuilt.is_last) == (FIRST, 247, False)
+
+
+def test_history_waits_until_the_changes_before_the_snapshot_are_captured(
+    changed: RawZone,
+) -> None:
+    copies = [FIRST, _snapshot(500)]
+    held, waits_for = _plan(changed, 2, 150, copies)
+    assert (held.end, held.snapshot, bool(waits_for)) == (247, None, True)
+    current, waits_for = _plan(changed, 1, 150, copies)
+    assert (current.snapshot, current.end, waits_for) == (_snapshot(500), 500, "")
+
+
+def test_a_rebuild_or_a_comparison_does_not_pass_an_event_without_a_snapshot_before_its_end(
+    changed: RawZone,
+) -> None:
+    with pytest.raises(SchemaChangeError, match="It changed"):
+        _plan(changed, 1, 150, [FIRST, _snapshot(500)], is_bounded=True)
+
+
+def test_a_person_is_asked_before_anything_is_folded(changed: RawZone) -> None:
+    target = replace(TABLE, on_schema_change="ask")
+    with pytest.raises(SchemaChangeError, match="pgcdc resnapshot"):
+        _plan(changed, 1, 150, target=target)
+    plan, waits_for = _plan(changed, 1, 150, [FIRST, _snapshot(350)], target=target)
+    assert (plan.snapshot, waits_for) == (_snapshot(350), "")
+    # The snapshot is there: the history does not fail before it can be applied.
+    held, waits_for = _plan(changed, 2, 150, [FIRST, _snapshot(500)], target=target)
+    assert (held.end, bool(waits_for)) == (247, True)

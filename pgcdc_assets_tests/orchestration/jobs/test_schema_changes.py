@@ -1,0 +1,183 @@
+"""Schema changes that the stream cannot replay: the tables heal by an automatic re-snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.jobs.sync import sync_capture
+from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
+from pgcdc_assets.orchestration.state import read_gates
+from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.orchestration.conftest import LIMITS, NAME, Orchestrated
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+A = TableName("public", "a")
+
+
+def with_policy(orchestrated: Orchestrated, policy: str) -> Orchestrated:
+    tables = (
+        CdcTable("public", "a", (1, 2), on_schema_change=policy),
+        CdcTable("public", "b"),
+    )
+    return replace(orchestrated, capture=replace(orchestrated.capture, tables=tables))
+
+
+def catalog_event(orchestrated: Orchestrated, *columns: str) -> SchemaEvent:
+    """Record an event at the end of the WAL, as a look into the catalog does."""
+    ((lsn, oid),) = orchestrated.database.query(
+        "select pg_current_wal_lsn()::text, 'a'::regclass::oid::int"
+    )
+    event = SchemaEvent(
+        1,
+        Lsn.parse(lsn),
+        A,
+        oid,
+        SchemaChange.COLUMN_ADDED,
+        columns,
+        "The column has a volatile default, so the table was rewritten.",
+        True,
+        CATALOG,
+    )
+    orchestrated.zone.schema_events.record([event])
+    return event
+
+
+def request_for(orchestrated: Orchestrated, job: str) -> dg.RunRequest:
+    """Return the lag sensor's request of a run of a job."""
+    requests = orchestrated.tick("lag", one_shot=True).run_requests
+    (request,) = [request for request in requests if request.job_name == f"{NAME}_{job}"]
+    return request
+
+
+def resnapshots(orchestrated: Orchestrated) -> list[dg.DagsterRun]:
+    """Return the automatic re-snapshots, newest first."""
+    runs = orchestrated.instance.get_runs(dg.RunsFilter(job_name=f"{NAME}_snapshot"))
+    return [run for run in runs if EVENT_TAG in run.tags]
+
+
+def current_versions(orchestrated: Orchestrated, spark: SparkSession) -> list[tuple[str, ...]]:
+    path = table_path(orchestrated.lake, NAME, "public", "a", 2)
+    rows = spark.read.format("delta").load(path).where("_is_current")
+    names = [name for name in rows.columns if not name.startswith("_")]
+    return sorted(tuple(str(value) for value in row) for row in rows.select(*names).collect())
+
+
+def source_rows(orchestrated: Orchestrated) -> list[tuple[str, ...]]:
+    rows = orchestrated.database.query("select * from a")
+    return sorted(tuple(str(value) for value in row) for row in rows)
+
+
+def test_one_sync_heals_a_table_whose_change_cannot_be_replayed(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """F5, F3: a retyped column, then a rewritten table that no row announces."""
+    orchestrated = with_policy(orchestrated, "follow")
+    database = orchestrated.database
+    orchestrated.sync()
+    database.execute("update a set v = 'before' where id = 1")
+    database.execute("alter table a alter column v type int using id")
+    database.execute("update a set v = 70 where id = 2; insert into b values (1, 1)")
+    orchestrated.sync()
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
+    assert current_versions(orchestrated, spark) == source_rows(orchestrated)
+    (first,) = resnapshots(orchestrated)
+    assert "public.a" in first.tags[REASON_TAG]
+    path = table_path(orchestrated.lake, NAME, "public", "a", 2)
+    history = spark.read.format("delta").load(path)
+    # The update before the schema change is a version of its own.
+    assert history.where("id = 1").count() == 3
+
+    database.execute("alter table a add column n float default random()")
+    event = catalog_event(orchestrated, "n")
+    orchestrated.sync()
+    assert orchestrated.equals_source("a")
+    assert current_versions(orchestrated, spark) == source_rows(orchestrated)
+    assert read_gates(orchestrated.zone, orchestrated.capture) == {}
+    second, *_ = resnapshots(orchestrated)
+    assert "volatile default" in second.tags[REASON_TAG]
+    entry = orchestrated.instance.get_latest_materialization_event(dg.AssetKey([NAME, "snapshot"]))
+    assert entry is not None
+    assert entry.asset_materialization is not None
+    metadata = entry.asset_materialization.metadata
+    assert "volatile default" in str(metadata["reason"].value)
+    assert Lsn.parse(str(metadata["snapshot_lsn"].value)) >= event.lsn
+
+    done = len(resnapshots(orchestrated))
+    assert orchestrated.sync().merge_count == 0
+    assert len(resnapshots(orchestrated)) == done
+    assert all(run.is_success for run in orchestrated.instance.get_runs())
+
+
+def test_a_table_that_waits_folds_what_is_before_the_change_and_others_continue(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    orchestrated = with_policy(orchestrated, "follow")
+    orchestrated.sync()
+    orchestrated.commit("update a set v = 'before' where id = 1; insert into b values (1, 1)")
+    event = catalog_event(orchestrated, "v")
+    orchestrated.commit("update a set v = 'after' where id = 2; insert into b values (2, 2)")
+    assert orchestrated.execute(request_for(orchestrated, "capture"), "capture").success
+    (request,) = orchestrated.tick("merges").run_requests
+    result = orchestrated.execute(request, "merge")
+    assert result.success
+    events = result.get_asset_materialization_events()
+    assert {e.asset_key.path[-1] for e in events if e.asset_key} == {"b"}
+    assert orchestrated.equals_source("b")
+    path = table_path(orchestrated.lake, NAME, "public", "a", 1)
+    rows = spark.read.format("delta").load(path)
+    assert rows.where("v = 'before'").count() == 1
+    assert rows.where("v = 'after'").count() == 0
+    key = dg.AssetKey([NAME, "scd1", "public", "a"])
+    (record,) = orchestrated.instance.fetch_observations(key, limit=5).records
+    assert record.asset_observation is not None
+    said = {k: v.value for k, v in record.asset_observation.metadata.items()}
+    assert str(event.lsn) in str(said["waits_for"])
+    assert Lsn.parse(str(said["watermark"])) == event.lsn - 1
+
+    # The table asks for no merge before its snapshot, which the lag sensor requests.
+    waiting = orchestrated.tick("merges")
+    assert waiting.run_requests == []
+    assert waiting.skip_message == "waiting for a re-snapshot: public.a"
+    orchestrated.commit("insert into a values (500, 'later')")
+    assert orchestrated.execute(request_for(orchestrated, "capture"), "capture").success
+    assert orchestrated.tick("merges").run_requests == []
+    assert orchestrated.execute(request_for(orchestrated, "snapshot"), "snapshot").success
+    orchestrated.sync()
+    assert orchestrated.equals_source("a")
+    assert current_versions(orchestrated, spark) == source_rows(orchestrated)
+    assert orchestrated.tick("merges").skip_message == (
+        "every table is merged through the newest window"
+    )
+
+
+@pytest.mark.parametrize("policy", ["ask", pytest.param("stop", marks=pytest.mark.soak)])
+def test_a_person_is_asked_for_a_change_that_the_merge_would_not_notice(
+    orchestrated: Orchestrated, spark: SparkSession, policy: str
+) -> None:
+    orchestrated = with_policy(orchestrated, policy)
+    orchestrated.sync()
+    event = catalog_event(orchestrated, "v")
+    orchestrated.commit("update a set v = 'after' where id = 2; insert into b values (2, 2)")
+    with pytest.raises(PgcdcError, match=rf"volatile.*{event.lsn}.*resnapshot t public\.a"):
+        orchestrated.sync()
+    assert orchestrated.equals_source("b")
+    assert resnapshots(orchestrated) == []
+    sync_capture(
+        orchestrated.instance,
+        orchestrated.location,
+        orchestrated.location.captures[NAME],
+        limits=LIMITS,
+        resnapshot=orchestrated.capture.tables[:1],
+    )
+    assert orchestrated.equals_source("a")

@@ -1,0 +1,117 @@
+"""Where a table stops because of schema events: by position, policy and watermark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.raw.schema_events import CATALOG, STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, record_unforeseen
+from pgcdc_assets_tests.support.raw.rows import relation
+
+NAME = TableName("shop", "orders")
+TABLE = CdcTable(*NAME)
+EVENT = SchemaEvent(
+    1, Lsn(160), NAME, 7, SchemaChange.TYPE_CHANGED, ("v",), "It changed.", True, STREAM
+)
+ADDED = replace(EVENT, lsn=Lsn(80), change=SchemaChange.COLUMN_ADDED, needs_snapshot=False)
+
+
+def _gate(policy: str | None, *snapshots: Snapshot) -> SchemaGate | None:
+    table = replace(TABLE, on_schema_change=policy)
+    return find_gates([table], [EVENT, ADDED], snapshots).get(NAME)
+
+
+def _snapshot(lsn: int) -> Snapshot:
+    return Snapshot(1, Lsn(lsn), *NAME, relation_version=1, row_count=0)
+
+
+def test_by_default_a_table_waits_right_before_the_event_that_needs_a_snapshot() -> None:
+    gate = _gate(None)
+    assert gate is not None
+    assert (gate.heals, gate.hold, gate.newest) == (True, (1, 159), EVENT)
+    assert not gate.is_reached(Position(1, Lsn(160)))
+    assert gate.is_reached(Position(1, Lsn(161)))
+    assert not gate.is_reached(Position(2, Lsn(161)))
+    assert gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(200))) is None
+    assert _gate(None, _snapshot(168)) is None
+    # The event of a table that is not declared.
+    assert find_gates([CdcTable("shop", "other")], [EVENT], []) == {}
+
+
+def test_a_person_is_asked_once_the_merge_would_pass_the_event() -> None:
+    gate = _gate("ask")
+    assert gate is not None
+    assert gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(160))) is None
+    error = gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(161)))
+    assert isinstance(error, SchemaChangeError)
+    assert str(error) == (
+        "Table shop.orders, column v: It changed (type_changed at 0/A0). Take a new snapshot with: "
+        "pgcdc resnapshot NAME shop.orders"
+    )
+    # A merge of another setting has passed the event.
+    assert gate.error(NAME, Position(1, Lsn(200)), Position(1, Lsn(300))) is not None
+
+
+def test_stop_counts_replayable_events_that_the_table_has_not_passed() -> None:
+    gate = _gate("stop")
+    assert gate is not None
+    assert [event.lsn for event in gate.events] == [80, 160]
+    through = Position(1, Lsn(100))
+    error = gate.error(NAME, Position(1, Lsn(50)), through)
+    assert error is not None
+    assert "column_added" in str(error)
+    assert gate.error(NAME, None, through) is not None
+    assert gate.error(NAME, Position(1, Lsn(90)), through) is None
+    after = _gate("stop", _snapshot(96))
+    assert after is not None
+    assert [event.lsn for event in after.events] == [160]
+
+
+def _error(column: str = "v") -> SchemaChangeError:
+    return SchemaChangeError(relation="shop.orders", column=column, reason="its type changed")
+
+
+def test_a_change_that_the_capture_did_not_foresee_is_recorded_once_for_each_version(
+    zone: RawZone,
+) -> None:
+    """The newest version first; a snapshot that does not heal is not repeated."""
+    through = LsnWindow.of(1, 0, 400)
+    for lsn, names in ((96, ("id", "a")), (200, ("id", "b")), (304, ("id", "c"))):
+        zone.relations.register(1, relation("orders", 7, *names), Lsn(lsn))
+    zone.relations.register(1, relation("users", 8), Lsn(320))
+    zone.relations.flush()
+    zone.snapshots.land_snapshot(1, Lsn(96), relation("orders", 7, "id", "a"), 1, [])
+
+    first = record_unforeseen(zone, NAME, _error(), through)
+    assert first is not None
+    assert (first.lsn, first.columns, first.found_by, first.needs_snapshot) == (
+        304,
+        ("v",),
+        "merge",
+        True,
+    )
+    assert "its type changed" in first.detail
+    second = record_unforeseen(zone, NAME, _error(), through)
+    assert second is not None
+    assert second.lsn == 200
+    # The version of the snapshot cannot be the reason.
+    assert record_unforeseen(zone, NAME, _error(), through) is None
+    assert [event.lsn for event in zone.schema_events.read()] == [200, 304]
+
+    zone.snapshots.land_snapshot(1, Lsn(312), relation("orders", 7, "id", "c"), 3, [])
+    assert find_gates([TABLE], zone.schema_events.read(), zone.snapshots.complete_snapshots()) == {}
+    assert record_unforeseen(zone, NAME, _error("w"), through) is None
+
+
+@pytest.mark.parametrize("end", [160, 161])
+def test_an_event_of_the_catalog_is_healed_by_a_snapshot_at_its_lsn(end: int) -> None:
+    event = replace(EVENT, found_by=CATALOG)
+    assert find_gates([TABLE], [event], [_snapshot(end)]) == {}
