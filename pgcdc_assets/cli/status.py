@@ -10,6 +10,7 @@ import dagster as dg
 
 from pgcdc_assets.cli.tables import duration, print_table, size
 from pgcdc_assets.lsn import Position
+from pgcdc_assets.orchestration.checks.schema_changes import remedy_of
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture, load_location
 from pgcdc_assets.orchestration.project.home import open_instance
 from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
@@ -102,6 +103,9 @@ def _print_tables(state: CaptureState, stopped: Mapping[str, str]) -> None:
         print_table(header, rows)
     for name, reason in stopped.items():
         print(f"  STOPPED {name}: {reason}")
+    gates = {t.table.qualified_name: t.gate for t in state.tables if t.gate is not None}
+    for name, gate in gates.items():
+        print(f"  SCHEMA CHANGE {name}: {gate.reason} {remedy_of(gate)}")
 
 
 def _word(table: TableState, stopped: Mapping[str, str]) -> str:
@@ -111,7 +115,9 @@ def _word(table: TableState, stopped: Mapping[str, str]) -> str:
         return "BROKEN"
     if table.is_renamed:
         return "RENAMED"
-    return "waits for its merge" if table.needs_merge else "ok"
+    if table.needs_merge:
+        return "waits for its merge"
+    return "waits for a re-snapshot" if table.is_held or table.is_healing else "ok"
 
 
 def _text(position: Position | None) -> str:

@@ -103,7 +103,7 @@ class _Builder:
         )
         keys = {table: spec.key for table, spec in sources.items()}
         tables = {place: spec.key for place, spec in scds.items()}
-        targets = LagSensorAssets(raw.key, snapshot.key, tables, (capture_job, snapshot_job))
+        targets = LagSensorAssets(raw.key, snapshot.key, tables, keys, (capture_job, snapshot_job))
         return dg.Definitions(
             assets=[
                 *sources.values(),

@@ -14,6 +14,7 @@ import dagster as dg
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
+from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -237,6 +238,18 @@ def table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> d
         if state is not None and state.row_count is not None:
             metadata["dagster/row_count"] = state.row_count
     return metadata
+
+
+def source_column_schema(relation: Relation) -> dg.TableSchema:
+    """Describe the columns of a source table, with Postgres's types."""
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(
+                column.name, column.type or "unknown", tags={"key": ""} if column.is_key else None
+            )
+            for column in relation.columns
+        ]
+    )
 
 
 def read_columns(lake: Lake, path: str) -> list[dg.TableColumn]:

@@ -230,17 +230,17 @@ class _Rounds:
             shown = [window for window in windows if window.end <= mark]
             if report.waits_for != self.waiting.get(place):
                 self.context.log.warning(f"{name} waits at {mark}. {report.waits_for}")
-                waiting = {"waits_for": report.waits_for, "watermark": str(mark)}
-                yield dg.AssetObservation(key, metadata=waiting)
+                metadata = {"waits_for": report.waits_for, "watermark": str(mark)}
+                yield dg.AssetObservation(key, metadata=metadata)
         self.waiting[place] = report.waits_for
         if not shown:
             return
         through = shown[-1]
-        metadata = MergeMetadata.of(report, through, recorded)
-        state = {**metadata.state, **table_metadata(self.zone, report, self.sources[place[0]])}
+        merged = MergeMetadata.of(report, through, recorded)
+        state = {**merged.state, **table_metadata(self.zone, report, self.sources[place[0]])}
         version = data_version(self.context.instance, key, report, through)
         is_whole = is_first and not report.waits_for
-        yield from self._materialized(key, state, metadata, version, shown, is_whole)
+        yield from self._materialized(key, state, merged, version, shown, is_whole)
 
     def _vacuum(self, report: MergeReport) -> None:
         """Delete what merges replaced. That it fails is no reason to fail a merge that is done."""

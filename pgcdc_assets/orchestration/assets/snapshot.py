@@ -12,6 +12,7 @@ import dagster as dg
 from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
+from pgcdc_assets.orchestration.metadata import source_column_schema
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claim_run
@@ -131,17 +132,9 @@ def source_metadata(zone: RawZone, report: SnapshotReport) -> dict[str, Any]:
         for version in zone.relations.versions(report.epoch)
         if version.relation.name == report.name
     ]
-    columns = [
-        dg.TableColumn(
-            column.name,
-            column.type or "unknown",
-            tags={"key": ""} if column.is_key else None,
-        )
-        for relation in relations[-1:]
-        for column in relation.columns
-    ]
+    schemas = [source_column_schema(relation) for relation in relations[-1:]]
     return {
-        "dagster/column_schema": dg.TableSchema(columns=columns),
+        "dagster/column_schema": schemas[0] if schemas else dg.TableSchema(columns=[]),
         "dagster/row_count": report.row_count,
         "snapshot_lsn": str(report.snapshot_lsn),
     }

@@ -14,9 +14,11 @@ import dagster as dg
 
 from pgcdc_assets.errors import TableMoved, WindowUnavailable
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES, check_schema_changes
 from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.state import read_gates
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import read_slot_status
@@ -196,6 +198,14 @@ def build_source_checks(
                 )
                 for key in step_keys
             ),
+            *(
+                dg.AssetCheckSpec(
+                    SCHEMA_CHANGES,
+                    asset=key,
+                    description="No change of the source table's definition waits for a snapshot.",
+                )
+                for key in step_keys
+            ),
         ],
         can_subset=True,
         required_resource_keys={names.postgres, names.lake},
@@ -222,6 +232,13 @@ def build_source_checks(
             )
             for key in sorted(check.asset_key for check in selected if check.name == SOURCE_TABLE):
                 yield check_source_table(key, places.get(tables[key]))
+        if SCHEMA_CHANGES in wanted:
+            zone = lake.zone(capture.name)
+            events, gates = zone.schema_events.read(), read_gates(zone, capture)
+            for key in sorted(c.asset_key for c in selected if c.name == SCHEMA_CHANGES):
+                name = tables[key].name
+                own = [event for event in events if event.table == name]
+                yield check_schema_changes(key, own, gates.get(name))
 
     return step.restore(source_checks)
 

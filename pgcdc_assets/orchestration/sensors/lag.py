@@ -43,6 +43,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     Wait,
     plan_window,
 )
+from pgcdc_assets.orchestration.sensors.schema_observation import observe_schema_changes
 from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
 from pgcdc_assets.orchestration.state import (
     captured_through,
@@ -74,6 +75,7 @@ class LagSensorAssets:
     raw: dg.AssetKey
     snapshot: dg.AssetKey
     scds: Mapping[tuple[CdcTable, int], dg.AssetKey]
+    sources: Mapping[CdcTable, dg.AssetKey]
     jobs: tuple[Any, ...]
 
 
@@ -358,6 +360,14 @@ class _Tick:
             self.context.log.error(str(error))
             self.reasons.append(str(error))
         self.events += observation.events
+        if observation.events or self.progress is not None:
+            self.events += observe_schema_changes(
+                self.context.instance,
+                self.zone,
+                self.capture,
+                self.targets.sources,
+                self.targets.scds,
+            )
 
     def _seconds_since_landing(self) -> float | None:
         event = self.context.instance.get_latest_materialization_event(self.targets.raw)

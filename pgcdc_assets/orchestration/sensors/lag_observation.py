@@ -97,14 +97,17 @@ class LagObservation:
     def _changed(
         self, evaluations: Sequence[dg.AssetCheckEvaluation]
     ) -> list[dg.AssetCheckEvaluation]:
-        """Return the evaluations that differ from the newest recorded evaluations."""
-        keys = [evaluation.asset_check_key for evaluation in evaluations]
-        storage = self.instance.event_log_storage
-        newest = storage.get_latest_asset_check_execution_by_key(keys)
-        known: dict[dg.AssetCheckKey, Any] = {
-            key: record.evaluation for key, record in newest.items()
-        }
-        return [e for e in evaluations if not _is_same(e, known.get(e.asset_check_key))]
+        return changed_evaluations(self.instance, evaluations)
+
+
+def changed_evaluations(
+    instance: dg.DagsterInstance, evaluations: Sequence[dg.AssetCheckEvaluation]
+) -> list[dg.AssetCheckEvaluation]:
+    """Return the evaluations that differ from the newest recorded evaluations."""
+    keys = [evaluation.asset_check_key for evaluation in evaluations]
+    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    known: dict[dg.AssetCheckKey, Any] = {key: record.evaluation for key, record in newest.items()}
+    return [e for e in evaluations if not _is_same(e, known.get(e.asset_check_key))]
 
 
 def _is_same(evaluation: dg.AssetCheckEvaluation, recorded: Any) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.cli import main
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES
 from pgcdc_assets.orchestration.jobs.sync import sync_capture
 from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
 from pgcdc_assets.orchestration.state import read_gates
@@ -54,7 +57,7 @@ def catalog_event(orchestrated: Orchestrated, *columns: str) -> SchemaEvent:
 
 def request_for(orchestrated: Orchestrated, job: str) -> dg.RunRequest:
     """Return the lag sensor's request of a run of a job."""
-    requests = orchestrated.tick("lag", one_shot=True).run_requests
+    requests: list[dg.RunRequest] = orchestrated.tick("lag", one_shot=True).run_requests
     (request,) = [request for request in requests if request.job_name == f"{NAME}_{job}"]
     return request
 
@@ -119,8 +122,30 @@ def test_one_sync_heals_a_table_whose_change_cannot_be_replayed(
     assert all(run.is_success for run in orchestrated.instance.get_runs())
 
 
+def shown(orchestrated: Orchestrated) -> tuple[dg.AssetCheckEvaluation, dict[str, object]]:
+    """Return the check of the table, and the newest observation of its source asset."""
+    check = dg.AssetCheckKey(dg.AssetKey([NAME, "scd1", "public", "a"]), SCHEMA_CHANGES)
+    storage = orchestrated.instance.event_log_storage
+    record = storage.get_latest_asset_check_execution_by_key([check])[check]
+    assert isinstance(record.evaluation, dg.AssetCheckEvaluation)
+    source = dg.AssetKey([NAME, "source", "public", "a"])
+    (newest,) = orchestrated.instance.fetch_observations(source, limit=1).records
+    assert newest.asset_observation is not None
+    return record.evaluation, {k: v.value for k, v in newest.asset_observation.metadata.items()}
+
+
+def status_of(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "pgcdc_assets.cli.status"
+    monkeypatch.setattr(f"{module}.load_location", lambda _: orchestrated.location)
+    monkeypatch.setattr(f"{module}.open_instance", lambda: nullcontext(orchestrated.instance))
+    assert main(["status"]) == 0
+
+
 def test_a_table_that_waits_folds_what_is_before_the_change_and_others_continue(
-    orchestrated: Orchestrated, spark: SparkSession
+    orchestrated: Orchestrated,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     orchestrated = with_policy(orchestrated, "follow")
     orchestrated.sync()
@@ -145,6 +170,19 @@ def test_a_table_that_waits_folds_what_is_before_the_change_and_others_continue(
     assert str(event.lsn) in str(said["waits_for"])
     assert Lsn.parse(str(said["watermark"])) == event.lsn - 1
 
+    evaluation, observed = shown(orchestrated)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert str(event.lsn) in (evaluation.description or "")
+    assert str(event.lsn) in str(observed["open_changes"])
+    columns = observed["dagster/column_schema"]
+    assert isinstance(columns, dg.TableSchema)
+    assert [column.name for column in columns.columns] == ["id", "v"]
+    status_of(orchestrated, monkeypatch)
+    out = capsys.readouterr().out
+    assert "SCHEMA CHANGE public.a: column_added (v) at " in out
+    assert "The lag sensor requests a re-snapshot." in out
+    assert out.count("waits for a re-snapshot") == 2
+
     # The table asks for no merge before its snapshot, which the lag sensor requests.
     waiting = orchestrated.tick("merges")
     assert waiting.run_requests == []
@@ -159,6 +197,9 @@ def test_a_table_that_waits_folds_what_is_before_the_change_and_others_continue(
     assert orchestrated.tick("merges").skip_message == (
         "every table is merged through the newest window"
     )
+    evaluation, observed = shown(orchestrated)
+    assert (evaluation.passed, observed["open_changes"]) == (True, "none")
+    assert str(event.lsn) in (evaluation.description or "")
 
 
 @pytest.mark.parametrize("policy", ["ask", pytest.param("stop", marks=pytest.mark.soak)])

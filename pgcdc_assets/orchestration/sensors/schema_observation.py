@@ -1,0 +1,66 @@
+"""What the lag sensor records of schema changes: a check, and an observation of the source asset.
+
+Both are recorded when what they say changes, so Dagster's log has an entry for each change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.orchestration.checks.raw import evaluation_of
+from pgcdc_assets.orchestration.checks.schema_changes import (
+    check_schema_changes,
+    schema_change_metadata,
+)
+from pgcdc_assets.orchestration.metadata import source_column_schema
+from pgcdc_assets.orchestration.sensors.lag_observation import Event, changed_evaluations
+from pgcdc_assets.orchestration.state import read_gates
+from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+
+
+def observe_schema_changes(
+    instance: dg.DagsterInstance,
+    zone: RawZone,
+    capture: CdcCapture,
+    sources: Mapping[CdcTable, dg.AssetKey],
+    scds: Mapping[tuple[CdcTable, int], dg.AssetKey],
+) -> list[Event]:
+    """Return what is to be recorded of the tables with schema events.
+
+    Args:
+        sources: the source tables' keys.
+        scds: the SCD assets by table and kind.
+    """
+    events = zone.schema_events.read()
+    if not events:
+        return []
+    gates = read_gates(zone, capture)
+    own = {t: [e for e in events if e.table == t.name] for t in capture.tables}
+    tables = {key: table for (table, _), key in scds.items() if own[table]}
+    found = [
+        evaluation_of(check_schema_changes(key, own[table], gates.get(table.name)))
+        for key, table in tables.items()
+    ]
+    changed = changed_evaluations(instance, found)
+    recorded: list[Event] = list(changed)
+    for table in dict.fromkeys(tables[evaluation.asset_key] for evaluation in changed):
+        metadata = {
+            **schema_change_metadata(own[table], gates.get(table.name)),
+            **_column_schema(zone, own[table][-1]),
+        }
+        recorded.append(dg.AssetObservation(sources[table], metadata=metadata))
+    return recorded
+
+
+def _column_schema(zone: RawZone, event: SchemaEvent) -> dict[str, Any]:
+    """Describe the columns by the newest relation version of a table."""
+    versions = [v for v in zone.relations.versions(event.epoch) if v.relation.name == event.table]
+    if not versions:
+        return {}
+    newest = max(versions, key=lambda version: (version.lsn, version.version))
+    return {"dagster/column_schema": source_column_schema(newest.relation)}

@@ -1,0 +1,96 @@
+"""The lag sensor's requests of re-snapshots, from the events and the snapshots in the lake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
+from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = pytest.mark.postgres
+
+RANGE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+
+
+def record_event(orchestrated: Orchestrated, table: str = "a") -> SchemaEvent:
+    ((lsn,),) = orchestrated.database.query("select pg_current_wal_lsn()::text")
+    event = SchemaEvent(
+        1,
+        Lsn.parse(lsn),
+        TableName("public", table),
+        7,
+        SchemaChange.PARTITION_ATTACHED,
+        (),
+        "A partition was attached.",
+        True,
+        CATALOG,
+    )
+    orchestrated.zone.schema_events.record([event])
+    return event
+
+
+def requests(orchestrated: Orchestrated) -> list[dg.RunRequest]:
+    found = orchestrated.tick("lag").run_requests or []
+    return [request for request in found if request.job_name == f"{NAME}_snapshot"]
+
+
+def test_an_event_is_copied_once_and_tried_again_under_another_key_until_it_is_healed(
+    orchestrated: Orchestrated,
+) -> None:
+    """A process that is killed at any point leaves the events and the snapshots of the lake."""
+    orchestrated.copy()
+    record_event(orchestrated)
+    (first,) = requests(orchestrated)
+    assert [first.tags[tag] for tag in RANGE] == ["public.a", "public.a"]
+    assert "A partition was attached." in first.tags[REASON_TAG]
+    # The process was killed before the request was recorded.
+    (again,) = requests(orchestrated)
+    assert again.run_key == first.run_key
+
+    run = orchestrated.start_run("snapshot", first.tags)
+    assert requests(orchestrated) == [], "never two at the same time"
+    orchestrated.instance.report_run_failed(run)
+    (second,) = requests(orchestrated)
+    assert second.run_key != first.run_key
+    assert second.tags[EVENT_TAG] == first.tags[EVENT_TAG]
+
+    patient = replace(orchestrated.capture, windows=WindowPolicy(retry_seconds=600))
+    waiting = replace(orchestrated, capture=patient)
+    assert requests(waiting) == []
+
+    # A later event of the table, and one of the other table, join the request.
+    record_event(orchestrated, "b")
+    (both,) = requests(orchestrated)
+    assert [both.tags[tag] for tag in RANGE] == ["public.a", "public.b"]
+    assert orchestrated.execute(both, "snapshot").success
+    assert requests(orchestrated) == []
+
+
+def test_more_failures_than_are_counted_do_not_end_the_attempts(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgcdc_assets.orchestration.runs.records.MAX_COUNTED", 2)
+    orchestrated.copy()
+    record_event(orchestrated)
+    keys = set()
+    for _ in range(5):
+        (request,) = requests(orchestrated)
+        keys.add(request.run_key)
+        run = orchestrated.create_run("snapshot", request.tags)
+        orchestrated.instance.report_run_failed(run)
+    assert len(keys) == 5
+
+
+def test_a_table_whose_changes_a_person_looks_at_is_not_copied(orchestrated: Orchestrated) -> None:
+    asking = replace(orchestrated.capture, on_schema_change="ask")
+    orchestrated = replace(orchestrated, capture=asking)
+    orchestrated.copy()
+    record_event(orchestrated)
+    assert requests(orchestrated) == []
