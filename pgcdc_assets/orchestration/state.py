@@ -117,18 +117,24 @@ def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[TableName, Position]:
     return newest
 
 
-def read_gates(
-    zone: RawZone, capture: CdcCapture, through: Position | None = None
-) -> dict[TableName, SchemaGate]:
-    """Read the open schema events of the declared tables.
+def read_gates(zone: RawZone, capture: CdcCapture) -> dict[TableName, SchemaGate]:
+    """Read the open schema events of the declared tables."""
+    return _gates(zone, capture, None)[0]
 
-    Args:
-        through: snapshots above this position do not count; None: all count.
-    """
+
+def _gates(
+    zone: RawZone, capture: CdcCapture, through: Position | None
+) -> tuple[dict[TableName, SchemaGate], dict[TableName, SchemaGate]]:
+    """Return the open events of the tables, and those without the snapshots above a position."""
     events = zone.schema_events.read()
-    snapshots = zone.snapshots.complete_snapshots() if events else []
-    reached = [s for s in snapshots if through is None or s.position <= through]
-    return find_gates(capture.tables, events, reached)
+    if not events:
+        return {}, {}
+    snapshots = zone.snapshots.complete_snapshots()
+    gates = find_gates(capture.tables, events, snapshots)
+    if through is None:
+        return gates, gates
+    reached = [snapshot for snapshot in snapshots if snapshot.position <= through]
+    return gates, find_gates(capture.tables, events, reached)
 
 
 def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
@@ -148,7 +154,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
                 positions[table, scd] = None
                 broken.add((table, scd))
     windows = _windows_above(zone, epoch, positions.values())
-    gates, unreached = read_gates(zone, capture), read_gates(zone, capture, through)
+    gates, unreached = _gates(zone, capture, through)
     relations = zone.relations.versions(epoch.epoch)
     ids = newest_ids_of(relations, capture.table_names)
     states = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
@@ -44,6 +44,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     plan_window,
 )
 from pgcdc_assets.orchestration.sensors.schema_observation import observe_schema_changes
+from pgcdc_assets.orchestration.sensors.slot_look import look_at_slot
 from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
 from pgcdc_assets.orchestration.state import (
     captured_through,
@@ -54,16 +55,10 @@ from pgcdc_assets.orchestration.state import (
 from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
-    check_slot_usable,
-    read_slot_status,
 )
-from pgcdc_assets.postgres.wal import emit_heartbeat, read_barrier, read_current_lsn
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-
-if TYPE_CHECKING:
-    from pgcdc_assets.postgres.connection import Connection
 
 MINIMUM_INTERVAL_SECONDS = 2
 
@@ -106,14 +101,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         )
         try:
             with postgres.query_connection("sensor") as conn:
-                status = read_slot_status(conn, capture.slot)
-                flush_lsn = status.current_lsn if status is not None else read_current_lsn(conn)
-                if status is not None:
-                    check_slot_usable(status, conn.info.dbname)
-                    flush_lsn = _after_start(conn, zone, status)
-                if progress is not None and progress.barrier is None:
-                    progress.barrier = read_barrier(conn)
-                    flush_lsn = max(flush_lsn, progress.barrier)
+                status, flush_lsn = look_at_slot(conn, zone, capture.slot, progress)
         except TransientError as error:
             if progress is not None:
                 raise
@@ -382,16 +370,3 @@ class _Tick:
             self.partitions.append(
                 dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)
             )
-
-
-def _after_start(conn: Connection, zone: RawZone, status: SlotStatus) -> Lsn:
-    """Return where the WAL ends; move it when it still ends where the epoch starts.
-
-    First contents are merged with the first window, and a window is never empty. A database
-    without writers would never get one, so this function writes a transactional message.
-    """
-    epoch = zone.epochs.latest()
-    if epoch is None or status.current_lsn > epoch.start_lsn or status.in_recovery:
-        return status.current_lsn
-    emit_heartbeat(conn)
-    return read_barrier(conn)

@@ -1,0 +1,47 @@
+"""The lag sensor's look at the source: the slot, and where the WAL ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
+from pgcdc_assets.postgres.slots import SlotStatus, check_slot_usable, read_slot_status
+from pgcdc_assets.postgres.wal import emit_heartbeat, read_barrier, read_current_lsn
+from pgcdc_assets.raw.zone import RawZone
+
+if TYPE_CHECKING:
+    from pgcdc_assets.postgres.connection import Connection
+
+
+def look_at_slot(
+    conn: Connection, zone: RawZone, slot: str, progress: SyncProgress | None
+) -> tuple[SlotStatus | None, Lsn]:
+    """Return the slot's status and the end of the WAL; set the barrier of a one-shot run.
+
+    Raises:
+        ConfigurationError: the slot belongs to another database or plugin.
+        TransientError: the server is not available now.
+    """
+    status = read_slot_status(conn, slot)
+    flush_lsn = status.current_lsn if status is not None else read_current_lsn(conn)
+    if status is not None:
+        check_slot_usable(status, conn.info.dbname)
+        flush_lsn = _after_start(conn, zone, status)
+    if progress is not None and progress.barrier is None:
+        progress.barrier = read_barrier(conn)
+        flush_lsn = max(flush_lsn, progress.barrier)
+    return status, flush_lsn
+
+
+def _after_start(conn: Connection, zone: RawZone, status: SlotStatus) -> Lsn:
+    """Return where the WAL ends; move it when it still ends where the epoch starts.
+
+    First contents are merged with the first window, and a window is never empty. A database
+    without writers would never get one, so this function writes a transactional message.
+    """
+    epoch = zone.epochs.latest()
+    if epoch is None or status.current_lsn > epoch.start_lsn or status.in_recovery:
+        return status.current_lsn
+    emit_heartbeat(conn)
+    return read_barrier(conn)
