@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets_tests.support.balance import choose_group, group_of
+from pgcdc_assets_tests.support.balance import choose_group, group_of, kinds_of
 from pgcdc_assets_tests.support.postgres_binaries import RELEASES, install, main
-from pgcdc_assets_tests.support.spark import CONNECT
+from pgcdc_assets_tests.support.spark import CONNECT, EMBEDDED
 
 NOT_INSTALLED = "9"
 
@@ -80,11 +80,17 @@ def test_the_tests_on_a_server_are_one_group() -> None:
     assert [group_of(test) for test in (EMBEDDED_TEST, CONNECT_TEST)] == ["a.py", CONNECT]
 
 
-def test_one_process_takes_the_tests_on_a_server_and_leaves_embedded_ones_to_the_other() -> None:
+def test_each_kind_of_session_has_a_process_and_the_others_begin_without_spark() -> None:
     queue = {"b.py": [OTHER_TEST], "a.py": [EMBEDDED_TEST], CONNECT: [CONNECT_TEST]}
-    assert choose_group(queue, has_server=False) == CONNECT
-    del queue[CONNECT]
-    assert choose_group(queue, has_server=False) == "a.py"
-    assert choose_group(queue, has_server=True) == "b.py"
-    del queue["b.py"]
-    assert choose_group(queue, has_server=True) == "a.py"
+    on_server, on_embedded = (
+        kinds_of({CONNECT: queue.pop(CONNECT)}),
+        kinds_of({"a.py": queue["a.py"]}),
+    )
+    assert (on_server, on_embedded) == ({CONNECT}, {EMBEDDED})
+    assert choose_group({**queue, CONNECT: [CONNECT_TEST]}, set(), set()) == CONNECT
+    assert choose_group(queue, set(), on_server) == "a.py"
+    assert choose_group(queue, on_embedded, on_server) == "a.py"
+    assert choose_group(queue, set(), on_server | on_embedded) == "b.py"
+    assert choose_group(queue, on_server, on_embedded) == "b.py"
+    assert choose_group({"b.py": [OTHER_TEST]}, on_embedded, on_server) == "b.py"
+    assert choose_group({"a.py": [EMBEDDED_TEST]}, on_server, on_embedded) == "a.py"

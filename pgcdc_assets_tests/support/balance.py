@@ -1,18 +1,21 @@
-"""The distribution of tests to several processes: `-n 2 --dist loadscope`.
+"""The distribution of tests to several processes: `-n 3 --dist loadscope`.
 
 A process runs one group of tests after the other. A group is a module, so that a module's fixtures
 are set up once. The tests on a Spark Connect session are one group, so that one process starts the
-server. This process runs tests without Spark afterwards, and the other processes begin with tests
-on an embedded session: one more JVM would cost as much as thirty merges. Long groups come first,
-because a long group at the end would leave the other process idle. The duration is estimated from
-the fixtures of the tests, because measured durations become outdated.
+server. A second process begins with the tests on an embedded session. All other processes, and the
+first one after its group, run tests without Spark as long as there are any: one more JVM would cost
+as much as thirty merges. These tests often wait for Postgres or for a time limit, so three
+processes are needed to keep two cores busy.
+
+Long groups come first, because a long group at the end would leave the other processes idle. The
+duration is estimated from the fixtures of the tests, because measured durations become outdated.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,7 +63,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
             return group_of(nodeid)
 
         def _assign_work_unit(self, node: WorkerController) -> None:
-            chosen = choose_group(self.workqueue, CONNECT in self.assigned_work.get(node, ()))
+            taken = {other: kinds_of(work) for other, work in self.assigned_work.items()}
+            own = taken.pop(node, set())
+            chosen = choose_group(self.workqueue, own, set().union(*taken.values()))
             self.workqueue.move_to_end(chosen, last=False)
             super()._assign_work_unit(node)
 
@@ -72,19 +77,28 @@ def group_of(nodeid: str) -> str:
     return CONNECT if _ON_CONNECT.search(nodeid) else nodeid.partition("::")[0]
 
 
-def choose_group(queue: Mapping[str, Iterable[str]], has_server: bool) -> str:
+def kinds_of(groups: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return the kinds of Spark session that groups of tests need."""
+    tests = [test for group in groups.values() for test in group]
+    patterns = {CONNECT: _ON_CONNECT, EMBEDDED: _ON_EMBEDDED}
+    return {kind for kind, pattern in patterns.items() if any(map(pattern.search, tests))}
+
+
+def choose_group(queue: Mapping[str, Iterable[str]], own: Set[str], others: Set[str]) -> str:
     """Choose the next group of tests for a process.
 
     Args:
         queue: the tests of each group that waits.
-        has_server: whether the process took the tests on Spark Connect.
+        own: the kinds of Spark session that the process has.
+        others: the kinds of Spark session that the other processes have.
     """
     if CONNECT in queue:
         return CONNECT
+    takes_embedded = EMBEDDED in own or not (own or EMBEDDED in others)
     fitting = (
         group
         for group, tests in queue.items()
-        if any(map(_ON_EMBEDDED.search, tests)) is not has_server
+        if (EMBEDDED in kinds_of({group: tests})) is takes_embedded
     )
     return next(fitting, next(iter(queue)))
 
