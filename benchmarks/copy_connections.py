@@ -29,7 +29,7 @@ from benchmarks.results import Result
 from benchmarks.scale import scaled
 from benchmarks.source import log
 from benchmarks.turns import in_turns
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
@@ -66,6 +66,7 @@ def _ours(settings: ConnectionSettings, publication: str, connections: int) -> i
         for outcome in SnapshotPool(settings, zone, 1, snapshot, policy).copy(tables):
             if isinstance(outcome, SnapshotFailure):
                 raise outcome.error
+            assert isinstance(outcome, SnapshotReport)
             rows += outcome.row_count
     return rows
 

@@ -95,21 +95,33 @@ class StreamPolicy:
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """The number of connections and the ranges of a snapshot.
+    """The connections, the ranges and the time limits of a snapshot.
 
     Attributes:
         parallelism: number of connections that copy in parallel.
         range_bytes: a table of more bytes is cut into ranges of this size, which the connections
             share.
+        max_seconds: after this time no range is begun in the same snapshot of the server; a copy
+            that takes longer continues in a new one. None: no limit.
+        lock_timeout_seconds: limit of one wait for a lock, slot creation included; None: the limit
+            of the connection.
+        statement_timeout_seconds: limit of the statement that reads a range; None: no limit.
     """
 
     parallelism: int = 4
     range_bytes: int = 256 * MEGABYTE
+    max_seconds: float | None = None
+    lock_timeout_seconds: float | None = None
+    statement_timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("parallelism", "range_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(reason=f"snapshot.{name} must be 1 or more")
+        for name in ("max_seconds", "lock_timeout_seconds", "statement_timeout_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigurationError(reason=f"snapshot.{name} must be above zero")
 
 
 @dataclass(frozen=True)

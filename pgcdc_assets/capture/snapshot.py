@@ -1,9 +1,10 @@
 """Snapshots of whole tables, without a gap or an overlap between snapshot and stream.
 
 The order of the steps: create the slot, record the epoch, copy the tables, with one commit per
-table. The stream begins at the consistent point of the slot, and the exported snapshot of the slot
-contains all earlier transactions. If the process dies between two steps, the next run finds either
-no slot, or an unread slot at its consistent point, or an epoch with some complete snapshots.
+table that makes all its rows visible. The stream begins at the consistent point of the slot, and
+the exported snapshot of the slot contains all earlier transactions. If the process dies between two
+steps, the next run finds either no slot, or an unread slot at its consistent point, or an epoch
+with some complete snapshots and some ranges of others.
 
 An existing slot exports no snapshot. A temporary slot then exports the snapshot: its consistent
 point is above the position of the permanent slot, so the stream contains every later change. A slot
@@ -17,12 +18,19 @@ import contextlib
 import datetime as dt
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
+from pgcdc_assets.capture.snapshot_pool import (
+    SnapshotFailure,
+    SnapshotPool,
+    SnapshotReport,
+    UnfinishedSnapshot,
+)
+from pgcdc_assets.capture.table_copy import SnapshotProgress, ignore_progress
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
@@ -81,7 +89,7 @@ def snapshot_tables(
     Args:
         tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
-        policy: number of connections, and size of the ranges of large tables.
+        policy: number of connections, size of the ranges of large tables, and time limits.
 
     Raises:
         ConfigurationError: a setting, a privilege or a table's name is wrong.
@@ -108,9 +116,15 @@ def snapshot_each_table(
     *,
     adopt_slot: bool = False,
     policy: SnapshotPolicy = _POLICY,
+    on_progress: Callable[[SnapshotProgress], None] = ignore_progress,
 ) -> Iterator[SnapshotReport | SnapshotFailure]:
-    """Yield the result of each table. For arguments and errors see `snapshot_tables`."""
+    """Yield the result of each table. For arguments and errors see `snapshot_tables`.
+
+    Args:
+        on_progress: called after each range of a large table.
+    """
     zone.lake.check_writable()
+    settings = _limited(settings, policy)
     with contextlib.ExitStack() as open_snapshot:
         epoch, snapshot = _establish(
             settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot
@@ -123,19 +137,79 @@ def snapshot_each_table(
             # the snapshot. The copy checks that the table was not altered after the snapshot.
             with query_connection(settings, "snapshot") as conn:
                 wanted = _wanted(conn, zone, epoch, publication, tables)
-        yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
-        found = [outcome for outcome in wanted if isinstance(outcome, PublishedTable)]
-        if not found:
-            return
-        assert snapshot is not None
-        altered: list[SnapshotFailure] = []
-        for outcome in SnapshotPool(settings, zone, epoch, snapshot, policy).copy(found):
-            if isinstance(outcome, SnapshotFailure) and _was_altered(outcome):
-                altered.append(outcome)
-            else:
-                yield outcome
-        for failure in altered:
-            yield _snapshot_again(settings, zone, epoch, publication, slot, policy, failure)
+        copies = _Copies(policy)
+        while snapshot is not None:
+            yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
+            found = [outcome for outcome in wanted if isinstance(outcome, PublishedTable)]
+            if not found:
+                return
+            pool = SnapshotPool(settings, zone, epoch, snapshot, policy, on_progress)
+            yield from copies.of(pool, found)
+            open_snapshot.close()
+            if not copies.left:
+                return
+            try:
+                snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
+                with query_connection(settings, "snapshot") as conn:
+                    wanted = _wanted(conn, zone, epoch, publication, copies.left)
+            except PgcdcError as error:
+                yield from (SnapshotFailure(*name, error) for name in copies.left)
+                return
+
+
+def _limited(settings: ConnectionSettings, policy: SnapshotPolicy) -> ConnectionSettings:
+    seconds = policy.lock_timeout_seconds
+    if seconds is None:
+        return settings
+    return replace(settings, lock_timeout_ms=max(1, int(seconds * 1000)))
+
+
+@dataclass
+class _Copies:
+    """The copies of one run, over one or several snapshots of the server.
+
+    Attributes:
+        policy: the time limit of a snapshot.
+        left: tables that need another snapshot: they were altered after the last one, or the time
+            limit was over before their last range.
+    """
+
+    policy: SnapshotPolicy
+    left: list[TableName] = field(default_factory=list)
+    _altered: Counter[TableName] = field(default_factory=Counter)
+    _stalled: set[TableName] = field(default_factory=set)
+
+    def of(
+        self, pool: SnapshotPool, tables: Sequence[PublishedTable]
+    ) -> Iterator[SnapshotReport | SnapshotFailure]:
+        """Copy tables in one snapshot, and yield the results of those that need no other one."""
+        self.left = []
+        for outcome in pool.copy(tables):
+            match outcome:
+                case UnfinishedSnapshot():
+                    if not outcome.has_progress and outcome.name in self._stalled:
+                        yield SnapshotFailure(*outcome.name, self._too_slow(outcome.name))
+                        continue
+                    if not outcome.has_progress:
+                        self._stalled.add(outcome.name)
+                    self.left.append(outcome.name)
+                case SnapshotFailure(error=TableChanged() as error):
+                    self._altered[outcome.name] += 1
+                    if self._altered[outcome.name] == _ATTEMPTS:
+                        yield outcome
+                        continue
+                    _logger.warning("%s Retrying with a new snapshot", error)
+                    self.left.append(outcome.name)
+                case _:
+                    yield outcome
+
+    def _too_slow(self, name: TableName) -> PgcdcError:
+        return TransientError(
+            reason=f"Table {name} was not complete within snapshot.max_seconds "
+            f"({self.policy.max_seconds:g}), twice. A table without a key is copied in one "
+            "snapshot of the server, and the ranges that earlier snapshots have read are brought "
+            "up to date in one. Raise snapshot.max_seconds, or snapshot.parallelism."
+        )
 
 
 def _establish(
@@ -279,38 +353,6 @@ def _wanted(
         else:
             wanted.append(found)
     return wanted
-
-
-def _snapshot_again(
-    settings: ConnectionSettings,
-    zone: RawZone,
-    epoch: int,
-    publication: str,
-    slot: str,
-    policy: SnapshotPolicy,
-    failure: SnapshotFailure,
-) -> SnapshotReport | SnapshotFailure:
-    """Copy a table that was altered after the snapshot, as of a new snapshot."""
-    for _ in range(_ATTEMPTS - 1):
-        _logger.warning("%s Retrying with a new snapshot", failure.error)
-        try:
-            with _temporary_snapshot(settings, slot) as snapshot:
-                with query_connection(settings, "snapshot") as conn:
-                    (table,) = _wanted(conn, zone, epoch, publication, [failure.name])
-                if isinstance(table, SnapshotFailure):
-                    return table
-                (outcome,) = SnapshotPool(settings, zone, epoch, snapshot, policy).copy([table])
-        except PgcdcError as error:
-            return SnapshotFailure(failure.schema, failure.table, error)
-        if not _was_altered(outcome):
-            return outcome
-        assert isinstance(outcome, SnapshotFailure)
-        failure = outcome
-    return failure
-
-
-def _was_altered(outcome: SnapshotReport | SnapshotFailure) -> bool:
-    return isinstance(outcome, SnapshotFailure) and isinstance(outcome.error, TableChanged)
 
 
 def _joined(failures: Sequence[SnapshotFailure]) -> PgcdcError:

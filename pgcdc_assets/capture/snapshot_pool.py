@@ -1,7 +1,8 @@
 """Parallel copies of tables, over several connections with one exported snapshot.
 
 A large table is divided into ranges of pages, so several connections share its copy. Each range is
-written to its own files. One commit of all files of a table completes the table's snapshot.
+written to its own files, and recorded, so that a later run can continue (`snapshot_ranges.py`). One
+commit of all files of a table completes the table's snapshot.
 """
 
 from __future__ import annotations
@@ -12,26 +13,30 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.activity import Activity, activity
+from pgcdc_assets.capture.snapshot_ranges import (
+    cut_unread_pages,
+    find_usable_ranges,
+    read_range,
+    refresh_range,
+)
+from pgcdc_assets.capture.table_copy import SnapshotProgress, TableCopy, ignore_progress
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import Pages, SnapshotReader, read_page_counts
-from pgcdc_assets.postgres.slots import ExportedSnapshot
-from pgcdc_assets.protocol.utf8 import count_hex
+from pgcdc_assets.postgres.copy import Pages, SnapshotReader, begin_at, read_page_counts
+from pgcdc_assets.postgres.copy_ranges import RangeSource, read_range_source
+from pgcdc_assets.postgres.slots import ExportedSnapshot, read_server_identity
+from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from pgcdc_assets.policies import SnapshotPolicy
-    from pgcdc_assets.raw.snapshots import SnapshotLanding
     from pgcdc_assets.raw.zone import RawZone
 
 _logger = logging.getLogger(__name__)
@@ -51,6 +56,8 @@ class SnapshotReport:
         seconds: time from the first row to the commit.
         bytes: size of the rows' texts in memory.
         rescued_count: number of values that are not UTF-8, written as hex.
+        ranges: number of ranges.
+        ranges_continued: number of those that an earlier snapshot of the server had read.
     """
 
     schema: str
@@ -61,6 +68,8 @@ class SnapshotReport:
     seconds: float
     bytes: int
     rescued_count: int = 0
+    ranges: int = 1
+    ranges_continued: int = 0
 
     @property
     def name(self) -> TableName:
@@ -88,6 +97,22 @@ class SnapshotFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfinishedSnapshot:
+    """A table that was not complete when the time limit of the snapshot was over.
+
+    Attributes:
+        has_progress: the next snapshot has fewer ranges to read.
+    """
+
+    name: TableName
+    has_progress: bool
+
+
+Outcome = SnapshotReport | SnapshotFailure | UnfinishedSnapshot
+_Part = tuple[TableCopy, Pages, LandedRange | None]
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotPool:
     """Connections that copy tables as of one exported snapshot.
 
@@ -96,7 +121,9 @@ class SnapshotPool:
         zone: the raw zone.
         epoch: the epoch.
         snapshot: the exported snapshot.
-        policy: number of connections, and size of the ranges of large tables.
+        policy: number of connections, size of the ranges of large tables, and time limits.
+        on_progress: called after each range of a large table, by the caller's thread.
+        stopping: set when the copies are abandoned.
     """
 
     settings: ConnectionSettings
@@ -104,10 +131,17 @@ class SnapshotPool:
     epoch: int
     snapshot: ExportedSnapshot
     policy: SnapshotPolicy
+    on_progress: Callable[[SnapshotProgress], None] = ignore_progress
+    began: float = field(default_factory=time.monotonic)
+    stopping: threading.Event = field(default_factory=threading.Event)
 
-    def copy(
-        self, tables: Sequence[PublishedTable]
-    ) -> Generator[SnapshotReport | SnapshotFailure, None, None]:
+    @property
+    def is_over(self) -> bool:
+        """Whether the time limit of the snapshot is over."""
+        limit = self.policy.max_seconds
+        return limit is not None and time.monotonic() - self.began >= limit
+
+    def copy(self, tables: Sequence[PublishedTable]) -> Generator[Outcome, None, None]:
         """Copy tables, and yield the result of each table in the order of completion.
 
         Closing the iterator early cancels the incomplete copies.
@@ -115,45 +149,60 @@ class SnapshotPool:
         Raises:
             PgcdcError: the server or the lake is not available at all.
         """
-        copies = [_TableSnapshot(table, landing) for table, landing in self._landings(tables)]
-        crew = _Crew(self, deque(self._parts(copies)))
+        source, page_counts = self._examine(tables)
+        copies = list(self._begin(tables, source, page_counts))
+        crew = _Crew(self, source, deque(self._parts(copies)))
         with crew.at_work():
             for _ in copies:
                 yield crew.next_outcome()
 
-    def _landings(
-        self, tables: Sequence[PublishedTable]
-    ) -> Iterator[tuple[PublishedTable, SnapshotLanding]]:
+    def _examine(self, tables: Sequence[PublishedTable]) -> tuple[RangeSource, dict[int, int]]:
+        with query_connection(self.settings, "snapshot", statement_timeout_ms=0) as conn:
+            timeline = read_server_identity(conn).timeline
+            page_counts = read_page_counts(conn, tables)
+            begin_at(conn, self.snapshot.snapshot_name)
+            return read_range_source(conn, tables, timeline), page_counts
+
+    def _begin(
+        self, tables: Sequence[PublishedTable], source: RangeSource, page_counts: dict[int, int]
+    ) -> Iterator[TableCopy]:
         # One commit for the relation versions of all tables.
-        lsn = self.snapshot.consistent_point
-        versions = [self.zone.relations.register(self.epoch, t.relation, lsn) for t in tables]
-        self.zone.relations.flush()
+        lsn, zone = self.snapshot.consistent_point, self.zone
+        versions = [zone.relations.register(self.epoch, t.relation, lsn) for t in tables]
+        zone.relations.flush()
         # The files that are written before the first commit need the table's folder.
-        self.zone.snapshots.table.load_or_create()
+        zone.snapshots.table.load_or_create()
+        recorded = zone.ranges.all()
         for table, version in zip(tables, versions, strict=True):
-            yield (
+            relation = table.relation
+            landed = find_usable_ranges(zone, self.epoch, table, version, source, recorded)
+            for epoch in {r.epoch for r in recorded if not landed and r.name == relation.name}:
+                zone.ranges.remove(epoch, relation.name)
+            yield TableCopy(
                 table,
-                self.zone.snapshots.begin_snapshot(self.epoch, lsn, table.relation, version),
+                zone.snapshots.begin_snapshot(self.epoch, lsn, relation, version),
+                self.stopping,
+                source.storage.get(relation.relation_id),
+                page_counts.get(relation.relation_id, 0),
+                tuple(landed),
             )
 
-    def _parts(self, copies: Iterable[_TableSnapshot]) -> Iterator[_Part]:
-        copies = list(copies)
-        with query_connection(self.settings, "snapshot") as conn:
-            page_counts = read_page_counts(conn, [copy.table for copy in copies])
+    def _parts(self, copies: Iterable[TableCopy]) -> Iterator[_Part]:
+        """Yield the ranges to read of each table, and then those to bring to the snapshot."""
         step = max(1, self.policy.range_bytes // _PAGE_BYTES)
         for copy in copies:
-            starts = range(0, max(1, page_counts.get(copy.table.relation.relation_id, 0)), step)
-            copy.open_parts = len(starts)
-            for start in starts:
-                # The last range has no end. Pages after the count have no row of the snapshot.
-                end = None if start == starts[-1] else start + step
-                yield copy, Pages(start, end)
+            unread = list(cut_unread_pages(copy.landed, copy.page_count, step))
+            copy.parts = copy.open_parts = len(unread) + len(copy.landed)
+            yield from ((copy, pages, None) for pages in unread)
+            yield from ((copy, Pages(r.start_page, r.end_page), r) for r in copy.landed)
 
-    def report(self, copy: _TableSnapshot) -> SnapshotReport:
+    def report(self, copy: TableCopy) -> SnapshotReport:
         """Commit a table's files, and return the report."""
         failpoints.reach(failpoints.BEFORE_COPY_COMMIT)
         row_count = copy.landing.commit(self.snapshot.taken_at)
         failpoints.reach(failpoints.AFTER_COPY_COMMIT)
+        if copy.new_ranges or copy.landed:
+            self.zone.ranges.remove(self.epoch, copy.name)
         relation = copy.table.relation
         return SnapshotReport(
             schema=relation.schema,
@@ -162,66 +211,32 @@ class SnapshotPool:
             snapshot_lsn=self.snapshot.consistent_point,
             row_count=row_count,
             seconds=time.monotonic() - (copy.began or time.monotonic()),
-            bytes=copy.byte_count,
-            rescued_count=copy.rescued_count,
+            bytes=copy.byte_count + sum(landed.byte_count for landed in copy.landed),
+            rescued_count=copy.rescued_count + sum(r.rescued_count for r in copy.landed),
+            ranges=copy.parts,
+            ranges_continued=len(copy.landed),
         )
-
-
-@dataclass(eq=False)
-class _TableSnapshot:
-    """The running copy of one table. `lock` guards the attributes of several connections.
-
-    Attributes:
-        open_parts: number of ranges that are not read yet.
-        failure: the first error, after which the other ranges are skipped.
-    """
-
-    table: PublishedTable
-    landing: SnapshotLanding
-    open_parts: int = 0
-    began: float | None = None
-    byte_count: int = 0
-    rescued_count: int = 0
-    failure: PgcdcError | None = None
-    work: Activity | None = None
-    shown: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def begin(self) -> None:
-        """Start the clock with the first range."""
-        with self.lock:
-            if self.work is None:
-                self.began = time.monotonic()
-                name = f"snapshot of {self.table.relation.qualified_name}"
-                self.work = self.shown.enter_context(activity(name, "rows"))
-
-    def count(self, batch: pa.RecordBatch) -> None:
-        """Add a batch to the counts."""
-        rescued = count_hex(batch.column("new"))
-        with self.lock:
-            self.byte_count += batch.nbytes
-            self.rescued_count += rescued
-            if self.work is not None:
-                self.work.count += batch.num_rows
-
-
-_Part = tuple[_TableSnapshot, Pages]
 
 
 class _Crew:
     """The threads that read ranges, each with its own connection."""
 
-    def __init__(self, pool: SnapshotPool, parts: deque[_Part]) -> None:
+    def __init__(self, pool: SnapshotPool, source: RangeSource, parts: deque[_Part]) -> None:
         self._pool = pool
+        self._source = source
         self._parts = parts
-        self._outcomes: queue.SimpleQueue[SnapshotReport | SnapshotFailure | BaseException] = (
+        self._outcomes: queue.SimpleQueue[Outcome | SnapshotProgress | BaseException] = (
             queue.SimpleQueue()
         )
-        self._is_stopping = threading.Event()
         # A list's append is atomic, and so is the comparison of its length after it.
         self._unopened: list[PgcdcError] = []
+        limit = pool.policy.statement_timeout_seconds
         self._readers = [
-            SnapshotReader(pool.settings, pool.snapshot.snapshot_name)
+            SnapshotReader(
+                pool.settings,
+                pool.snapshot.snapshot_name,
+                statement_timeout_ms=int((limit or 0) * 1000),
+            )
             for _ in range(min(pool.policy.parallelism, len(parts)))
         ]
 
@@ -237,7 +252,7 @@ class _Crew:
         try:
             yield
         finally:
-            self._is_stopping.set()
+            self._pool.stopping.set()
             deadline = time.monotonic() + _END_SECONDS
             while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
                 for reader in self._readers:
@@ -245,9 +260,10 @@ class _Crew:
                 for thread in threads:
                     thread.join(0.1)
 
-    def next_outcome(self) -> SnapshotReport | SnapshotFailure:
+    def next_outcome(self) -> Outcome:
         """Wait for the result of the next table."""
-        outcome = self._outcomes.get()
+        while isinstance(outcome := self._outcomes.get(), SnapshotProgress):
+            self._pool.on_progress(outcome)
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -259,14 +275,17 @@ class _Crew:
             except PgcdcError as error:
                 self._end_unopened(error)
                 return
-            while not self._is_stopping.is_set():
+            is_over = False
+            while not self._pool.stopping.is_set():
                 try:
-                    copy, pages = self._parts.popleft()
+                    part = self._parts.popleft()
                 except IndexError:
                     return
                 try:
-                    self._read(reader, copy, pages)
-                    self._end_part(copy)
+                    self._read(reader, part, is_over)
+                    self._end_part(part[0])
+                    # Only here: each snapshot makes some progress, however short the limit is.
+                    is_over = self._pool.is_over
                 except BaseException as error:
                     self._outcomes.put(error)
                     return
@@ -279,44 +298,42 @@ class _Crew:
             return
         _logger.warning("One of %d connections is not used. %s", len(self._readers), error)
 
-    def _read(self, reader: SnapshotReader, copy: _TableSnapshot, pages: Pages) -> None:
-        if copy.failure is not None:
+    def _read(self, reader: SnapshotReader, part: _Part, is_over: bool) -> None:
+        copy, pages, landed = part
+        copy.is_cut = copy.is_cut or is_over
+        if copy.failure is not None or copy.is_cut:
             return
         copy.begin()
         try:
-            # An error of the lake holds the frames that refer to the iterator: close it here.
-            with contextlib.closing(self._batches(reader, copy, pages)) as batches:
-                copy.landing.write(batches)
+            if landed is not None:
+                refresh_range(reader, copy, landed)
+            else:
+                read_range(reader, copy, pages, self._source, self._pool.zone.ranges)
         except PgcdcError as error:
             with copy.lock:
                 copy.failure = copy.failure or error
 
-    def _batches(
-        self, reader: SnapshotReader, copy: _TableSnapshot, pages: Pages
-    ) -> Generator[pa.RecordBatch, None, None]:
-        with contextlib.closing(reader.read(copy.table, pages)) as batches:
-            for batch in batches:
-                if self._is_stopping.is_set():
-                    raise _Stopped
-                copy.count(batch)
-                yield batch
-                failpoints.reach(failpoints.MID_COPY)
-
-    def _end_part(self, copy: _TableSnapshot) -> None:
+    def _end_part(self, copy: TableCopy) -> None:
         """Complete the table after its last range."""
         with copy.lock:
             copy.open_parts -= 1
-            if copy.open_parts:
-                return
+            is_last = not copy.open_parts
+        if copy.parts > 1 and copy.failure is None and not copy.is_cut:
+            self._outcomes.put(copy.progress())
+        if not is_last:
+            return
         outcome = self._outcome(copy)
-        with contextlib.suppress(PgcdcError), copy.shown:
-            if isinstance(outcome, SnapshotFailure):
-                # The activity of a failed copy ends with an error.
-                raise outcome.error
+        with contextlib.suppress(_Ended), copy.shown:
+            if not isinstance(outcome, SnapshotReport):
+                # The activity of an incomplete copy ends with an error.
+                raise _Ended
         self._outcomes.put(outcome)
 
-    def _outcome(self, copy: _TableSnapshot) -> SnapshotReport | SnapshotFailure:
+    def _outcome(self, copy: TableCopy) -> Outcome:
         relation = copy.table.relation
+        if copy.failure is None and copy.is_cut:
+            copy.landing.discard()
+            return UnfinishedSnapshot(copy.name, copy.new_ranges > 0 or copy.began is None)
         if copy.failure is None:
             try:
                 return self._pool.report(copy)
@@ -326,5 +343,5 @@ class _Crew:
         return SnapshotFailure(relation.schema, relation.table, copy.failure)
 
 
-class _Stopped(Exception):
-    """The copies were abandoned."""
+class _Ended(Exception):
+    """Ends the activity of an incomplete copy."""

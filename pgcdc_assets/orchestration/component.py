@@ -148,7 +148,23 @@ class SnapshotModel(dg.Model, Resolvable):
     range_bytes: int = Field(
         default=SnapshotPolicy.range_bytes,
         description="A table of more bytes is copied in ranges of this size, which the "
-        "connections share.",
+        "connections share. A copy that was interrupted continues with the ranges that are left.",
+    )
+    max_seconds: float | None = Field(
+        default=None,
+        description="After this time no range is begun in the same snapshot of the server, whose "
+        "age delays VACUUM there; the copy continues in a new snapshot. A table without a key must "
+        "be copied within this time. Unset: no limit.",
+    )
+    lock_timeout_seconds: float | None = Field(
+        default=None,
+        description="How long a snapshot waits for a lock on a table, or for open transactions at "
+        "the creation of its slot. Unset: the limit of the connection, 10 seconds by default.",
+    )
+    statement_timeout_seconds: float | None = Field(
+        default=None,
+        description="A range whose copy takes longer fails, and the table with it. Unset: no "
+        "limit.",
     )
 
 

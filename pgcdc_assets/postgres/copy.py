@@ -24,54 +24,37 @@ from pgcdc_assets.errors import (
     TableChanged,
     TransientError,
 )
-from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
+from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import (
     SQL_ASCII,
     ConnectionSettings,
     connect,
     query_connection,
 )
+from pgcdc_assets.postgres.copy_ranges import newer_sql, older_sql
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.copy_transport import CHUNK_BYTES, copy_chunks
 from pgcdc_assets.postgres.errors import reported_failure, statement_failure
-from pgcdc_assets.postgres.publication import read_membership
 from pgcdc_assets.postgres.stream.transport import ServerError
+from pgcdc_assets.postgres.table_lock import lock_unchanged
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-    from pgcdc_assets.protocol.relation import Column, Relation
+    from pgcdc_assets.protocol.relation import Relation
 
 _INSUFFICIENT_PRIVILEGE = "42501"
 _SCHEMA = pa.schema([pa.field("new", TEXTS, nullable=False)])
 
-# pg_class is read as of the snapshot, pg_relation_filenode() as of now. Different values mean a
-# rewrite or a TRUNCATE after the snapshot. A rewritten table is empty in an older snapshot (13.6
-# Caveats, https://www.postgresql.org/docs/current/mvcc-caveats.html).
-_REWRITTEN = """
-select count(*)
-  from pg_class c
- where c.relkind = 'r' and c.relfilenode <> 0
-   and c.relfilenode is distinct from pg_relation_filenode(c.oid)
-   and (c.oid = %s::bigint::oid or c.oid in (select relid from pg_partition_tree(%s::bigint::oid)))
-"""
-
-# Read as of the snapshot and as of now: a partition that was attached or detached in between would
-# be in some ranges of a copy and not in others.
-_PARTITIONS = """
-with recursive tree (oid) as (
-  select %s::bigint::oid
-   union all
-  select i.inhrelid from pg_inherits i join tree on i.inhparent = tree.oid)
-select array_agg(oid::bigint order by oid) from tree
-"""
-
+# A role that may read some columns only may not read ctid.
 _PAGE_COUNTS = """
 select t.oid,
-       coalesce((select max(pg_relation_size(p.relid)) from pg_partition_tree(t.oid) p
-                  where p.isleaf), pg_relation_size(t.oid), 0)
-         / current_setting('block_size')::bigint
+       case when has_table_privilege(t.oid::oid, 'select')
+            then coalesce((select max(pg_relation_size(p.relid)) from pg_partition_tree(t.oid) p
+                            where p.isleaf), pg_relation_size(t.oid), 0)
+                   / current_setting('block_size')::bigint
+            else 0 end
   from unnest(%s::bigint[]) as t(oid)
 """
 
@@ -122,14 +105,21 @@ class SnapshotReader:
         settings: the source database.
         snapshot_name: name of the exported snapshot.
         chunk_bytes: bytes of COPY text per batch.
+        statement_timeout_ms: limit of the copy of one range; 0: no limit.
     """
 
     def __init__(
-        self, settings: ConnectionSettings, snapshot_name: str, chunk_bytes: int = CHUNK_BYTES
+        self,
+        settings: ConnectionSettings,
+        snapshot_name: str,
+        chunk_bytes: int = CHUNK_BYTES,
+        *,
+        statement_timeout_ms: int = 0,
     ) -> None:
         self._settings = settings
         self._snapshot_name = snapshot_name
         self._chunk_bytes = chunk_bytes
+        self._limit_ms = statement_timeout_ms
         self._open = contextlib.ExitStack()
         self._conn: Connection | None = None
         self._current: Connection | None = None
@@ -170,8 +160,35 @@ class SnapshotReader:
             TransientError: the exporting session has ended, and the snapshot with it.
             ConnectionLost: the connection was lost.
         """
+        query = rows_of(table.relation, table.is_partitioned, table.row_filter, pages)
+        return self._read(table, query, len(table.relation.columns))
+
+    def read_newer(
+        self, table: PublishedTable, pages: Pages, xmin: int
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the rows of a range that a snapshot with this `xmin` may not have seen."""
+        query = _rows_where(table, pages, newer_sql(xmin))
+        return self._read(table, query, len(table.relation.columns))
+
+    def read_older_keys(
+        self, table: PublishedTable, pages: Pages, xmin: int
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the keys (`Relation.row_key`) of all other rows of a range."""
+        key = table.relation.row_key
+        names = sql.SQL(", ").join(map(sql.Identifier, key))
+        return self._read(table, _rows_where(table, pages, older_sql(xmin), names), len(key))
+
+    def count_older(self, table: PublishedTable, pages: Pages, xmin: int) -> int:
+        """Return the number of these other rows."""
+        query = _rows_where(table, pages, older_sql(xmin), sql.SQL("count(*)"))
+        with contextlib.closing(self._read(table, query, 1)) as batches:
+            texts = [row[0] for batch in batches for row in batch.column("new").to_pylist()]
+        return int(texts[0])
+
+    def _read(
+        self, table: PublishedTable, query: sql.Composed, column_count: int
+    ) -> Generator[pa.RecordBatch, None, None]:
         relation = table.relation
-        query = rows_of(relation, table.is_partitioned, table.row_filter, pages)
         is_complete = False
         try:
             conn, current = self._connections()
@@ -180,7 +197,7 @@ class SnapshotReader:
             statement = sql.SQL("copy ({}) to stdout").format(query).as_string(conn)
             with contextlib.closing(copy_chunks(conn, statement, self._chunk_bytes)) as chunks:
                 for chunk in chunks:
-                    rows = decode_copy_text(chunk, len(relation.columns))
+                    rows = decode_copy_text(chunk, column_count)
                     yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
             is_complete = True
         except (UndefinedTable, UndefinedColumn) as error:
@@ -218,7 +235,9 @@ class SnapshotReader:
             self._close()
             settings = self._settings
             open_ = self._open.enter_context
-            conn = open_(contextlib.closing(connect(settings, "copy", statement_timeout_ms=0)))
+            conn = open_(
+                contextlib.closing(connect(settings, "copy", statement_timeout_ms=self._limit_ms))
+            )
             if conn.get_parameter_status("server_encoding") == SQL_ASCII:
                 # With client_encoding UTF8 the server refuses to send bytes that are not UTF-8.
                 conn.set_client_encoding(SQL_ASCII)
@@ -244,7 +263,10 @@ def copy_published(
 
 
 def read_page_counts(conn: Connection, tables: Iterable[PublishedTable]) -> dict[int, int]:
-    """Return the number of pages by OID; of a partitioned table, of its largest partition."""
+    """Return the number of pages by OID; of a partitioned table, of its largest partition.
+
+    The number is 0 for a table of which this role may not read ranges.
+    """
     with conn.cursor() as cursor:
         cursor.execute(_PAGE_COUNTS, ([table.relation.relation_id for table in tables],))
         return dict(cursor.fetchall())
@@ -271,83 +293,44 @@ def begin_at(conn: Connection, snapshot_name: str) -> None:
             ) from error
 
 
-def lock_unchanged(
-    conn: Connection,
-    current: Connection,
-    relation: Relation,
-    query: sql.Composable,
-    publication: str = "",
-) -> None:
-    """Lock the table against ALTER TABLE, then check that it is unchanged since the snapshot.
-
-    The server decodes each change with the catalog as of the change. If a table joins the
-    publication after the snapshot, some changes are missing from both the copy and the stream:
-    these changes commit after the snapshot and before the publication of the table.
-
-    Args:
-        conn: inside a transaction that reads as of the snapshot.
-        current: a connection in autocommit mode, which reads the catalog as it is now.
-
-    Raises:
-        TableChanged: the table or its publication was altered after the snapshot.
-    """
-    relation_id = relation.relation_id
-    with conn.cursor() as cursor:
-        # The query takes the lock with the same privileges as the copy. LOCK TABLE would require a
-        # privilege on the whole table instead of the published columns.
-        cursor.execute(sql.SQL("{} limit 0").format(query))
-        cursor.execute(_REWRITTEN, (relation_id, relation_id))
-        row = cursor.fetchone()
-    then = read_relations(conn, [relation_id]).get(relation_id)
-    now = read_relations(current, [relation_id]).get(relation_id)
-    is_republished = bool(publication) and (
-        read_membership(conn, publication, relation_id)
-        != read_membership(current, publication, relation_id)
-    )
-    is_repartitioned = _partitions(conn, relation_id) != _partitions(current, relation_id)
-    published = {_shape(column) for column in relation.columns}
-    if (
-        then is None
-        or now is None
-        or row != (0,)
-        or is_republished
-        or is_repartitioned
-        or (now.schema, now.table) != (relation.schema, relation.table)
-        or [_shape(column) for column in then.columns] != [_shape(column) for column in now.columns]
-        or not published <= {_shape(column) for column in now.columns}
-    ):
-        raise TableChanged(relation=relation.qualified_name)
-
-
-def _partitions(conn: Connection, relation_id: int) -> list[int]:
-    with conn.cursor() as cursor:
-        cursor.execute(_PARTITIONS, (relation_id,))
-        row = cursor.fetchone()
-    assert row is not None
-    return list(row[0])
-
-
-def _shape(column: Column) -> tuple[str, int | None, int, int]:
-    return column.name, column.attnum, column.type_oid, column.typmod
-
-
 def _execute(conn: Connection, statement: str) -> None:
     with conn.cursor() as cursor:
         cursor.execute(statement)
 
 
 def rows_of(
-    relation: Relation, is_partitioned: bool, row_filter: str | None, pages: Pages | None = None
+    relation: Relation,
+    is_partitioned: bool,
+    row_filter: str | None,
+    pages: Pages | None = None,
+    condition: str = "",
+    selected: sql.Composable | None = None,
 ) -> sql.Composed:
-    """Return the query of the rows and columns that a publication sends of a table."""
+    """Return the query of the rows and columns that a publication sends of a table.
+
+    Args:
+        condition: SQL that the rows fulfil as well.
+        selected: SQL of other columns.
+    """
     # The text of pg_get_expr() with an empty search_path: every name has its schema.
     conditions = [f"({row_filter})"] if row_filter else []
     conditions += [within] if pages is not None and (within := pages.condition()) else []
-    return sql.SQL("select {columns} from {only} {table}{where}").format(
-        columns=sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns),
+    conditions += [condition] if condition else []
+    if selected is None:
+        selected = sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns)
+    return sql.SQL("select {selected} from {only} {table}{where}").format(
+        selected=selected,
         only=sql.SQL("" if is_partitioned else "only"),
         table=sql.Identifier(relation.schema, relation.table),
         where=sql.SQL(f" where {' and '.join(conditions)}" if conditions else ""),
+    )
+
+
+def _rows_where(
+    table: PublishedTable, pages: Pages, condition: str, selected: sql.Composable | None = None
+) -> sql.Composed:
+    return rows_of(
+        table.relation, table.is_partitioned, table.row_filter, pages, condition, selected
     )
 
 

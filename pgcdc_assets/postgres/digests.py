@@ -32,13 +32,9 @@ from psycopg2.errors import UndefinedColumn, UndefinedTable
 from pgcdc_assets.errors import ConfigurationError, TableChanged, TransientError
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import (
-    begin_at,
-    lock_unchanged,
-    reading_failure,
-    rows_of,
-)
+from pgcdc_assets.postgres.copy import begin_at, reading_failure, rows_of
 from pgcdc_assets.postgres.publication import explain_unpublished
+from pgcdc_assets.postgres.table_lock import lock_unchanged
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:

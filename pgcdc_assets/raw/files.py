@@ -171,6 +171,11 @@ class FileWriter:
             raise self._unwritable(error) from error
         return self._files
 
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the finished files."""
+        return [file.path for file in self._files]
+
     def discard(self) -> None:
         """Remove all written files. Maintenance removes files that cannot be removed now."""
         paths = [file.path for file in self._files]

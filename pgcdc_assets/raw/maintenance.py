@@ -9,6 +9,7 @@ only. Maintenance may run concurrently with landings and readers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
@@ -75,22 +76,26 @@ def maintain_raw_zone(
         raise _failed(changes.table, error) from error
     tables = (
         changes,
-        zone.snapshots,
         zone.relations,
         zone.epochs,
+        zone.ranges,
         zone.schema_events,
         changes.window_index,
     )
-    return RawMaintenanceReport(merged, unsaved, sum(_vacuum(part.table) for part in tables))
+    removed = sum(_vacuum(part.table) for part in tables)
+    zone.ranges.remove_abandoned()
+    in_ranges = {file.path for landed in zone.ranges.all() for file in landed.files}
+    removed += _vacuum(zone.snapshots.table, in_ranges)
+    return RawMaintenanceReport(merged, unsaved, removed)
 
 
-def _vacuum(table: RawTable) -> int:
+def _vacuum(table: RawTable, spared: Collection[str] = ()) -> int:
     loaded = table.load()
     if loaded is None:
         return 0
     try:
         table.set_file_retention(loaded)
-        return delete_old_files(table, loaded)
+        return delete_old_files(table, loaded, spared)
     except (DeltaError, OSError) as error:
         raise _failed(table, error) from error
 

@@ -68,6 +68,28 @@ SNAPSHOTS = pa.schema(
     ]
 )
 
+RANGES = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("schema", pa.string(), nullable=False),
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("snapshot_lsn", pa.int64(), nullable=False),
+        pa.field("relation_id", pa.int64(), nullable=False),
+        pa.field("relation_version", pa.int32(), nullable=False),
+        pa.field("start_page", pa.int64(), nullable=False),
+        pa.field("end_page", pa.int64()),
+        pa.field("page_count", pa.int64(), nullable=False),
+        pa.field("xmin", pa.int64(), nullable=False),
+        pa.field("storage", pa.string(), nullable=False),
+        pa.field("row_count", pa.int64(), nullable=False),
+        pa.field("byte_count", pa.int64(), nullable=False),
+        pa.field("rescued_count", pa.int64(), nullable=False),
+        pa.field("began_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("read_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("files", pa.string(), nullable=False),
+    ]
+)
+
 EPOCHS = pa.schema(
     [
         pa.field("epoch", pa.int32(), nullable=False),

@@ -194,14 +194,29 @@ class SnapshotLanding:
     relation: Relation
     _writers: list[FileWriter] = field(default_factory=list, repr=False)
     _files: list[WrittenFile] = field(default_factory=list, repr=False)
+    _earlier: list[WrittenFile] = field(default_factory=list, repr=False)
     _chunks: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> None:
+    def add(self, files: Iterable[WrittenFile]) -> None:
+        """Add the files of a range that an earlier run has written."""
+        self._earlier += files
+
+    def keep(self, files: Iterable[WrittenFile]) -> None:
+        """Leave files in place at `discard`, because a later run may add the files."""
+        kept = {file.path for file in files}
+        for writer in list(self._writers):
+            if not kept.isdisjoint(writer.paths):
+                self._writers.remove(writer)
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
         """Write one range of the rows. Several threads may write ranges in parallel.
 
         Args:
             batches: batches with one column `new`, the texts of the rows. An error of the iterable
                 removes the files of the range.
+
+        Returns:
+            The files of the range.
 
         Raises:
             TransientError: the lake cannot be written.
@@ -209,7 +224,9 @@ class SnapshotLanding:
         with self._writer() as writer:
             for rows in gathered(self._complete(batches)):
                 writer.write(rows)
-            self._files += writer.finish()
+            files = writer.finish()
+        self._files += files
+        return files
 
     def commit(self, taken_at: dt.datetime | None = None) -> int:
         """Commit the snapshot, and return its row count.
@@ -228,10 +245,16 @@ class SnapshotLanding:
         if landed is not None:
             self.discard()
             return landed.row_count
-        if not self._files:
+        if not (self._files or self._earlier):
             # A file without rows is what makes the snapshot of an empty table.
             with self._writer() as writer:
                 self._files += writer.finish(at_least_one_file=True)
+        self._check_not_used(loaded)
+        # All rows are as of this snapshot, whichever snapshot they were read in.
+        partition = self._partition()
+        files = [
+            replace(file, partition_values=partition) for file in [*self._earlier, *self._files]
+        ]
         name = self.relation.name.record_name
         # A commit may fail after the log names the files, for example in the write of a checkpoint.
         # The files then belong to the table: from here on `discard` leaves the files in place.
@@ -239,7 +262,7 @@ class SnapshotLanding:
         try:
             table.commit(
                 loaded,
-                self._files,
+                files,
                 app_id=f"pgcdc:{self.store.capture}:{snapshot.epoch}:copy:{name}",
                 app_version=int(snapshot.snapshot_lsn),
                 record={
@@ -257,7 +280,21 @@ class SnapshotLanding:
                 reason=f"Another process copied {self.relation.qualified_name} to {table.uri} at "
                 "the same time. Nothing of this snapshot was committed; run it again."
             ) from refusal
-        return sum(file.row_count for file in self._files)
+        return sum(file.row_count for file in files)
+
+    def _check_not_used(self, loaded: DeltaTable) -> None:
+        """Check that no other process has completed a snapshot with the files of earlier runs.
+
+        Raises:
+            TransientError: another process has.
+        """
+        earlier = {file.path for file in self._earlier}
+        if earlier and not earlier.isdisjoint(file.path for file in data_files(loaded)):
+            raise TransientError(
+                reason=f"Another process has completed the snapshot of "
+                f"{self.relation.qualified_name} that this run continued. Run it again if a later "
+                "snapshot is needed."
+            )
 
     def discard(self) -> None:
         """Remove the written files, but not the files of a commit with an uncertain end."""
@@ -265,11 +302,13 @@ class SnapshotLanding:
             writer.discard()
 
     def _writer(self) -> FileWriter:
-        partition = {name: str(getattr(self.snapshot, name)) for name in PARTITION_BY}
-        partition["snapshot_lsn"] = str(int(self.snapshot.snapshot_lsn))
-        writer = self.store.table.writer(partition)
+        writer = self.store.table.writer(self._partition())
         self._writers.append(writer)
         return writer
+
+    def _partition(self) -> dict[str, str]:
+        partition = {name: str(getattr(self.snapshot, name)) for name in PARTITION_BY}
+        return partition | {"snapshot_lsn": str(int(self.snapshot.snapshot_lsn))}
 
     def _complete(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = self.store.table.schema

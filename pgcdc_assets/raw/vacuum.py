@@ -3,7 +3,7 @@
 A file without a commit is either an orphan of a killed landing, or belongs to a running landing.
 Such a file is deleted if the file is older than seven days and its writer has not renewed its mark
 within seven days. A file that a commit has replaced is deleted after one day, which is enough for
-running readers.
+running readers. The files of the ranges of incomplete snapshots (`ranges.py`) are never deleted.
 
 delta-rs lists the files, and this module deletes the files. VACUUM of delta-rs ignores the marks,
 and adds two commits to the log.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+from collections.abc import Collection
 
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
@@ -24,15 +25,19 @@ ORPHAN_HOURS = 7 * 24
 REPLACED_HOURS = 24
 
 
-def delete_old_files(table: RawTable, loaded: DeltaTable) -> int:
+def delete_old_files(table: RawTable, loaded: DeltaTable, spared: Collection[str] = ()) -> int:
     """Delete replaced files and orphans, and return their number.
+
+    Args:
+        spared: paths of files without a commit that a later commit may add. Read them before the
+            table is loaded: a commit may come in between.
 
     Raises:
         DeltaError, OSError: the folder could not be read, or a file could not be deleted.
     """
     files = filesystem(table.lake, table.uri)
     replaced = _list_old(loaded, REPLACED_HOURS, is_full=False)
-    orphans = _list_old(loaded, ORPHAN_HOURS, is_full=True) - replaced
+    orphans = _list_old(loaded, ORPHAN_HOURS, is_full=True) - replaced - set(spared)
     # Read the marks after the listing: the writer of a listed old file has written its mark before.
     at_work = _read_marks(files)
     deleted = 0

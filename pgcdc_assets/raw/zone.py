@@ -8,10 +8,11 @@ from functools import cached_property
 import pyarrow as pa
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import changes, schema, snapshots, window_index
+from pgcdc_assets.raw import changes, ranges, schema, snapshots, window_index
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.epochs import Epoch, EpochLog
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.ranges import RangeStore
 from pgcdc_assets.raw.relations import RelationRegistry
 from pgcdc_assets.raw.schema_events import SchemaEventLog
 from pgcdc_assets.raw.snapshots import SnapshotStore
@@ -66,6 +67,11 @@ class RawZone:
         """The snapshots of tables."""
         table = self._table("snapshots", schema.SNAPSHOTS, snapshots.PARTITION_BY)
         return SnapshotStore(table, self.name)
+
+    @cached_property
+    def ranges(self) -> RangeStore:
+        """The ranges of snapshots that are not complete."""
+        return RangeStore(self._table("ranges", schema.RANGES, ranges.PARTITION_BY), self.name)
 
     @cached_property
     def epochs(self) -> EpochLog:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import psycopg2
 import pyarrow as pa
 import pytest
 
 from pgcdc_assets.capture.snapshot import snapshot_each_table, snapshot_tables
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader
@@ -27,7 +20,9 @@ from pgcdc_assets.raw.scan import data_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.postgres.wire import peek
+from pgcdc_assets_tests.support.snapshot_process import run_snapshot_process
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
@@ -35,89 +30,6 @@ pytestmark = pytest.mark.postgres
 
 def _slot(database: Database) -> str:
     return f"s_{database.name}"
-
-
-def _copy_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str | None]]:
-    """Return the rows of a snapshot from the lake."""
-    copies = zone.snapshots.table.load()
-    assert copies is not None
-    rows = copies.to_pyarrow_table(
-        filters=[("table", "=", table), ("snapshot_lsn", "=", int(snapshot_lsn))],
-        columns=["new"],
-    )
-    texts: list[list[str | None]] = rows.column("new").to_pylist()
-    return texts
-
-
-@contextmanager
-def _writers(database: Database, count: int, seed: int) -> Iterator[None]:
-    """Run connections that insert, update, delete and roll back rows of table t for the block."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def write(number: int) -> None:
-        choose = random.Random(f"{seed} {number}")
-        try:
-            with database.connect(autocommit=False) as conn, conn.cursor() as cursor:
-                while not stop.is_set():
-                    for _ in range(choose.randint(1, 8)):
-                        row_id = choose.randint(1, 20_000)
-                        cursor.execute(
-                            choose.choice(
-                                [
-                                    "insert into t values (%s, 1) on conflict do nothing",
-                                    "update t set n = n + 1 where id = %s",
-                                    "update t set id = -id where id = %s and "
-                                    "not exists (select from t x where x.id = -t.id)",
-                                    "delete from t where id = %s",
-                                ]
-                            ),
-                            (row_id,),
-                        )
-                    try:
-                        conn.rollback() if choose.random() < 0.1 else conn.commit()
-                    except psycopg2.errors.UniqueViolation:
-                        conn.rollback()
-        except (psycopg2.errors.UniqueViolation, psycopg2.errors.DeadlockDetected):
-            return write(number + 1000)
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not failures
-
-
-def _replay(
-    database: Database, slot: str, rows: list[list[str | None]], snapshot_lsn: Lsn
-) -> dict[str | None, list[str | None]]:
-    """Fold the stream into a snapshot; each change must find the row that it changes."""
-    state = {row[0]: row for row in rows}
-    assert len(state) == len(rows)
-    with query_connection(database.settings(), "test", statement_timeout_ms=0) as conn:
-        changes = peek(conn, slot, "pub").changes
-    applied = 0
-    for change in changes:
-        if change.commit_lsn < snapshot_lsn or change.table != "public.t":
-            continue
-        applied += 1
-        if change.op == "I":
-            assert change.new is not None
-            assert change.new[0] not in state
-        if change.op in "UD":
-            key = change.key[0] if change.key else change.new[0]  # type: ignore[index]
-            del state[key]
-        if change.new is not None:
-            state[change.new[0]] = change.new
-    assert applied
-    return state
 
 
 @pytest.mark.every_pg
@@ -132,7 +44,7 @@ def test_snapshots_meet_the_stream_exactly_while_writers_continue(
     database.execute("insert into t select i, 0 from generate_series(1, 10000) i")
     slot, settings = _slot(database), database.settings()
     reports: list[SnapshotReport] = []
-    with _writers(database, 4, seed):
+    with writers(database, 4, seed):
         for _ in range(4):
             reports += snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")])
         last = [c.commit_lsn for c in _captured(database, slot)][-1]
@@ -144,9 +56,9 @@ def test_snapshots_meet_the_stream_exactly_while_writers_continue(
     assert reports[0].snapshot_lsn < reports[-1].snapshot_lsn < last
     source = {str(row_id): [str(row_id), str(n)] for row_id, n in database.query("table t")}
     for report in reports:
-        rows = _copy_rows(zone, "t", report.snapshot_lsn)
+        rows = copied_rows(zone, "t", report.snapshot_lsn)
         assert len(rows) == report.row_count
-        assert _replay(database, slot, rows, report.snapshot_lsn) == source
+        assert replay(database, slot, rows, report.snapshot_lsn) == source
 
 
 def _captured(database: Database, slot: str) -> list[Any]:
@@ -172,36 +84,14 @@ def test_a_transaction_open_at_the_snapshot_is_captured_once(
         # The temporary slot waits for the open transaction, which is therefore in the copy.
         [report] = snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")])
         timer.join()
-    rows = _copy_rows(zone, "t", report.snapshot_lsn)
+    rows = copied_rows(zone, "t", report.snapshot_lsn)
     assert sorted(rows) == [["1", "0"], ["2", "0"]]
     database.execute("delete from t where id = 1")
-    assert _replay(database, slot, rows, report.snapshot_lsn) == {"2": ["2", "0"]}
-
-
-_SCRIPT = """
-import sys
-from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.policies import SnapshotPolicy
-conninfo, lake, slot, parallelism = sys.argv[1:]
-policy = SnapshotPolicy(int(parallelism), range_bytes=8192)
-zone = RawZone(Lake(lake), "test")
-snapshot_tables(ConnectionSettings(conninfo, "test"), zone, slot, "pub", policy=policy)
-"""
+    assert replay(database, slot, rows, report.snapshot_lsn) == {"2": ["2", "0"]}
 
 
 def _run(database: Database, zone: RawZone, failpoint: str, parallelism: int = 1) -> None:
-    """Copy all tables in a process of its own, which the failpoint kills."""
-    arguments = [database.conninfo, zone.lake.uri, _slot(database), str(parallelism)]
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, *arguments],
-        env={**os.environ, "PGCDC_FAILPOINT": failpoint},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_snapshot_process(database, zone, _slot(database), failpoint, parallelism=parallelism)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -259,7 +149,7 @@ def _complete_the_copies(database: Database, zone: RawZone, complete: int) -> No
         changes = peek(conn, slot, "pub").changes
     for copy in copies:
         assert copy.snapshot_lsn >= epoch.start_lsn
-        rows = {row[0] for row in _copy_rows(zone, copy.table, copy.snapshot_lsn)}
+        rows = {row[0] for row in copied_rows(zone, copy.table, copy.snapshot_lsn)}
         later = {
             change.new[0]
             for change in changes
@@ -341,7 +231,7 @@ def test_a_table_altered_during_the_copy_is_copied_with_its_new_columns(
     monkeypatch.setattr(SnapshotReader, "read", altered)
     [report] = snapshot_tables(database.settings(), zone, _slot(database), "pub")
     assert len(attempts) == 2
-    assert _copy_rows(zone, "t", report.snapshot_lsn) == [["1", "7"]]
+    assert copied_rows(zone, "t", report.snapshot_lsn) == [["1", "7"]]
     epoch = zone.epochs.latest()
     assert epoch is not None
     assert report.snapshot_lsn > epoch.start_lsn
@@ -374,4 +264,4 @@ def test_a_column_added_while_the_copys_slot_is_made_is_in_the_copy(
         late.commit()
         copying.join()
 
-    assert _copy_rows(zone, "t", reports[0].snapshot_lsn) == [["1", "7"]]
+    assert copied_rows(zone, "t", reports[0].snapshot_lsn) == [["1", "7"]]

@@ -124,6 +124,29 @@ def test_ranges_and_row_filter_hold_together(database: Database, zone: RawZone) 
     assert report.row_count == 19
 
 
+def test_a_role_that_may_read_some_columns_copies_a_large_table(
+    database: Database, zone: RawZone
+) -> None:
+    """B14: such a role may not read ctid."""
+    role = f"role_{database.name}"
+    database.execute(f"create role {role} login replication")
+    try:
+        database.execute(
+            f"""
+            create table t (id int primary key, note text, secret text);
+            insert into t select i, repeat('x', 700) from generate_series(1, 1000) i;
+            grant select (id, note) on t to {role};
+            create publication pub for table t (id, note)
+            """
+        )
+        [report] = copy_all(database, zone, role=role)
+        assert isinstance(report, SnapshotReport), report
+        assert report.row_count == 1000
+        assert is_everything_copied(database, zone, "t")
+    finally:
+        database.execute(f"drop owned by {role}; drop role {role}")
+
+
 def test_rows_written_while_ranges_are_copied_are_not_in_the_copy(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

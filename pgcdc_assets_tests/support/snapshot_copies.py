@@ -7,10 +7,15 @@ from collections.abc import Callable, Generator, Iterator
 import pyarrow as pa
 import pytest
 
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
+from pgcdc_assets.capture.snapshot_pool import (
+    SnapshotFailure,
+    SnapshotPool,
+    SnapshotReport,
+    UnfinishedSnapshot,
+)
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
-from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.raw.scan import DataFile, data_files
@@ -21,15 +26,22 @@ PAGE_BYTES = 8192
 
 
 def copy_all(
-    database: Database, zone: RawZone, parallelism: int = 3, range_bytes: int = 4 * PAGE_BYTES
+    database: Database,
+    zone: RawZone,
+    parallelism: int = 3,
+    range_bytes: int = 4 * PAGE_BYTES,
+    role: str = "postgres",
 ) -> Iterator[SnapshotReport | SnapshotFailure]:
     """Copy all tables of publication `pub`."""
-    settings = database.settings()
+    conninfo = database.conninfo.replace("user=postgres", f"user={role}")
+    settings = ConnectionSettings(conninfo, "test")
     policy = SnapshotPolicy(parallelism, range_bytes)
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         with query_connection(settings, "test") as conn:
             tables = published_tables(conn, "pub")
-        yield from SnapshotPool(settings, zone, 1, snapshot, policy).copy(tables)
+        for outcome in SnapshotPool(settings, zone, 1, snapshot, policy).copy(tables):
+            assert not isinstance(outcome, UnfinishedSnapshot)
+            yield outcome
 
 
 def act_before_third_range(

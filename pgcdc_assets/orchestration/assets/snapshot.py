@@ -69,6 +69,7 @@ def build_snapshot_asset(
                 [table.name for table in wanted],
                 adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
                 policy=capture.snapshot,
+                on_progress=lambda progress: context.log.info(str(progress)),
             )
             for outcome in outcomes:
                 name = outcome.name
@@ -155,4 +156,6 @@ def snapshot_metadata(report: SnapshotReport, gate: SchemaGate | None) -> dict[s
         "seconds": round(report.seconds, 3),
         "rows_per_second": round(report.row_count / max(report.seconds, 1e-6), 1),
         "values_not_utf8": report.rescued_count,
+        "ranges": report.ranges,
+        "ranges_continued": report.ranges_continued,
     }

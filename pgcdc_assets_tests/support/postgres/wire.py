@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 
+# In place of an unchanged TOAST value; no text of Postgres contains the first character.
+UNCHANGED = "\0unchanged"
+
 
 class Reader:
     """Reader of a message's fields from left to right."""
@@ -41,9 +44,9 @@ class Reader:
         texts: list[str | None] = []
         for _ in range(self.take("h")):
             kind = self.take("c")
-            assert kind in b"nt", kind
-            if kind == b"n":
-                texts.append(None)
+            assert kind in b"ntu", kind
+            if kind != b"t":
+                texts.append(UNCHANGED if kind == b"u" else None)
             else:
                 length = self.take("i")
                 texts.append(self.message[self.at : self.at + length].decode())

@@ -1,0 +1,97 @@
+"""The lock on a table that is copied, and the check that the table is as its snapshot knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from psycopg2 import sql
+
+from pgcdc_assets.errors import TableChanged
+from pgcdc_assets.postgres.catalog import read_relations
+from pgcdc_assets.postgres.publication import read_membership
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+    from pgcdc_assets.protocol.relation import Column, Relation
+
+# pg_class is read as of the snapshot, pg_relation_filenode() as of now. Different values mean a
+# rewrite or a TRUNCATE after the snapshot. A rewritten table is empty in an older snapshot (13.6
+# Caveats, https://www.postgresql.org/docs/current/mvcc-caveats.html).
+_REWRITTEN = """
+select count(*)
+  from pg_class c
+ where c.relkind = 'r' and c.relfilenode <> 0
+   and c.relfilenode is distinct from pg_relation_filenode(c.oid)
+   and (c.oid = %s::bigint::oid or c.oid in (select relid from pg_partition_tree(%s::bigint::oid)))
+"""
+
+# Read as of the snapshot and as of now: a partition that was attached or detached in between would
+# be in some ranges of a copy and not in others.
+_PARTITIONS = """
+with recursive tree (oid) as (
+  select %s::bigint::oid
+   union all
+  select i.inhrelid from pg_inherits i join tree on i.inhparent = tree.oid)
+select array_agg(oid::bigint order by oid) from tree
+"""
+
+
+def lock_unchanged(
+    conn: Connection,
+    current: Connection,
+    relation: Relation,
+    query: sql.Composable,
+    publication: str = "",
+) -> None:
+    """Lock the table against ALTER TABLE, then check that it is unchanged since the snapshot.
+
+    The server decodes each change with the catalog as of the change. If a table joins the
+    publication after the snapshot, some changes are missing from both the copy and the stream:
+    these changes commit after the snapshot and before the publication of the table.
+
+    Args:
+        conn: inside a transaction that reads as of the snapshot.
+        current: a connection in autocommit mode, which reads the catalog as it is now.
+
+    Raises:
+        TableChanged: the table or its publication was altered after the snapshot.
+    """
+    relation_id = relation.relation_id
+    with conn.cursor() as cursor:
+        # The query takes the lock with the same privileges as the copy. LOCK TABLE would require a
+        # privilege on the whole table instead of the published columns.
+        cursor.execute(sql.SQL("{} limit 0").format(query))
+        cursor.execute(_REWRITTEN, (relation_id, relation_id))
+        row = cursor.fetchone()
+    then = read_relations(conn, [relation_id]).get(relation_id)
+    now = read_relations(current, [relation_id]).get(relation_id)
+    is_republished = bool(publication) and (
+        read_membership(conn, publication, relation_id)
+        != read_membership(current, publication, relation_id)
+    )
+    is_repartitioned = _partitions(conn, relation_id) != _partitions(current, relation_id)
+    published = {_shape(column) for column in relation.columns}
+    if (
+        then is None
+        or now is None
+        or row != (0,)
+        or is_republished
+        or is_repartitioned
+        or (now.schema, now.table) != (relation.schema, relation.table)
+        or [_shape(column) for column in then.columns] != [_shape(column) for column in now.columns]
+        or not published <= {_shape(column) for column in now.columns}
+    ):
+        raise TableChanged(relation=relation.qualified_name)
+
+
+def _partitions(conn: Connection, relation_id: int) -> list[int]:
+    with conn.cursor() as cursor:
+        cursor.execute(_PARTITIONS, (relation_id,))
+        row = cursor.fetchone()
+    assert row is not None
+    return list(row[0])
+
+
+def _shape(column: Column) -> tuple[str, int | None, int, int]:
+    return column.name, column.attnum, column.type_oid, column.typmod

@@ -1,0 +1,200 @@
+"""`raw/ranges`: the ranges of large tables that were read for snapshots which are not complete.
+
+The rows of a range are in data files in the folder of `raw/snapshots` that no log entry of
+`raw/snapshots` names yet. A table has one file here, which each range replaces. The commit that
+completes the table's snapshot names the data files, and then the table's file here is removed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.compaction import removals
+from pgcdc_assets.raw.files import WrittenFile
+from pgcdc_assets.raw.scan import DataFile, data_files, scan
+from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.table_name import TableName
+
+PARTITION_BY = ("epoch", "schema", "table")
+
+ABANDONED_DAYS = 30
+
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class LandedRange:
+    """A range of pages of a table, with the rows as of one snapshot.
+
+    Attributes:
+        snapshot_lsn: LSN of the snapshot in which the range was read.
+        relation_version: version of the table's columns in `raw/relations`.
+        start_page: the first page.
+        end_page: the page after the last page; None: no end.
+        page_count: number of pages of the table at that time.
+        xmin: all transactions below this 64-bit id had ended at the snapshot.
+        storage: digest of what determines the places and texts of unchanged rows.
+        row_count: number of rows.
+        byte_count: size of the rows' texts in memory.
+        rescued_count: number of values that are not UTF-8.
+        began_at: time at which the reading of the range began.
+        read_at: time at which the range was complete.
+        files: the data files with the rows.
+    """
+
+    epoch: int
+    schema: str
+    table: str
+    snapshot_lsn: Lsn
+    relation_id: int
+    relation_version: int
+    start_page: int
+    end_page: int | None
+    page_count: int
+    xmin: int
+    storage: str
+    row_count: int
+    byte_count: int
+    rescued_count: int
+    began_at: dt.datetime
+    read_at: dt.datetime
+    files: tuple[WrittenFile, ...]
+
+    @property
+    def name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
+    def pages_read(self) -> int:
+        """The number of pages, without the pages that the table did not have."""
+        end = self.page_count if self.end_page is None else self.end_page
+        return max(0, min(end, self.page_count) - self.start_page)
+
+
+@dataclass(frozen=True)
+class RangeStore:
+    """The ranges of one capture's incomplete snapshots.
+
+    Attributes:
+        table: the Delta table.
+        capture: the capture's name.
+    """
+
+    table: RawTable
+    capture: str
+
+    def all(self) -> list[LandedRange]:
+        """Return all ranges, by table and page."""
+        loaded = self.table.load()
+        return [] if loaded is None else self._read(data_files(loaded))
+
+    def append(self, landed: LandedRange) -> None:
+        """Record a range. Its data files are written.
+
+        Raises:
+            TransientError: the lake cannot be written.
+        """
+        for _ in range(_ATTEMPTS):
+            loaded = self.table.load_or_create()
+            old = _files_of(loaded, landed.epoch, landed.name)
+            partition = {
+                "epoch": str(landed.epoch),
+                "schema": landed.schema,
+                "table": landed.table,
+            }
+            with self.table.writer(partition) as writer:
+                rows = [_row(each) for each in [*self._read(old), landed]]
+                columns = [f for f in self.table.schema if f.name not in PARTITION_BY]
+                writer.write(pa.Table.from_pylist(rows, schema=pa.schema(columns)))
+                files = writer.finish()
+            if self._replace(loaded, landed.epoch, landed.name, old, files):
+                return
+            writer.discard()
+        raise TransientError(
+            reason=f"Other processes write to {self.table.uri} at the same time. A range of "
+            f"{landed.name} was not recorded; run it again."
+        )
+
+    def remove(self, epoch: int, name: TableName) -> None:
+        """Remove the ranges of a table, whose snapshot is complete or cannot be continued."""
+        for _ in range(_ATTEMPTS):
+            loaded = self.table.load()
+            old = [] if loaded is None else _files_of(loaded, epoch, name)
+            if loaded is None or not old or self._replace(loaded, epoch, name, old, []):
+                return
+
+    def remove_abandoned(self) -> None:
+        """Remove the ranges of tables of which none was read within `ABANDONED_DAYS`."""
+        oldest = dt.datetime.now(dt.UTC) - dt.timedelta(days=ABANDONED_DAYS)
+        newest: dict[tuple[int, TableName], dt.datetime] = {}
+        for landed in self.all():
+            key = landed.epoch, landed.name
+            newest[key] = max(landed.read_at, newest.get(key, landed.read_at))
+        for (epoch, name), read_at in newest.items():
+            if read_at < oldest:
+                self.remove(epoch, name)
+
+    def _replace(
+        self,
+        loaded: DeltaTable,
+        epoch: int,
+        name: TableName,
+        old: Sequence[DataFile],
+        new: Sequence[WrittenFile],
+    ) -> bool:
+        try:
+            self.table.commit(
+                loaded,
+                new,
+                removed=removals(old),
+                app_id=f"pgcdc:{self.capture}:{epoch}:ranges:{name.record_name}",
+                app_version=loaded.version() + 1,
+            )
+        except CommitRefused:
+            return False
+        return True
+
+    def _read(self, files: Iterable[DataFile]) -> list[LandedRange]:
+        names = [f.name for f in fields(LandedRange) if f.name not in PARTITION_BY]
+        found = [
+            _range(row | {key: file.partition[key] for key in PARTITION_BY})
+            for file in files
+            for batch in scan(self.table, [file], names)
+            for row in batch.to_pylist()
+        ]
+        return sorted(found, key=lambda r: (r.epoch, r.name, r.start_page))
+
+
+def _files_of(loaded: DeltaTable, epoch: int, name: TableName) -> list[DataFile]:
+    def is_own(file: DataFile) -> bool:
+        part = file.partition
+        return (int(part["epoch"]), part["schema"], part["table"]) == (epoch, *name)
+
+    return [file for file in data_files(loaded) if is_own(file)]
+
+
+def _row(landed: LandedRange) -> dict[str, object]:
+    row = {name: value for name, value in asdict(landed).items() if name not in PARTITION_BY}
+    return row | {
+        "snapshot_lsn": int(landed.snapshot_lsn),
+        "files": json.dumps([asdict(file) for file in landed.files]),
+    }
+
+
+def _range(row: dict[str, object]) -> LandedRange:
+    files = json.loads(str(row["files"]))
+    values = row | {
+        "epoch": int(str(row["epoch"])),
+        "snapshot_lsn": Lsn(int(str(row["snapshot_lsn"]))),
+        "files": tuple(WrittenFile(**file) for file in files),
+    }
+    return LandedRange(**values)  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+"""`raw/ranges`: the ranges of snapshots that are not complete."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw import ranges
+from pgcdc_assets.raw.files import WrittenFile
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
+from pgcdc_assets.raw.ranges import LandedRange
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.raw.rows import relation, window
+
+_NOW = dt.datetime.now(dt.UTC)
+
+
+def _landed(start: int, table: str = "t", **values: object) -> LandedRange:
+    landed = LandedRange(
+        epoch=1,
+        schema='a "b".c',
+        table=table,
+        snapshot_lsn=Lsn(1000 + start),
+        relation_id=16400,
+        relation_version=1,
+        start_page=start,
+        end_page=start + 10,
+        page_count=100,
+        xmin=2**33 + start,
+        storage="1 digest",
+        row_count=5,
+        byte_count=50,
+        rescued_count=1,
+        began_at=_NOW,
+        read_at=_NOW,
+        files=(WrittenFile(f"part-{start}.parquet", 7, 5, {"numRecords": 5}, {"epoch": "1"}),),
+    )
+    return replace(landed, **values)  # type: ignore[arg-type]
+
+
+def test_ranges_are_read_as_they_were_recorded_and_removed_by_table(zone: RawZone) -> None:
+    store = zone.ranges
+    assert store.all() == []
+    last = _landed(90, end_page=None)
+    for landed in (last, _landed(10), _landed(0), _landed(0, "u"), _landed(0, epoch=2)):
+        store.append(landed)
+    assert store.all() == [_landed(0), _landed(10), last, _landed(0, "u"), _landed(0, epoch=2)]
+    assert last.pages_read == 10
+    store.remove(1, TableName('a "b".c', "t"))
+    assert RawZone(zone.lake, zone.name).ranges.all() == [_landed(0, "u"), _landed(0, epoch=2)]
+    store.remove(1, TableName("no", "table"))
+    loaded = store.table.load()
+    assert loaded is not None
+    assert len(loaded.file_uris()) == 2
+
+
+def test_processes_that_record_ranges_of_one_table_lose_none(zone: RawZone) -> None:
+    zone.ranges.table.load_or_create()
+
+    def append(first: int) -> None:
+        own = RawZone(zone.lake, zone.name).ranges
+        for start in range(first, first + 40, 10):
+            own.append(_landed(start))
+
+    threads = [threading.Thread(target=append, args=(first,)) for first in (0, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    starts = [landed.start_page for landed in zone.ranges.all()]
+    assert starts == [0, 10, 20, 30, 100, 110, 120, 130]
+
+
+def test_maintenance_spares_the_files_of_ranges_until_they_are_abandoned(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy in several snapshots may take longer than orphans are kept."""
+    zone.changes.land(window(1000, 1001), [])
+    zone.snapshots.land_snapshot(1, Lsn(1000), relation(), 1, [])
+    zone.ranges.append(_landed(0, read_at=_NOW - dt.timedelta(days=20)))
+    spared = Path(zone.snapshots.table.uri, "part-0.parquet")
+    orphan = Path(zone.snapshots.table.uri, "part-orphan.parquet")
+    then = time.time() - 20 * 86400
+    for path in (spared, orphan):
+        path.write_bytes(b"x")
+        os.utime(path, (then, then))
+    maintain_raw_zone(zone, minimum_log_entries=1)
+    assert spared.exists()
+    assert not orphan.exists()
+    monkeypatch.setattr(ranges, "ABANDONED_DAYS", 19)
+    zone.changes.land(window(1001, 1002), [])
+    maintain_raw_zone(zone, minimum_log_entries=1)
+    assert zone.ranges.all() == []
+    assert not spared.exists()
