@@ -14,6 +14,7 @@ import signal
 # Capture, in the order of a run.
 MID_STREAM = "mid_stream"
 BEFORE_DELTA_COMMIT = "before_delta_commit"
+AFTER_SCHEMA_EVENTS = "after_schema_events"
 AFTER_RELATIONS_COMMIT = "after_relations_commit"
 AFTER_DELTA_COMMIT = "after_delta_commit"
 AFTER_STATUS_PACKET = "after_status_packet"

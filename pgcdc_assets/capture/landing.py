@@ -8,6 +8,7 @@ capture abandons the thread and raises an error.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
+from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
@@ -29,6 +31,9 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 _Result = TypeVar("_Result")
+
+# A look at the catalog of a thousand tables takes less than a second.
+_LOOK_SECONDS = 2.0
 
 
 class UndecodableRows(Exception):
@@ -46,6 +51,8 @@ class Landing:
         decoder: the window's decoder.
         lease: the held lease of the slot.
         settings: the source database.
+        schema: the schema events.
+        end: time by the monotonic clock at which the capture's limit ends; None: no limit.
         parks: land rows that cannot be decoded as parked rows; otherwise raise UndecodableRows.
         is_left: set after the landing was abandoned: the landing must not commit.
     """
@@ -56,6 +63,8 @@ class Landing:
     decoder: Decoder
     lease: Lease
     settings: ConnectionSettings
+    schema: SchemaWatch
+    end: float | None = None
     parks: bool = True
     is_left: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -118,8 +127,14 @@ class Landing:
         with server_timeline(self.settings) as server:
             return server.number
 
+    def _has_time(self) -> bool:
+        """Return whether the limit leaves time for a look at the catalog."""
+        return self.end is None or time.monotonic() + _LOOK_SECONDS < self.end
+
     def _before_commit(self) -> None:
         failpoints.reach(failpoints.BEFORE_DELTA_COMMIT)
+        # The events come first: a stored relation version counts as known.
+        self.schema.record(self.lease.conn if self._has_time() else None)
         self.zone.relations.flush()
         self.zone.schema_events.record(parked_events(self.window.epoch, self.decoder.parked))
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.capture.snapshot_pool import (
     SnapshotFailure,
     SnapshotPool,
@@ -130,6 +131,9 @@ def snapshot_each_table(
             settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot
         )
         with query_connection(settings, "snapshot") as conn:
+            # What has changed so far is in the snapshots. The copy checks that nothing changed
+            # between the slot's snapshot and the copy.
+            poll_catalog(conn, zone, tables or (), publication)
             wanted = _wanted(conn, zone, epoch, publication, tables)
         if snapshot is None and any(isinstance(outcome, PublishedTable) for outcome in wanted):
             snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))

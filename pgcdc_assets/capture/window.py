@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.landing import Landing, UndecodableRows
+from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -179,10 +180,14 @@ def _capture(
                 _check_slot(conn, zone, slot, captured_through, stream.backend_pid)
                 if summary is None:
                     with closing(_catalog(settings, zone, publication, window)) as catalog:
-                        decoder = _decoder(zone, catalog, window)
-                        landing = Landing(zone, window, stream, decoder, lease, settings, parks)
+                        schema = SchemaWatch(zone, publication, window.epoch, settings=settings)
+                        decoder = _decoder(catalog, schema, window)
+                        end = None if limits.total_seconds is None else began + limits.total_seconds
+                        landing = Landing(
+                            zone, window, stream, decoder, lease, settings, schema, end, parks
+                        )
                         summary = landing.run_within(_seconds_left(limits, began))
-                    warnings += decoder.warnings + catalog.warnings
+                    warnings += decoder.warnings + catalog.warnings + Counter(schema.warnings)
                     failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
                 _confirm(stream, window, captured_through)
                 failpoints.reach(failpoints.AFTER_STATUS_PACKET)
@@ -289,10 +294,10 @@ def _catalog(
     return CatalogResolver(settings, publication, registered)
 
 
-def _decoder(zone: RawZone, catalog: CatalogResolver, window: LsnWindow) -> Decoder:
+def _decoder(catalog: CatalogResolver, schema: SchemaWatch, window: LsnWindow) -> Decoder:
     def resolve(announced: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
         relation = catalog.complete(announced, commit_lsn, xid)
-        return relation, zone.relations.register(window.epoch, relation, commit_lsn)
+        return relation, schema.register(relation, commit_lsn)
 
     return Decoder(resolve, window.end, window.start)
 

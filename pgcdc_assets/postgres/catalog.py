@@ -40,19 +40,26 @@ select c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
  where c.oid = any(%s::bigint[]::oid[])
 """
 
-# attmissingval is an array of one element. Of a partitioned table, only its partitions have it.
+# attmissingval is an array of one element. Of a partitioned table, only its partitions have it. The
+# function pg_partition_tree() is unsuitable, because it waits for the locks of VACUUM FULL.
 _COLUMNS = """
+with recursive part(root, oid) as (
+    select c.oid, c.oid
+      from pg_class c where c.oid = any(%(oids)s::bigint[]::oid[]) and c.relkind = 'p'
+    union select p.root, i.inhrelid from part p join pg_inherits i on i.inhparent = p.oid
+)
 select a.attrelid::bigint, a.attname, a.atttypid::bigint, a.atttypmod, a.attnum,
        a.attgenerated::text, case c.relkind when 'p' then (
          select min((l.attmissingval::text::text[])[1])
-           from pg_partition_tree(c.oid) p
-           join pg_attribute l on l.attrelid = p.relid and l.attname = a.attname
-          where p.isleaf and not l.attisdropped
+           from part p
+           join pg_class leaf on leaf.oid = p.oid and leaf.relkind <> 'p'
+           join pg_attribute l on l.attrelid = p.oid and l.attname = a.attname
+          where p.root = c.oid and not l.attisdropped
          having count(distinct (l.attmissingval::text::text[])[1]) = 1)
        else (a.attmissingval::text::text[])[1] end,
        a.atthasdef, a.attnotnull, a.attidentity::text
   from pg_attribute a join pg_class c on c.oid = a.attrelid
- where a.attrelid = any(%s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
+ where a.attrelid = any(%(oids)s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
  order by a.attrelid, a.attnum
 """
 
@@ -126,7 +133,7 @@ def read_relations(
     with conn.cursor() as cursor:
         cursor.execute(_RELATIONS, (wanted,))
         heads = cursor.fetchall()
-        cursor.execute(_COLUMNS, (wanted,))
+        cursor.execute(_COLUMNS, {"oids": wanted})
         attributes: dict[int, list[tuple[Any, ...]]] = {}
         for owner, *attribute in cursor:
             attributes.setdefault(owner, []).append(tuple(attribute))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.protocol.table_definition import Membership
 from pgcdc_assets.table_name import TableName, quoted
 
 if TYPE_CHECKING:
@@ -32,35 +33,58 @@ select c.oid::bigint, c.relkind::text, {columns}
  order by t.schemaname, t.tablename
 """
 
-# All catalog rows that determine how a table is published, as of the transaction's snapshot. The
+# All catalog rows that determine how tables are published, as of the transaction's snapshot. The
 # view pg_publication_tables is unsuitable, because its functions read the newest catalog in every
-# transaction. The `xmin` of a row distinguishes the row from a deleted and re-inserted row. The
-# ancestors of a partition are included, because an ancestor may publish the partition.
-_MEMBERSHIP = """
-with recursive line(oid) as (
-    select %(relation)s::oid
-    union select i.inhparent from pg_inherits i join line l on i.inhrelid = l.oid
+# transaction, and wait for the locks of ALTER TABLE and VACUUM FULL. The `xmin` of a row
+# distinguishes the row from a deleted and re-inserted row. The ancestors of a partition are
+# included, because an ancestor may publish the partition.
+_MEMBERSHIPS = """
+with recursive line(relation, oid) as (
+    select w.oid, w.oid from unnest(%(relations)s::bigint[]::oid[]) w(oid)
+    union select l.relation, i.inhparent from pg_inherits i join line l on i.inhrelid = l.oid
 ), publication as (
     select p.*, p.xmin::text as row_version from pg_publication p where p.pubname = %(publication)s
+), listed as (
+    select l.relation, jsonb_agg(to_jsonb(r) || jsonb_build_object(
+               'xmin', r.xmin::text, 'prqual', md5(to_jsonb(r) ->> 'prqual'), 'columns', {columns})
+               order by r.oid) as found
+      from pg_publication_rel r
+      join publication p on p.oid = r.prpubid
+      join line l on l.oid = r.prrelid
+     group by 1
+), schemas as ({schemas}
+), classes as (
+    select l.relation, jsonb_agg(jsonb_build_array(c.oid, c.relnamespace, c.relkind,
+                                                   c.relpersistence) order by c.oid) as found
+      from line l join pg_class c on c.oid = l.oid
+     group by 1
+), inherits as (
+    select l.relation, jsonb_agg(to_jsonb(i) order by i.inhrelid, i.inhparent) as found
+      from line l join pg_inherits i on i.inhrelid = l.oid
+     group by 1
 )
-select (select jsonb_agg(to_jsonb(p)) from publication p),
-       (select jsonb_agg(to_jsonb(r) || jsonb_build_object('xmin', r.xmin::text) order by r.oid)
-          from pg_publication_rel r join publication p on p.oid = r.prpubid
-         where r.prrelid in (select oid from line)),
-       {schemas},
-       (select jsonb_agg(jsonb_build_array(c.oid, c.relnamespace, c.relkind, c.relpersistence)
-                         order by c.oid)
-          from pg_class c where c.oid in (select oid from line)),
-       (select jsonb_agg(to_jsonb(i) order by i.inhrelid, i.inhparent)
-          from pg_inherits i where i.inhrelid in (select oid from line))
+select w.oid::bigint, (select to_jsonb(p) from publication p),
+       listed.found, schemas.found, classes.found, inherits.found
+  from unnest(%(relations)s::bigint[]::oid[]) w(oid)
+  left join listed on listed.relation = w.oid
+  left join schemas on schemas.relation = w.oid
+  left join classes on classes.relation = w.oid
+  left join inherits on inherits.relation = w.oid
 """
 
-# FOR TABLES IN SCHEMA exists since PG 15.
+# Column lists and FOR TABLES IN SCHEMA exist since PG 15.
+_LISTED_COLUMNS = """(
+    select jsonb_agg(a.attname order by a.attnum) from pg_attribute a
+     where a.attrelid = r.prrelid and a.attnum = any(r.prattrs))"""
 _SCHEMAS = """
-(select jsonb_agg(to_jsonb(n) || jsonb_build_object('xmin', n.xmin::text) order by n.oid)
-   from pg_publication_namespace n join publication p on p.oid = n.pnpubid
-  where n.pnnspid in (select c.relnamespace from pg_class c where c.oid in (select oid from line)))
-"""
+    select l.relation, jsonb_agg(to_jsonb(n) || jsonb_build_object('xmin', n.xmin::text)
+                                 order by n.oid) as found
+      from pg_publication_namespace n
+      join publication p on p.oid = n.pnpubid
+      join pg_class c on c.relnamespace = n.pnnspid
+      join line l on l.oid = c.oid
+     group by 1"""
+_NO_SCHEMAS = "select null::oid as relation, null::jsonb as found"
 
 _REFUSAL = """
 select c.relkind::text, c.relpersistence::text, n.nspname ~ '^(pg_catalog|information_schema)$'
@@ -168,20 +192,25 @@ def read_members(conn: Connection, publication: str) -> list[Member]:
         ]
 
 
-def read_membership(conn: Connection, publication: str, relation_id: int) -> tuple[Any, ...]:
-    """Return all catalog rows that determine whether and how a table is published.
+def read_memberships(
+    conn: Connection, publication: str, relation_ids: Iterable[int]
+) -> dict[int, Membership]:
+    """Return all catalog rows that determine whether and how tables are published, by OID.
 
     Equal results in two transactions prove that the publication of the table did not change
     between the two snapshots.
     """
-    schemas = _SCHEMAS if conn.server_version >= 150000 else "null"
+    has_schemas = conn.server_version >= 150000
+    query = _MEMBERSHIPS.format(
+        columns=_LISTED_COLUMNS if has_schemas else "null",
+        schemas=_SCHEMAS if has_schemas else _NO_SCHEMAS,
+    )
     with conn.cursor() as cursor:
-        cursor.execute(
-            _MEMBERSHIP.format(schemas=schemas),
-            {"relation": relation_id, "publication": publication},
-        )
-        row: tuple[Any, ...] = cursor.fetchone() or ()
-    return row
+        cursor.execute(query, {"relations": sorted(relation_ids), "publication": publication})
+        return {
+            relation_id: Membership(row, *(tuple(rows or ()) for rows in lists))
+            for relation_id, row, *lists in cursor
+        }
 
 
 def explain_unpublished(conn: Connection, publication: str, schema: str, table: str) -> str:

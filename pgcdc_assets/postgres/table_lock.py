@@ -8,7 +8,7 @@ from psycopg2 import sql
 
 from pgcdc_assets.errors import TableChanged
 from pgcdc_assets.postgres.catalog import read_relations
-from pgcdc_assets.postgres.publication import read_membership
+from pgcdc_assets.postgres.publication import read_memberships
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -67,8 +67,8 @@ def lock_unchanged(
     then = read_relations(conn, [relation_id]).get(relation_id)
     now = read_relations(current, [relation_id]).get(relation_id)
     is_republished = bool(publication) and (
-        read_membership(conn, publication, relation_id)
-        != read_membership(current, publication, relation_id)
+        read_memberships(conn, publication, [relation_id])
+        != read_memberships(current, publication, [relation_id])
     )
     is_repartitioned = _partitions(conn, relation_id) != _partitions(current, relation_id)
     published = {_shape(column) for column in relation.columns}

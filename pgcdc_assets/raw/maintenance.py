@@ -69,9 +69,10 @@ def maintain_raw_zone(
     changes.window_index.save(table)
     try:
         changes.table.shorten_log(table)
-        index = changes.window_index.table.load()
-        if index is not None:
-            changes.window_index.table.shorten_log(index)
+        for other in (changes.window_index.table, zone.definitions.table):
+            loaded = other.load()
+            if loaded is not None:
+                other.shorten_log(loaded)
     except (DeltaError, OSError) as error:
         raise _failed(changes.table, error) from error
     tables = (
@@ -80,6 +81,7 @@ def maintain_raw_zone(
         zone.epochs,
         zone.ranges,
         zone.schema_events,
+        zone.definitions,
         changes.window_index,
     )
     removed = sum(_vacuum(part.table) for part in tables)

@@ -139,3 +139,15 @@ WINDOWS = pa.schema(
         pa.field("last_commit_ts", pa.timestamp("us", tz="UTC")),
     ]
 )
+
+DEFINITIONS = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("lsn", pa.int64(), nullable=False),
+        pa.field("schema", pa.string(), nullable=False),
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("relation_id", pa.int64(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+        pa.field("definition", pa.string(), nullable=False),
+    ]
+)

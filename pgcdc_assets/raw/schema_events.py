@@ -44,6 +44,7 @@ class SchemaChange(enum.StrEnum):
     KEY_CHANGED = "key_changed"
     IDENTITY_CHANGED = "identity_changed"
     TABLE_RENAMED = "table_renamed"
+    TABLE_DROPPED = "table_dropped"
     TABLE_RECREATED = "table_recreated"
     TABLE_REWRITTEN = "table_rewritten"
     PARTITION_ATTACHED = "partition_attached"

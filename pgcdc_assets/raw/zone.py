@@ -10,6 +10,7 @@ import pyarrow as pa
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw import changes, ranges, schema, snapshots, window_index
 from pgcdc_assets.raw.changes import ChangeLog
+from pgcdc_assets.raw.definitions import DefinitionStore
 from pgcdc_assets.raw.epochs import Epoch, EpochLog
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.ranges import RangeStore
@@ -82,6 +83,11 @@ class RawZone:
     def schema_events(self) -> SchemaEventLog:
         """The changes of the tables' definitions."""
         return SchemaEventLog(self._table("schema_events", schema.SCHEMA_EVENTS), self.name)
+
+    @cached_property
+    def definitions(self) -> DefinitionStore:
+        """The definitions of the tables at the newest look at the catalog."""
+        return DefinitionStore(self._table("definitions", schema.DEFINITIONS), self.name)
 
     def _table(
         self,

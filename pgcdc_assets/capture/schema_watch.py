@@ -1,0 +1,338 @@
+"""Schema events: what the stream announces, and what a look at the catalog shows.
+
+A look compares the definitions of the published tables with those of the look before, and records
+an event per change. Each capture looks at the end of its window, each snapshot before it copies,
+and the lag sensor in between. The order of the steps: read the look before, read the catalog, read
+the LSN, record the events, store the look. The LSN of an event is therefore above the change. If
+the process dies between two steps, the next look finds the same changes and skips the events that
+are recorded. If another process has stored a look in between, the look is repeated.
+
+The stream announces a change with the first row after the change. Its event is recorded before the
+relation version: a version that is stored counts as known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
+from pgcdc_assets.postgres.table_definitions import read_catalog_digest, read_definitions
+from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.protocol.table_definition import TableDefinition
+from pgcdc_assets.raw.definition_changes import compare_definitions, definition_to_keep
+from pgcdc_assets.raw.definitions import CatalogLook, SeenDefinition, definition_text
+from pgcdc_assets.raw.relations import RelationVersion, newest_ids_of
+from pgcdc_assets.raw.schema_changes import SchemaChangeFound, compare_relations
+from pgcdc_assets.raw.schema_events import CATALOG, STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
+
+if TYPE_CHECKING:
+    from pgcdc_assets.postgres.connection import Connection
+
+# A look is repeated if the catalog changes while the look reads, or another process stores a look.
+_ATTEMPTS = 5
+
+
+def poll_catalog(
+    conn: Connection, zone: RawZone, tables: Collection[TableName], publication: str
+) -> list[SchemaEvent]:
+    """Look at the catalog, and return the new events. Without a change, ask one query.
+
+    Args:
+        conn: a connection to the source database in autocommit mode.
+        zone: the raw zone. Without an epoch there is nothing to compare with.
+        tables: the declared tables.
+        publication: the publication's name.
+
+    Raises:
+        TransientError: the server or the lake is not available now.
+    """
+    epoch = zone.epochs.latest()
+    if epoch is None:
+        return []
+    return SchemaWatch(zone, publication, epoch.epoch, tables).record(conn)
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """A relation version that the stream has announced first.
+
+    Attributes:
+        relation: the version.
+        before: the newest version before; None for a new OID.
+        lsn: commit LSN of the announcing transaction.
+    """
+
+    relation: Relation
+    before: Relation | None
+    lsn: Lsn
+
+
+@dataclass
+class SchemaWatch:
+    """The schema events of one capture in one epoch.
+
+    Attributes:
+        zone: the raw zone.
+        publication: the publication's name.
+        epoch: the epoch.
+        tables: the declared tables, if known.
+        settings: the source database of a capture; None: a failed look is an error.
+        warnings: descriptions of looks that failed.
+    """
+
+    zone: RawZone
+    publication: str
+    epoch: int
+    tables: Collection[TableName] = ()
+    settings: ConnectionSettings | None = None
+    warnings: list[str] = field(default_factory=list)
+    _announced: list[Announcement] = field(default_factory=list, repr=False)
+
+    def register(self, relation: Relation, commit_lsn: Lsn) -> int:
+        """Register an announced relation, note a new version, and return the version's number."""
+        relations = self.zone.relations
+        known = relations.registered(self.epoch, relation.relation_id)
+        if not any(version.describes(relation) for version in known):
+            before = known[-1] if known else None
+            self._announced.append(Announcement(relation, before, commit_lsn))
+        return relations.register(self.epoch, relation, commit_lsn)
+
+    def record(self, conn: Connection | None) -> list[SchemaEvent]:
+        """Record the events of the announced versions and of a look, and return the new events.
+
+        Args:
+            conn: a connection in autocommit mode; None: no look.
+
+        Raises:
+            TransientError: the lake is not available now.
+        """
+        new: list[SchemaEvent] = []
+        for _ in range(_ATTEMPTS):
+            base = self.zone.definitions.read(self.epoch)
+            look = None if conn is None else self._look(conn, base)
+            is_unchanged = look is None or look.is_unchanged
+            if is_unchanged and not self._announced:
+                return new
+            events = _Events(self, base, look)
+            new += self.zone.schema_events.record(events.find(self._announced))
+            failpoints.reach(failpoints.AFTER_SCHEMA_EVENTS)
+            if look is None or look.is_unchanged:
+                return new
+            if self.zone.definitions.replace(self.epoch, base, look.digest, events.seen()):
+                return new
+        return new
+
+    def _look(self, conn: Connection, base: CatalogLook) -> _Look | None:
+        """Return the catalog's definitions; None if the look failed beside a capture.
+
+        A capture that cannot look lands its rows nevertheless. The lag sensor looks as well.
+        """
+        if self.settings is None:
+            return _read(conn, self.publication, base)
+        try:
+            with sorted_failures(self.settings, "lease"):
+                return _read(conn, self.publication, base)
+        except TransientError as error:
+            self.warnings.append(f"the catalog was not compared: {error}")
+            return None
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a look at the catalog has read.
+
+    Attributes:
+        digest: digest of the rows.
+        lsn: end of the WAL after the last query.
+        tables: definitions by OID; empty if they are those of the look before.
+        is_unchanged: the catalog is as at the look before.
+    """
+
+    digest: str
+    lsn: Lsn
+    tables: Mapping[int, TableDefinition]
+    is_unchanged: bool = False
+
+
+def _read(conn: Connection, publication: str, base: CatalogLook) -> _Look:
+    digest = read_catalog_digest(conn, publication, base.tables)
+    for _ in range(_ATTEMPTS):
+        if digest == base.digest:
+            return _Look(digest, Lsn(0), {}, is_unchanged=True)
+        tables = read_definitions(conn, publication, base.tables)
+        again = read_catalog_digest(conn, publication, base.tables)
+        if again == digest:
+            return _Look(digest, read_barrier(conn), tables)
+        digest = again
+    raise TransientError(reason="The catalog changes faster than it can be read.")
+
+
+class _Events:
+    """The events of the differences between a look and the look before, and of the stream."""
+
+    def __init__(self, watch: SchemaWatch, base: CatalogLook, look: _Look | None) -> None:
+        self._watch = watch
+        self._base = base
+        self._is_complete = look is not None
+        self._look = None if look is None or look.is_unchanged else look
+        self._recorded = [e for e in watch.zone.schema_events.read() if e.epoch == watch.epoch]
+        self._versions: list[RelationVersion] | None = None
+        self._declared = self._find_declared()
+
+    def find(self, announced: Iterable[Announcement]) -> list[SchemaEvent]:
+        """Return the events that are not recorded yet."""
+        found = [event for one in announced for event in self._of_announcement(one)]
+        self._recorded += found
+        return found + (self._of_look(self._look) if self._look is not None else [])
+
+    def seen(self) -> dict[int, SeenDefinition]:
+        """Return the definitions to store."""
+        seen = {}
+        look = self._look
+        assert look is not None
+        for oid, after in look.tables.items():
+            before = self._base.tables.get(oid)
+            kept = after if before is None else definition_to_keep(before.definition, after)
+            text = definition_text(kept)
+            lsn = before.lsn if before is not None and before.text == text else look.lsn
+            seen[oid] = SeenDefinition(self._declared[oid], lsn, text)
+        return seen
+
+    def _find_declared(self) -> dict[int, TableName]:
+        """Return the declared table of each OID that one of the two looks has.
+
+        A table keeps the name under which it was first seen, until another table has this name or
+        a table of its new name is declared.
+        """
+        current = {oid: seen.definition.relation.name for oid, seen in self._base.tables.items()}
+        if self._look is not None:
+            current |= {oid: table.relation.name for oid, table in self._look.tables.items()}
+        first = {oid: seen.table for oid, seen in self._base.tables.items()}
+        if self._look is not None and self._look.tables.keys() - first.keys():
+            for version in reversed(self._known_versions()):
+                if version.relation.relation_id not in self._base.tables:
+                    first[version.relation.relation_id] = version.relation.name
+        taken = {name: oid for oid, name in current.items() if self._is_there(oid)}
+        declared = {}
+        for oid, name in current.items():
+            known = first.get(oid, name)
+            is_taken = taken.get(known, oid) != oid
+            declared[oid] = name if name in self._watch.tables or is_taken else known
+        return declared
+
+    def _is_there(self, oid: int) -> bool:
+        return self._look is None or oid in self._look.tables
+
+    def _of_announcement(self, one: Announcement) -> Iterator[SchemaEvent]:
+        oid, relation = one.relation.relation_id, one.relation
+        names = {*self._declared.values(), *self._watch.tables}
+        if self._is_complete and oid not in self._declared and relation.name not in names:
+            # A partition that is published under the name of its root.
+            return
+        before = self._base.tables.get(oid)
+        now = self._look.tables.get(oid) if self._look is not None else None
+        table = self._declared.get(oid)
+        if table is None:
+            table = relation.name if one.before is None else one.before.name
+        # The look before may have seen the version already, and recorded its changes.
+        was_seen = before is not None and before.definition.relation.describes(relation)
+        recorded = [e for e in self._recorded if e.relation_id == oid] if was_seen else []
+        for change in self._compare(one, before, now):
+            if not any((e.change, e.columns) == (change.change, change.columns) for e in recorded):
+                yield self._event(one.lsn, table, oid, change, STREAM)
+        if one.before is None or one.before.name != relation.name:
+            yield from self._recreated(one.lsn, relation, STREAM)
+
+    def _compare(
+        self, one: Announcement, before: SeenDefinition | None, now: TableDefinition | None
+    ) -> list[SchemaChangeFound]:
+        if one.before is None:
+            return []
+        is_rewritten = None
+        if before is not None and now is not None:
+            added = {c.attnum for c in one.relation.columns} - {
+                c.attnum for c in one.before.columns
+            }
+            if not added & before.definition.attnums:
+                # The columns were added between the two looks.
+                is_rewritten = now.is_rewritten_since(before.definition)
+        return compare_relations(one.before, one.relation, is_rewritten)
+
+    def _of_look(self, look: _Look) -> list[SchemaEvent]:
+        found: list[SchemaEvent] = []
+        for oid, before in self._base.tables.items():
+            after = look.tables.get(oid)
+            for change in _changes(before.definition, after):
+                if not self._is_recorded(oid, before.lsn, change):
+                    found.append(self._event(look.lsn, self._declared[oid], oid, change, CATALOG))
+        for oid, after in look.tables.items():
+            known = self._base.tables.get(oid)
+            is_renamed = known is None or known.definition.relation.name != after.relation.name
+            if after.is_published and is_renamed:
+                found += self._recreated(look.lsn, after.relation, CATALOG)
+        return found
+
+    def _is_recorded(self, oid: int, since: Lsn, change: SchemaChangeFound) -> bool:
+        """Return whether an event of the change was recorded after the look before."""
+        return any(
+            event.relation_id == oid
+            and event.lsn > since
+            and (event.change, event.columns, event.detail)
+            == (change.change, change.columns, change.detail)
+            for event in self._recorded
+        )
+
+    def _recreated(self, lsn: Lsn, relation: Relation, found_by: str) -> Iterator[SchemaEvent]:
+        """Yield the event of a table whose name belonged to another OID."""
+        name, oid = relation.name, relation.relation_id
+        owner = newest_ids_of(self._known_versions(), [name]).get(name)
+        if owner is None:
+            others = [o for o, seen in self._base.tables.items() if seen.table == name and o != oid]
+            owner = others[-1] if others else None
+        if owner in (None, oid):
+            return
+        if any(
+            event.relation_id == oid and event.change is SchemaChange.TABLE_RECREATED
+            for event in self._recorded
+        ):
+            return
+        detail = f"Another table has the name {relation.qualified_name} now."
+        change = SchemaChangeFound(SchemaChange.TABLE_RECREATED, (), detail, True)
+        yield self._event(lsn, name, oid, change, found_by)
+
+    def _known_versions(self) -> list[RelationVersion]:
+        """Return the stored relation versions, without those of the window."""
+        if self._versions is None:
+            self._versions = self._watch.zone.relations.versions(self._watch.epoch)
+        return self._versions
+
+    def _event(
+        self, lsn: Lsn, table: TableName, oid: int, change: SchemaChangeFound, found_by: str
+    ) -> SchemaEvent:
+        return SchemaEvent(
+            self._watch.epoch,
+            lsn,
+            table,
+            oid,
+            change.change,
+            change.columns,
+            change.detail,
+            change.needs_snapshot,
+            found_by,
+        )
+
+
+def _changes(before: TableDefinition, after: TableDefinition | None) -> list[SchemaChangeFound]:
+    if after is not None:
+        return compare_definitions(before, after)
+    if not before.is_published:
+        return []
+    return [SchemaChangeFound(SchemaChange.TABLE_DROPPED, (), "The table was dropped.", False)]

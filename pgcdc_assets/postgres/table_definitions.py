@@ -1,0 +1,204 @@
+"""The definitions of the published tables, and a digest that shows whether any has changed.
+
+The queries read catalog tables alone. The view pg_publication_tables and pg_partition_tree() would
+wait for the locks of ALTER TABLE and VACUUM FULL on any of the tables.
+
+Source: Postgres documentation, chapter 51 System Catalogs. The rules of membership are those of
+pg_get_publication_tables() in src/backend/catalog/pg_publication.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.postgres.catalog import read_relations
+from pgcdc_assets.postgres.publication import read_memberships
+from pgcdc_assets.protocol.table_definition import Partition, RowVersion, TableDefinition
+from pgcdc_assets.table_name import TableName
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+# `tree` has each listed table with its partitions. `watched` has the tables whose changes arrive
+# under their own name, and the tables that were watched before. 16384 is FirstNormalObjectId.
+_WATCHED = """
+with recursive publication as (
+    select p.* , p.xmin as row_version from pg_publication p where p.pubname = %(publication)s
+), listed(oid) as (
+    select r.prrelid from pg_publication_rel r join publication p on p.oid = r.prpubid
+    {schemas}
+    union select c.oid from pg_class c, publication p
+           where p.puballtables and c.oid >= 16384 and c.relkind in ('r', 'p')
+             and c.relpersistence = 'p'
+), tree(root, oid) as (
+    select oid, oid from listed
+    union select t.root, i.inhrelid
+            from tree t
+            join pg_inherits i on i.inhparent = t.oid
+            join pg_class c on c.oid = i.inhrelid and c.relispartition
+), published(oid) as (
+    select distinct t.oid
+      from tree t
+      join pg_class c on c.oid = t.oid and c.relpersistence = 'p'
+      cross join publication p
+     where case when p.pubviaroot
+                then not exists (select from tree a where a.oid = t.oid and a.root <> t.oid)
+                else c.relkind = 'r' end
+), watched(oid) as (
+    select oid from published
+    union select unnest(%(known)s::bigint[]::oid[])
+)
+"""
+
+_SCHEMAS = """
+    union select c.oid
+            from pg_publication_namespace n
+            join publication p on p.oid = n.pnpubid
+            join pg_class c on c.relnamespace = n.pnnspid
+           where c.relkind in ('r', 'p') and c.relpersistence = 'p'
+"""
+
+_SCHEMA_ROWS = """
+    union all select 's', n.oid, 0, n.xmin
+                from pg_publication_namespace n join publication p on p.oid = n.pnpubid
+"""
+
+# Each change of a row of the catalog gives the row another `xmin`, except for the statistics that
+# VACUUM and ANALYZE write in place.
+_DIGEST = """
+, related(oid) as (select oid from watched union select oid from tree),
+rows(kind, oid, number, version) as (
+    select 'c', c.oid, 0, c.xmin from pg_class c where c.oid in (select oid from related)
+    union all select 'a', a.attrelid, a.attnum, a.xmin
+                from pg_attribute a
+               where a.attrelid in (select oid from watched) and a.attnum > 0
+    union all select 'i', i.indexrelid, 0, i.xmin
+                from pg_index i
+               where i.indrelid in (select oid from watched)
+                 and (i.indisprimary or i.indisreplident)
+    union all select 'h', h.inhrelid, h.inhseqno, h.xmin
+                from pg_inherits h where h.inhrelid in (select oid from related)
+    union all select 'n', n.oid, 0, n.xmin
+                from pg_namespace n
+               where n.oid in (select c.relnamespace from pg_class c
+                                where c.oid in (select oid from watched))
+    union all select 'p', p.oid, 0, p.row_version from publication p
+    union all select 'r', r.oid, 0, r.xmin
+                from pg_publication_rel r join publication p on p.oid = r.prpubid
+    {schema_rows}
+)
+select count(*) || ':' || coalesce(sum(hashtextextended(
+           concat_ws(' ', kind, oid, number, version), 0)), 0)
+  from rows
+"""
+
+_TABLES = """
+select c.oid::bigint, c.oid in (select oid from published), c.xmin::text::bigint,
+       c.cmin::text::bigint, coalesce(t.xmin::text::bigint, 0), c.relfilenode::bigint
+  from watched w
+  join pg_class c on c.oid = w.oid
+  left join pg_type t on t.oid = c.reltype
+"""
+
+_COLUMNS = """
+select a.attrelid::bigint, a.attnum, a.xmin::text::bigint, a.cmin::text::bigint
+  from pg_attribute a
+ where a.attrelid = any(%s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
+"""
+
+# CREATE TABLE ... PARTITION OF writes the rows of its columns with the rows of the system columns
+# (-6 is TableOidAttributeNumber). ATTACH PARTITION writes the row of each column again.
+_PARTITIONS = """
+with recursive part(root, oid, version) as (
+    select i.inhparent, i.inhrelid, i.xmin
+      from pg_inherits i join pg_class c on c.oid = i.inhrelid and c.relispartition
+     where i.inhparent = any(%s::bigint[]::oid[])
+    union select p.root, i.inhrelid, i.xmin
+            from part p
+            join pg_inherits i on i.inhparent = p.oid
+            join pg_class c on c.oid = i.inhrelid and c.relispartition
+)
+select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::bigint,
+       exists (select from pg_attribute s join pg_attribute a on a.attrelid = s.attrelid
+                where s.attrelid = p.oid and s.attnum = -6 and a.attnum > 0
+                  and a.xmin = s.xmin and a.cmin = s.cmin and s.xmin = p.version),
+       c.relfilenode::bigint
+  from part p
+  join pg_class c on c.oid = p.oid
+  join pg_namespace n on n.oid = c.relnamespace
+"""
+
+
+def read_catalog_digest(conn: Connection, publication: str, known: Iterable[int]) -> str:
+    """Return a digest of the catalog rows of the published tables. The call makes one round trip.
+
+    Equal digests of two calls prove that no definition has changed in between.
+
+    Args:
+        known: OIDs of tables that are watched although the publication may not send them now.
+    """
+    has_schemas = conn.server_version >= 150000
+    query = _watched(conn) + _DIGEST.format(schema_rows=_SCHEMA_ROWS if has_schemas else "")
+    with conn.cursor() as cursor:
+        cursor.execute(query, {"publication": publication, "known": sorted(known)})
+        row = cursor.fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def read_definitions(
+    conn: Connection, publication: str, known: Iterable[int]
+) -> dict[int, TableDefinition]:
+    """Return the definitions of the published and of the known tables by OID.
+
+    The queries read one after the other: the caller compares the digests from before and after.
+    """
+    with conn.cursor() as cursor:
+        cursor.execute(
+            _watched(conn) + _TABLES, {"publication": publication, "known": sorted(known)}
+        )
+        tables = {row[0]: row[1:] for row in cursor}
+        cursor.execute(_COLUMNS, (list(tables),))
+        columns: dict[int, dict[int, RowVersion]] = {}
+        for oid, attnum, xmin, cmin in cursor:
+            columns.setdefault(oid, {})[attnum] = RowVersion(xmin, cmin)
+        cursor.execute(_PARTITIONS, (list(tables),))
+        partitions: dict[int, dict[int, Partition]] = {}
+        for root, oid, schema, table, *facts in cursor:
+            name = str(TableName(schema, table))
+            partitions.setdefault(root, {})[oid] = Partition(name, *facts)
+    memberships = read_memberships(conn, publication, tables)
+    lists = {oid: membership.column_list for oid, membership in memberships.items()}
+    # Before PG 18 pgoutput does not send generated columns.
+    sends_generated = conn.server_version >= 180000
+
+    def is_sent(oid: int, name: str, generated: str) -> bool:
+        listed = lists[oid]
+        if listed is not None:
+            return name in listed and (sends_generated or not generated)
+        row = memberships[oid].publication or {}
+        return not generated or generated == row.get("pubgencols")
+
+    relations = read_relations(conn, tables, is_sent)
+    found = {}
+    for oid, relation in relations.items():
+        is_published, xmin, cmin, type_version, relfilenode = tables[oid]
+        sent = {column.attnum for column in relation.columns}
+        versions = columns.get(oid, {})
+        found[oid] = TableDefinition(
+            relation=relation,
+            is_published=is_published,
+            membership=memberships[oid],
+            attnums=frozenset(versions),
+            column_versions={n: version for n, version in versions.items() if n in sent},
+            class_version=RowVersion(xmin, cmin),
+            type_version=type_version,
+            relfilenode=relfilenode,
+            partitions=partitions.get(oid, {}),
+        )
+    return found
+
+
+def _watched(conn: Connection) -> str:
+    return _WATCHED.format(schemas=_SCHEMAS if conn.server_version >= 150000 else "")

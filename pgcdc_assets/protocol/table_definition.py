@@ -1,0 +1,113 @@
+"""The definition of a captured table in the source's catalog, at one look.
+
+A row of the catalog has a version: the id of the transaction that wrote it (`xmin`). A definition
+keeps these versions, so that a change and its reversal between two looks is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgcdc_assets.protocol.relation import Relation
+
+CatalogRow = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The catalog rows that determine whether and how a publication sends a table.
+
+    Attributes:
+        publication: the row of pg_publication with its version; None without the publication.
+        tables: the rows of pg_publication_rel for the table and its ancestors. `columns` are the
+            names of the column list, `prqual` is a digest of the row filter.
+        schemas: the rows of pg_publication_namespace for the schemas of the table and its
+            ancestors.
+        classes: OID, schema, kind and persistence of the table and its ancestors.
+        inherits: the rows of pg_inherits that lead to the ancestors.
+    """
+
+    publication: CatalogRow | None
+    tables: tuple[CatalogRow, ...] = ()
+    schemas: tuple[CatalogRow, ...] = ()
+    classes: tuple[Any, ...] = ()
+    inherits: tuple[CatalogRow, ...] = ()
+
+    @property
+    def column_list(self) -> frozenset[str] | None:
+        """The names of the columns in the publication's column list; None without a list."""
+        lists = [row.get("columns") for row in self.tables]
+        if self.publication is None or self.publication["puballtables"] or self.schemas:
+            return None
+        if not lists or None in lists:
+            return None
+        return frozenset(name for names in lists for name in names or ())
+
+
+@dataclass(frozen=True, slots=True)
+class RowVersion:
+    """The version of a catalog row.
+
+    Attributes:
+        xmin: id of the transaction that wrote the row.
+        cmin: number of the command within this transaction.
+    """
+
+    xmin: int
+    cmin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A direct or indirect partition of a published partitioned table.
+
+    Attributes:
+        name: schema and table, for sentences.
+        xmin: version of the row of pg_inherits, which ATTACH PARTITION writes.
+        is_new_table: the table was created as a partition, so its first row came later.
+        relfilenode: `pg_class.relfilenode`; 0 for a partitioned table.
+    """
+
+    name: str
+    xmin: int
+    is_new_table: bool
+    relfilenode: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableDefinition:
+    """A table's definition in the catalog.
+
+    Attributes:
+        relation: the relation with the columns that the publication sends.
+        is_published: the publication sends changes under the table's own name.
+        membership: why and how the publication sends the table.
+        attnums: attnums of all columns of the table, sent or not.
+        column_versions: version of the row of pg_attribute by attnum, of the sent columns.
+        class_version: version of the row of pg_class.
+        type_version: `xmin` of the row of pg_type of the table's row type, which changes when the
+            table is renamed or moved.
+        relfilenode: `pg_class.relfilenode`, which each rewrite of the table changes; 0 for a
+            partitioned table.
+        partitions: the partitions by OID.
+    """
+
+    relation: Relation
+    is_published: bool
+    membership: Membership
+    attnums: frozenset[int] = frozenset()
+    column_versions: Mapping[int, RowVersion] = field(default_factory=dict)
+    class_version: RowVersion = RowVersion(0, 0)
+    type_version: int = 0
+    relfilenode: int = 0
+    partitions: Mapping[int, Partition] = field(default_factory=dict)
+
+    def is_rewritten_since(self, earlier: TableDefinition) -> bool:
+        """Return whether the table, or a partition that both definitions have, has a new file."""
+        common = self.partitions.keys() & earlier.partitions.keys()
+        return self.relfilenode != earlier.relfilenode or any(
+            self.partitions[oid].relfilenode != earlier.partitions[oid].relfilenode
+            for oid in common
+        )

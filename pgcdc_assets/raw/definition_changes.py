@@ -1,0 +1,187 @@
+"""The changes between two looks at a table's definition in the catalog.
+
+A look sees what the stream does not announce: rewrites, partitions and the publication. Each gap is
+found by the versions of the catalog rows, also if the definition is as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from pgcdc_assets.protocol.relation import Column
+from pgcdc_assets.protocol.table_definition import Membership, Partition, TableDefinition
+from pgcdc_assets.raw.schema_changes import SchemaChangeFound, compare_relations
+from pgcdc_assets.raw.schema_events import SchemaChange
+
+_OPTIONS = {
+    "pubinsert": "insert",
+    "pubupdate": "update",
+    "pubdelete": "delete",
+    "pubtruncate": "truncate",
+    "pubviaroot": "publish_via_partition_root",
+    "pubgencols": "publish_generated_columns",
+    "puballtables": "all tables",
+    "pubname": "name",
+    "pubowner": "owner",
+}
+
+# Number of partitions that a sentence names.
+_NAMED = 3
+
+
+def compare_definitions(before: TableDefinition, after: TableDefinition) -> list[SchemaChangeFound]:
+    """Return the changes of one table between two looks."""
+    if not after.is_published:
+        if not before.is_published:
+            return []
+        is_missing = after.membership.publication is None
+        if is_missing:
+            return [_publication_changed("The publication was dropped.", False)]
+        return [_publication_changed("The publication does not send the table any more.", False)]
+    reason = _find_gap(before, after)
+    found = [_publication_changed(reason, True)] if reason else []
+    is_rewritten = after.is_rewritten_since(before)
+    for change in compare_relations(before.relation, after.relation, is_rewritten):
+        if change.change is SchemaChange.COLUMN_DROPPED:
+            attnums = {c.attnum for c in before.relation.columns if c.name in change.columns}
+            if attnums & after.attnums:
+                # The publication does not send the column any more.
+                continue
+        if change.change is SchemaChange.PUBLICATION_CHANGED and reason:
+            continue
+        found.append(change)
+    if is_rewritten:
+        found += _find_rewrite(before, after)
+    found += _compare_partitions(before.partitions, after.partitions)
+    return found
+
+
+def definition_to_keep(before: TableDefinition, after: TableDefinition) -> TableDefinition:
+    """Return the definition to keep of a look, for the comparison with the next look.
+
+    A table that the publication does not send keeps the columns that it had when it was sent.
+    """
+    if after.is_published:
+        return after
+    relation = before.relation
+    return replace(
+        after,
+        relation=replace(relation, schema=after.relation.schema, table=after.relation.table),
+        column_versions=before.column_versions,
+    )
+
+
+def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
+    """Return why the stream may lack changes of a table that the publication sends now."""
+    then, now = before.membership, after.membership
+    if not before.is_published:
+        return "The publication sends the table again."
+    if then.publication is None or now.publication is None:
+        return "The publication was dropped and created again."
+    if then.publication["oid"] != now.publication["oid"]:
+        return "The publication was dropped and created again."
+    if then.publication["row_version"] != now.publication["row_version"]:
+        changed = [
+            name
+            for key, name in _OPTIONS.items()
+            if then.publication.get(key) != now.publication.get(key)
+        ]
+        return f"The publication was altered ({', '.join(changed) or 'and altered back'})."
+    lost = _entries(then) - _entries(now)
+    gained = _entries(now) - _entries(then)
+    is_limited = any(row.get("prqual") or row.get("columns") for row in then.tables)
+    if lost or (gained and is_limited):
+        return (
+            "The table's row filter or column list was changed, or the table left the publication "
+            "and returned."
+        )
+    has_only_schemas = now.schemas and not now.tables and not now.publication["puballtables"]
+    is_moved = before.type_version != after.type_version
+    if has_only_schemas and is_moved and before.relation.name == after.relation.name:
+        return "The table may have left the published schema and returned, or has another owner."
+    return None
+
+
+def _entries(membership: Membership) -> set[tuple[str, str, str]]:
+    """Return the entries of the publication that cover a table, with their versions."""
+    kinds = {"table": membership.tables, "schema": membership.schemas}
+    return {(kind, row["oid"], row["xmin"]) for kind, rows in kinds.items() for row in rows}
+
+
+def _publication_changed(reason: str, needs_snapshot: bool) -> SchemaChangeFound:
+    return SchemaChangeFound(SchemaChange.PUBLICATION_CHANGED, (), reason, needs_snapshot)
+
+
+def _find_rewrite(before: TableDefinition, after: TableDefinition) -> Iterator[SchemaChangeFound]:
+    """Find an ALTER TYPE ... USING that keeps the type of a column and rewrites the table.
+
+    VACUUM FULL, CLUSTER and TRUNCATE write no row of pg_attribute, except that a rewrite clears the
+    value of the rows that are older than a column.
+    """
+    earlier = {column.attnum: column for column in before.relation.columns}
+    pairs = [(earlier[c.attnum], c) for c in after.relation.columns if c.attnum in earlier]
+    # Up to Postgres 15, ALTER TYPE writes the rows of the later columns as well.
+    retyped = {
+        after.column_versions.get(new.attnum or 0) for old, new in pairs if not _has_type(old, new)
+    }
+    rewritten = [
+        new.name
+        for old, new in pairs
+        if _has_type(old, new)
+        and after.column_versions.get(new.attnum or 0) not in retyped
+        and _is_written(before, after, new.attnum or 0)
+        and not _is_only_cleared(after, old, new)
+    ]
+    if rewritten:
+        detail = f"ALTER TYPE may have changed the values of {' or '.join(rewritten)}."
+        yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
+
+
+def _has_type(old: Column, new: Column) -> bool:
+    return (old.type_oid, old.typmod) == (new.type_oid, new.typmod)
+
+
+def _is_written(before: TableDefinition, after: TableDefinition, attnum: int) -> bool:
+    then, now = before.column_versions.get(attnum), after.column_versions.get(attnum)
+    return then is not None and now is not None and then.xmin != now.xmin
+
+
+def _is_only_cleared(after: TableDefinition, old: Column, new: Column) -> bool:
+    """Return whether a rewrite wrote a column's row only to clear `attmissingval`.
+
+    The rewrite of a table first writes the row of pg_class, with the new file, and then clears the
+    values. ALTER TYPE writes the column's row before it rewrites the table. The numbers of the
+    commands show the order, if one transaction has written both rows.
+    """
+    if old.missing is None or new.missing is not None:
+        return False
+    column, table = after.column_versions[new.attnum or 0], after.class_version
+    return column.xmin == table.xmin and column.cmin > table.cmin
+
+
+def _compare_partitions(
+    before: Mapping[int, Partition], after: Mapping[int, Partition]
+) -> Iterator[SchemaChangeFound]:
+    attached = [
+        partition
+        for oid, partition in after.items()
+        if oid not in before or before[oid].xmin != partition.xmin
+    ]
+    if attached:
+        names = _some(partition.name for partition in attached)
+        is_new = all(partition.is_new_table for partition in attached)
+        # The stream has every row of a table that was created as a partition.
+        detail = f"Partitions were {'created' if is_new else 'attached'}: {names}."
+        yield SchemaChangeFound(SchemaChange.PARTITION_ATTACHED, (), detail, not is_new)
+    detached = [partition for oid, partition in before.items() if oid not in after]
+    if detached:
+        names = _some(partition.name for partition in detached)
+        detail = f"Partitions were detached or dropped: {names}."
+        yield SchemaChangeFound(SchemaChange.PARTITION_DETACHED, (), detail, True)
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    rest = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    return ", ".join(ordered[:_NAMED]) + rest

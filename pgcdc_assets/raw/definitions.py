@@ -1,0 +1,176 @@
+"""`raw/definitions`: the definition of each captured table at the newest look at the catalog.
+
+Each look that finds a difference replaces the whole content in one commit. Earlier looks are in
+earlier versions of the Delta table until maintenance deletes their files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.protocol.table_definition import (
+    Membership,
+    Partition,
+    RowVersion,
+    TableDefinition,
+)
+from pgcdc_assets.raw.compaction import removals
+from pgcdc_assets.raw.scan import data_files, scan
+from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.table_name import TableName
+
+
+@dataclass(frozen=True)
+class SeenDefinition:
+    """The definition of one table.
+
+    Attributes:
+        table: the declared table.
+        lsn: the end of the WAL after the look that first saw the definition.
+        text: the definition as JSON, which only a changed catalog makes worth parsing.
+    """
+
+    table: TableName
+    lsn: Lsn
+    text: str
+
+    @cached_property
+    def definition(self) -> TableDefinition:
+        """The definition."""
+        return _definition(json.loads(self.text))
+
+
+@dataclass(frozen=True)
+class CatalogLook:
+    """The newest look of an epoch.
+
+    Attributes:
+        digest: digest of the catalog's rows; None before the first look of the epoch.
+        tables: the watched tables by OID.
+    """
+
+    digest: str | None = None
+    tables: Mapping[int, SeenDefinition] = field(default_factory=dict)
+    loaded: DeltaTable | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class DefinitionStore:
+    """The definitions of one capture's tables.
+
+    Attributes:
+        table: the Delta table.
+        capture: the capture's name.
+    """
+
+    table: RawTable
+    capture: str
+
+    def read(self, epoch: int) -> CatalogLook:
+        """Return the newest look of an epoch; an empty look before the first."""
+        loaded = self.table.load()
+        if loaded is None:
+            return CatalogLook()
+        digest: str | None = None
+        tables: dict[int, SeenDefinition] = {}
+        for row in self._rows(loaded):
+            if row["epoch"] == epoch:
+                digest = row["digest"]
+                tables[row["relation_id"]] = SeenDefinition(
+                    TableName(row["schema"], row["table"]),
+                    Lsn(row["lsn"]),
+                    row["definition"],
+                )
+        return CatalogLook(digest, tables, loaded)
+
+    def replace(
+        self, epoch: int, base: CatalogLook, digest: str, tables: Mapping[int, SeenDefinition]
+    ) -> bool:
+        """Replace the look that `read` has returned.
+
+        Returns:
+            False if another process has stored a look after `base` was read. Nothing is stored.
+
+        Raises:
+            TransientError: the lake cannot be written.
+        """
+        loaded = base.loaded
+        if loaded is None:
+            loaded = self.table.load_or_create()
+            if data_files(loaded):
+                return False
+        rows = [
+            {
+                "epoch": epoch,
+                "lsn": int(seen.lsn),
+                "schema": seen.table.schema,
+                "table": seen.table.table,
+                "relation_id": relation_id,
+                "digest": digest,
+                "definition": seen.text,
+            }
+            for relation_id, seen in sorted(tables.items())
+        ]
+        with self.table.writer() as writer:
+            writer.write(pa.Table.from_pylist(rows, schema=self.table.schema))
+            files = writer.finish()
+            try:
+                self.table.commit(
+                    loaded,
+                    files,
+                    removed=removals(data_files(loaded)),
+                    app_id=f"pgcdc:{self.capture}:definitions",
+                    app_version=int(loaded.version()) + 1,
+                    record={"definitions": len(rows)},
+                )
+            except CommitRefused:
+                writer.discard()
+                return False
+        return True
+
+    def _rows(self, loaded: DeltaTable) -> Iterator[dict[str, Any]]:
+        for batch in scan(self.table, data_files(loaded), self.table.schema.names):
+            yield from batch.to_pylist()
+
+
+def definition_text(definition: TableDefinition) -> str:
+    """Return a definition as JSON. Equal definitions have equal texts."""
+    row = asdict(definition) | {"attnums": sorted(definition.attnums)}
+    return json.dumps(row, ensure_ascii=False, sort_keys=True)
+
+
+def _definition(row: dict[str, Any]) -> TableDefinition:
+    relation = row["relation"]
+    return TableDefinition(
+        relation=Relation(
+            **relation
+            | {
+                "replica_identity": ReplicaIdentity(relation["replica_identity"]),
+                "columns": tuple(Column(**column) for column in relation["columns"]),
+                "primary_key": tuple(relation["primary_key"]),
+            }
+        ),
+        is_published=row["is_published"],
+        membership=Membership(
+            row["membership"]["publication"],
+            *(
+                tuple(row["membership"][name])
+                for name in ("tables", "schemas", "classes", "inherits")
+            ),
+        ),
+        attnums=frozenset(row["attnums"]),
+        column_versions={int(k): RowVersion(**v) for k, v in row["column_versions"].items()},
+        class_version=RowVersion(**row["class_version"]),
+        type_version=row["type_version"],
+        relfilenode=row["relfilenode"],
+        partitions={int(k): Partition(**v) for k, v in row["partitions"].items()},
+    )

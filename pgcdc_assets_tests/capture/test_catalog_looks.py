@@ -1,0 +1,222 @@
+"""What only a look at the catalog shows: rewrites, partitions and gaps of the publication."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
+from pgcdc_assets_tests.support.captures import Capturing
+
+pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
+
+# Statements, and the change of the table; the first list of statements comes before the first look.
+_REWRITES = {
+    "using_it": ("", "alter table {t} alter a type int using a * 2", "table_rewritten!"),
+    "using_later": ("", "alter table {t} alter b type text using b || 'x'", "table_rewritten!"),
+    "using_and_back": (
+        "",
+        "alter table {t} alter a type bigint; alter table {t} alter a type int",
+        "table_rewritten!",
+    ),
+    "using_default": (
+        "alter table {t} add c int default 5",
+        "alter table {t} alter c type int using c + 1",
+        "table_rewritten!",
+    ),
+    "vacuumed": ("", "vacuum full {t}", ""),
+    "full_default": ("alter table {t} add c int default 5", "vacuum full {t}", ""),
+    "clustered": ("alter table {t} add c int default 5", "cluster {t} using {t}_pkey", ""),
+    "truncated": ("", "truncate {t}; insert into {t} values (7)", ""),
+    "statistics": ("", "alter table {t} alter a set statistics 10; analyze {t}", ""),
+    "other_column": ("", "alter table {t} add c timestamptz default clock_timestamp()",
+                     "column_added c!"),
+    "moved_file": ("", "alter table {t} set (fillfactor = 70); vacuum full {t}", ""),
+}  # fmt: skip
+
+
+def test_only_an_alter_type_that_keeps_the_type_is_a_rewrite(capturing: Capturing) -> None:
+    capturing.begin(
+        *(
+            f"create table {t} (id int primary key, a int, b text); insert into {t} values (1)"
+            for t in _REWRITES
+        )
+    )
+    for t, (before, _, _) in _REWRITES.items():
+        if before:
+            capturing.database.execute(before.format(t=t))
+    assert poll(capturing) == []
+    for t, (_, statements, _) in _REWRITES.items():
+        for statement in statements.format(t=t).split("; "):
+            capturing.database.execute(statement)
+    expected = sorted(f"{t} {change}" for t, (_, _, change) in _REWRITES.items() if change)
+    assert shown(poll(capturing)) == expected
+    assert poll(capturing) == []
+
+
+def _begin(capturing: Capturing, publication: str, *statements: str) -> None:
+    """Begin with a publication of other options than FOR ALL TABLES."""
+    capturing.begin(*statements)
+    capturing.database.execute(f"drop publication pub; create publication pub {publication}")
+    assert poll(capturing) == []
+
+
+_ROOT = (
+    "create table root (id int primary key, a int) partition by range (id);"
+    "create table old partition of root for values from (0) to (10);"
+    "create table mid partition of root for values from (10) to (20) partition by range (id);"
+    "create table leaf partition of mid for values from (10) to (15);"
+    "create table single (a int, id int primary key);"
+    "create table t (id int primary key)"
+)
+_VIA_ROOT = "for table root, t with (publish_via_partition_root = true)"
+
+
+def test_partitions_that_come_and_go_are_found_at_their_root(capturing: Capturing) -> None:
+    _begin(capturing, _VIA_ROOT, _ROOT)
+    execute = capturing.database.execute
+    execute("insert into root values (1), (11)")
+    execute("create table new partition of root for values from (30) to (40)")
+    assert shown(poll(capturing)) == ["root partition_attached"]
+    execute("insert into single values (1, 25)")
+    execute("alter table root attach partition single for values from (20) to (30)")
+    assert shown(poll(capturing)) == ["root partition_attached!"]
+    execute("alter table root detach partition old; insert into old values (2);"
+            "alter table root attach partition old for values from (0) to (10)")  # fmt: skip
+    assert shown(poll(capturing)) == ["root partition_attached!"]
+    execute("alter table mid detach partition leaf")
+    assert shown(poll(capturing)) == ["root partition_detached!"]
+    execute("drop table old")
+    assert shown(poll(capturing)) == ["root partition_detached!"]
+    execute("create table made (id int primary key, a int); insert into made values (1);"
+            "alter table root attach partition made for values from (0) to (10)")  # fmt: skip
+    assert shown(poll(capturing)) == ["root partition_attached!"]
+    execute("alter table root alter a type int using a + 1")
+    assert shown(poll(capturing)) == ["root table_rewritten!"]
+    execute("vacuum full made")
+    execute("truncate new")
+    assert poll(capturing) == []
+
+
+def test_leaves_that_are_published_by_name_are_tables_of_their_own(capturing: Capturing) -> None:
+    _begin(capturing, "for table root, t", _ROOT)
+    execute = capturing.database.execute
+    execute("alter table root detach partition old")
+    assert shown(poll(capturing)) == ["old publication_changed"]
+    execute("alter table root attach partition old for values from (0) to (10)")
+    assert shown(poll(capturing)) == ["old publication_changed!"]
+    execute("alter table root attach partition single for values from (20) to (30)")
+    assert poll(capturing) == []
+    execute("alter table root rename a to b")
+    assert shown(poll(capturing)) == [
+        f"{leaf} column_renamed a,b" for leaf in ("leaf", "old", "single")
+    ]
+
+
+# Statements, and the events of the tables `t` (with a row filter), `u` (with a column list), `v`.
+_PUBLICATION = {
+    "left and returned": (
+        "alter publication pub drop table v; insert into v values (9);"
+        "alter publication pub add table v",
+        ["v publication_changed!"],
+    ),
+    "left": ("alter publication pub drop table v", ["v publication_changed"]),
+    "row filter": (
+        "alter publication pub set table t where (id > 7), u (id), v", ["t publication_changed!"],
+    ),
+    "no row filter": (
+        "alter publication pub set table t, u (id), v", ["t publication_changed!"],
+    ),
+    "column list": (
+        "alter publication pub set table t where (id > 5), u (id, a), v",
+        ["u publication_changed!"],
+    ),
+    "a new table": ("create table w (id int); alter publication pub add table w", []),
+    "publish and back": (
+        "alter publication pub set (publish = 'insert');"
+        "alter publication pub set (publish = 'insert, update, delete, truncate')",
+        [f"{t} publication_changed!" for t in "tuv"],
+    ),
+    "via root": (
+        "alter publication pub set (publish_via_partition_root = true)",
+        [f"{t} publication_changed!" for t in "tuv"],
+    ),
+    "created again": (
+        "drop publication pub; create publication pub for table t where (id > 5), u (id), v",
+        [f"{t} publication_changed!" for t in "tuv"],
+    ),
+    "dropped": ("drop publication pub", [f"{t} publication_changed" for t in "tuv"]),
+    "comment": ("comment on publication pub is 'x'; analyze t", []),
+}  # fmt: skip
+
+
+def test_a_gap_of_the_publication_is_found_for_the_tables_concerned(capturing: Capturing) -> None:
+    definition = "for table t where (id > 5), u (id), v"
+    _begin(capturing, definition, *(f"create table {t} (id int primary key, a int)" for t in "tuv"))
+    for name, (statements, expected) in _PUBLICATION.items():
+        capturing.database.execute(statements)
+        assert shown(poll(capturing)) == expected, name
+        assert poll(capturing) == [], name
+        capturing.database.execute(
+            f"drop publication if exists pub; create publication pub {definition}"
+        )
+        returned = poll(capturing)
+        assert {"t publication_changed!", "v publication_changed!"} <= set(shown(returned)), name
+
+
+def test_a_column_that_leaves_the_list_is_not_a_dropped_column(capturing: Capturing) -> None:
+    _begin(capturing, "for table t (id, a)", "create table t (id int primary key, a int, b int)")
+    capturing.database.execute("alter table t drop b")
+    assert poll(capturing) == []
+    capturing.database.execute("alter publication pub set table t (id)")
+    assert shown(poll(capturing)) == ["t publication_changed!"]
+
+
+def test_a_table_of_a_published_schema_that_was_elsewhere_for_a_while(
+    capturing: Capturing,
+) -> None:
+    _begin(
+        capturing, "for tables in schema public, s", "create schema s; create schema hidden",
+        "create table t (id int primary key); create table u (id int primary key)",
+    )  # fmt: skip
+    execute = capturing.database.execute
+    execute("alter table t set schema hidden; insert into hidden.t values (1);"
+            "alter table hidden.t set schema public")  # fmt: skip
+    assert shown(poll(capturing)) == ["t publication_changed!"]
+    execute("alter table u rename to w; grant select on w to public")
+    assert shown(poll(capturing)) == ["u table_renamed"]
+    execute("alter publication pub drop tables in schema s")
+    assert poll(capturing) == []
+    execute("alter publication pub drop tables in schema public")
+    assert shown(poll(capturing)) == ["t publication_changed", "u publication_changed"]
+    execute("alter publication pub add tables in schema public")
+    assert shown(poll(capturing)) == ["t publication_changed!", "u publication_changed!"]
+
+
+def test_tables_that_are_dropped_created_again_and_swapped(capturing: Capturing) -> None:
+    capturing.begin("create table t (id int primary key); create table u (id int primary key)")
+    execute = capturing.database.execute
+    execute("insert into t values (1); insert into u values (1)")
+    capturing.capture()
+    execute("drop table t")
+    assert shown(poll(capturing)) == ["t table_dropped"]
+    execute("create table t (id int primary key)")
+    assert shown(poll(capturing)) == ["t table_recreated!"]
+    execute("drop table u; create table u (id int primary key, a int); insert into u values (1, 1)")
+    capturing.capture()
+    events = capturing.zone.schema_events.read()[2:]
+    assert shown(events) == ["u table_dropped", "u table_recreated!"]
+    assert {e.change: e.found_by for e in events} == {
+        "table_dropped": "catalog", "table_recreated": "stream",
+    }  # fmt: skip
+    execute("create table u_new (id int primary key)")
+    assert poll(capturing) == []
+    execute("alter table u rename to u_old; alter table u_new rename to u")
+    assert shown(poll(capturing)) == [
+        "u table_recreated!",
+        "u_new table_renamed",
+        "u_old table_renamed",
+    ]
+    execute("insert into u values (2); insert into t values (2)")
+    capturing.capture()
+    assert len(capturing.zone.schema_events.read()) == 7
+    assert poll(capturing) == []

@@ -1,0 +1,203 @@
+"""Orders of looks, changes, rows, snapshots and kills."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import psycopg2
+import pytest
+
+from pgcdc_assets.capture import landing, schema_watch
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.window import CaptureLimits
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.table_definitions import read_definitions
+from pgcdc_assets.raw.schema_events import open_events
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
+from pgcdc_assets_tests.support.captures import Capturing
+
+pytestmark = pytest.mark.postgres
+
+_T = TableName("public", "t")
+_TABLE = "create table t (id int primary key, a int); insert into t values (1, 1)"
+_LEFT_AND_RETURNED = (
+    "alter publication pub drop table t; insert into t values (9, 9);"
+    "alter publication pub add table t"
+)
+
+
+def _begin(capturing: Capturing) -> None:
+    """Take the first snapshot of a publication FOR TABLE."""
+    capturing.database.execute(f"{_TABLE}; create publication pub for table t")
+    _snapshot(capturing)
+
+
+def _snapshot(capturing: Capturing, *tables: TableName) -> None:
+    snapshot_tables(capturing.settings, capturing.zone, capturing.slot, "pub", list(tables) or None)
+
+
+def _open(capturing: Capturing) -> list[str]:
+    zone = capturing.zone
+    found = open_events(zone.schema_events.read(), zone.snapshots.complete_snapshots())
+    return shown([event for events in found.values() for event in events])
+
+
+def test_a_change_right_after_the_first_snapshot_is_found_by_the_next_look(
+    capturing: Capturing,
+) -> None:
+    _begin(capturing)
+    capturing.database.execute(_LEFT_AND_RETURNED)
+    assert shown(poll(capturing)) == _open(capturing) == ["t publication_changed!"]
+    _snapshot(capturing, _T)
+    assert _open(capturing) == []
+    assert poll(capturing) == []
+
+
+def test_a_snapshot_has_the_changes_from_before_it(capturing: Capturing) -> None:
+    _begin(capturing)
+    capturing.database.execute(_LEFT_AND_RETURNED)
+    capturing.database.execute("alter table t alter a type int using a + 1")
+    _snapshot(capturing, _T)
+    events = capturing.zone.schema_events.read()
+    assert shown(events) == ["t publication_changed!", "t table_rewritten!"]
+    assert _open(capturing) == []
+    capturing.database.execute("insert into t values (3, 3)")
+    capturing.capture()
+    assert poll(capturing) == []
+    assert capturing.zone.schema_events.read() == events
+
+
+def test_a_new_epoch_begins_without_events(capturing: Capturing) -> None:
+    _begin(capturing)
+    capturing.database.execute(f"select pg_drop_replication_slot('{capturing.slot}')")
+    capturing.database.execute("alter table t alter a type bigint; drop publication pub;"
+                               "create publication pub for table t")  # fmt: skip
+    renew_epoch(capturing.settings, capturing.zone, capturing.slot, "pub")
+    assert poll(capturing) == []
+    _snapshot(capturing)
+    assert capturing.zone.schema_events.read() == []
+    capturing.database.execute("alter table t drop a")
+    assert [(e.epoch, e.change) for e in poll(capturing)] == [(2, "column_dropped")]
+
+
+def test_the_first_look_at_a_lake_of_an_earlier_release_is_stored_without_events(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception is a table that was created again: the lake has the rows of another table."""
+    capturing.begin(_TABLE, "create table u (id int primary key)")
+    capturing.database.execute("insert into t values (2, 2); insert into u values (1)")
+    monkeypatch.setattr(landing, "_LOOK_SECONDS", 60)
+    # The time limit leaves the capture no time for a look.
+    capturing.capture(limits=CaptureLimits(total_seconds=30))
+    assert capturing.zone.definitions.read(1).tables == {}
+    capturing.database.execute("alter table t drop a; drop table u; create table u (id int)")
+    assert shown(poll(capturing)) == ["u table_recreated!"]
+    capturing.database.execute("alter table t add b int")
+    assert shown(poll(capturing)) == ["t column_added b"]
+
+
+def test_a_killed_capture_leaves_no_version_without_its_event(capturing: Capturing) -> None:
+    capturing.begin(_TABLE)
+    capturing.database.execute("insert into t values (2, 2)")
+    capturing.capture()
+    capturing.database.execute("alter table t drop a; insert into t values (3)")
+    window = capturing.window()
+    for failpoint in ("after_schema_events", "after_relations_commit"):
+        assert capturing.capture_process(window, failpoint).returncode == -9
+        zone = RawZone(capturing.zone.lake, capturing.zone.name)
+        assert shown(zone.schema_events.read()) == ["t column_dropped a"]
+    capturing.capture(window)
+    assert shown(capturing.zone.schema_events.read()) == ["t column_dropped a"]
+    assert [row["new"] for row in capturing.rows()][-1] == ["3"]
+
+
+def test_looks_at_once_record_each_change_and_never_break_a_window(capturing: Capturing) -> None:
+    capturing.begin(_TABLE)
+    capturing.capture()
+    capturing.database.execute("alter table t drop a; insert into t values (3)")
+    barrier = Barrier(3)
+
+    def look(zone: RawZone) -> None:
+        with query_connection(capturing.settings, "poll") as conn:
+            barrier.wait(30)
+            poll_catalog(conn, zone, [_T], "pub")
+
+    zones = [RawZone(capturing.zone.lake, capturing.zone.name) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        polls = [pool.submit(look, zone) for zone in zones]
+        barrier.wait(30)
+        capturing.capture()
+        for one in polls:
+            one.result(60)
+    events = capturing.zone.schema_events.read()
+    assert {(e.change, e.columns) for e in events} == {("column_dropped", ("a",))}
+    assert poll(capturing) == []
+    assert [row["new"] for row in capturing.rows()][-1] == ["3"]
+
+
+def test_a_look_that_reads_during_a_change_is_repeated(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capturing.begin(_TABLE)
+    assert poll(capturing) == []
+    capturing.database.execute("alter table t rename a to b")
+    changes = ["alter table t drop b"]
+
+    def slow(*arguments: object) -> object:
+        found = read_definitions(*arguments)  # type: ignore[arg-type]
+        for change in changes:
+            capturing.database.execute(change)
+        changes.clear()
+        return found
+
+    monkeypatch.setattr(schema_watch, "read_definitions", slow)
+    assert shown(poll(capturing)) == ["t column_dropped a"]
+    assert poll(capturing) == []
+
+
+def test_no_lock_of_a_table_delays_a_look(capturing: Capturing) -> None:
+    capturing.begin(
+        "create table root (id int primary key) partition by range (id);"
+        "create table leaf partition of root for values from (0) to (9);" + _TABLE
+    )
+    assert poll(capturing) == []
+    capturing.database.execute("alter table t add b int; alter table root add b int")
+    with capturing.database.connect(autocommit=False) as conn, conn.cursor() as cursor:
+        cursor.execute("lock table t, root, leaf in access exclusive mode")
+        with query_connection(capturing.settings, "poll", statement_timeout_ms=3000) as other:
+            found = poll_catalog(other, capturing.zone, [_T], "pub")
+    assert shown(found) == ["leaf column_added b", "t column_added b"]
+
+
+def test_a_failed_look_is_a_warning_of_the_capture(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capturing.begin(_TABLE)
+    capturing.database.execute("insert into t values (2, 2)")
+    capturing.capture()
+    capturing.database.execute("drop table t; create table t (id int); insert into t values (1)")
+
+    def cancelled(*arguments: object) -> str:
+        raise psycopg2.errors.QueryCanceled("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(schema_watch, "read_catalog_digest", cancelled)
+    report = capturing.capture()
+    assert [w for w in report.warnings if "catalog was not compared" in w]
+    assert shown(capturing.zone.schema_events.read()) == ["t table_recreated!"]
+
+
+def test_an_unchanged_catalog_is_one_query(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capturing.begin(_TABLE)
+    assert poll(capturing) == []
+    monkeypatch.setattr(schema_watch, "read_definitions", None)
+    assert poll(capturing) == []
+    loaded = capturing.zone.definitions.table.load()
+    assert loaded is not None
+    assert loaded.version() == 1

@@ -1,0 +1,157 @@
+"""Each DDL statement and its schema events, found by the stream and by a look at the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.captures import Capturing
+
+pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
+
+
+def poll(capturing: Capturing, *tables: TableName) -> list[SchemaEvent]:
+    with query_connection(capturing.settings, "poll") as conn:
+        return poll_catalog(conn, capturing.zone, tables, capturing.publication)
+
+
+def shown(events: Sequence[SchemaEvent]) -> list[str]:
+    """Return events as `table change columns`, with `!` if a snapshot is needed."""
+    return sorted(
+        f"{e.table.table} {e.change} {','.join(e.columns)}".strip() + "!" * e.needs_snapshot
+        for e in events
+    )
+
+
+_TYPES = "create type mood as enum ('a', 'b'); create domain amount as int; create schema s"
+_TABLE = (
+    "create table {t} (id int primary key, a int, b varchar(10), n numeric(10, 2), m mood,"
+    " f float4, d date, x amount); create index on {t} (a); insert into {t} values (1)"
+)
+_INSERT = "insert into {t} (id, x) values (2, 2)"
+
+# Statements for one table, and the events of the table.
+_DDL: dict[str, tuple[str, list[str]]] = {
+    "nullable": ("alter table {t} add c int", ["column_added c"]),
+    "constant": ("alter table {t} add c int default 5 not null", ["column_added c"]),
+    "volatile": ("alter table {t} add c float8 default random()", ["column_added c!"]),
+    "generated": ("alter table {t} add c int generated always as (id) stored", []),
+    "identity": (
+        "alter table {t} add c int generated always as identity", ["column_added c!"],
+    ),
+    "default_later": (
+        "alter table {t} add c int; alter table {t} alter c set default 5; update {t} set c = 1;"
+        "alter table {t} alter c set not null",
+        ["column_added c"],
+    ),
+    "default_gone": (
+        "alter table {t} add c float8 default random(); alter table {t} alter c drop default",
+        ["column_added c!"],
+    ),
+    "dropped": ("alter table {t} drop b", ["column_dropped b"]),
+    "dropped_added": (
+        "alter table {t} drop a; alter table {t} add a int",
+        ["column_added a", "column_dropped a"],
+    ),
+    "renamed": ("alter table {t} rename a to c", ["column_renamed a,c"]),
+    "swapped": (
+        "alter table {t} rename a to c; alter table {t} rename n to a;"
+        "alter table {t} rename c to n",
+        ["column_renamed a,n", "column_renamed n,a"],
+    ),
+    "widened": (
+        "alter table {t} alter a type bigint, alter b type text, alter n type numeric(14, 4),"
+        " alter f type float8, alter d type timestamp",
+        [f"type_widened {name}" for name in "abdfn"],
+    ),
+    "widened_one": ("alter table {t} alter a type bigint", ["type_widened a"]),
+    "domain_base": ("alter table {t} alter x type int", ["type_widened x"]),
+    "narrowed": ("alter table {t} alter a type smallint", ["type_changed a!"]),
+    "family": ("alter table {t} alter m type text", ["type_changed m!"]),
+    "other_key": (
+        "update {t} set a = 1; alter table {t} drop constraint {t}_pkey, add primary key (a)",
+        ["key_changed a!"],
+    ),
+    "keyless": ("alter table {t} drop constraint {t}_pkey", ["key_changed!"]),
+    "full_identity": ("alter table {t} replica identity full", ["identity_changed"]),
+    "named": ("alter table {t} rename to named_again", ["table_renamed"]),
+    "moved": ("alter table {t} set schema s", ["table_renamed"]),
+    "harmless": (
+        "comment on table {t} is 'x'; comment on column {t}.a is 'y'; alter table {t} alter a set"
+        " statistics 10; update {t} set a = 1; alter table {t} alter a set not null; alter table"
+        " {t} alter b set default 'x'; grant select (a) on {t} to public; create index on {t} (b);"
+        " alter table {t} alter a drop not null; alter table {t} set (fillfactor = 90)",
+        [],
+    ),
+    "truncated": ("truncate {t}", []),
+    "untouched": ("select 1", []),
+}  # fmt: skip
+_OF_TYPES = "alter type mood rename value 'a' to 'z'; alter domain amount add check (value > 0)"
+_ROWS = {
+    "other_key": "insert into {t} (id, a) values (2, 2)",
+    "named": "insert into named_again (id) values (2)",
+    "moved": "insert into s.{t} (id) values (2)",
+}
+
+
+def _expected() -> list[str]:
+    return sorted(f"{name} {change}" for name, (_, changes) in _DDL.items() for change in changes)
+
+
+def _create(capturing: Capturing) -> None:
+    capturing.begin(_TYPES, *(_TABLE.format(t=name) for name in _DDL))
+
+
+def _alter(capturing: Capturing) -> None:
+    for name, (statements, _) in _DDL.items():
+        capturing.database.execute(statements.format(t=name))
+    capturing.database.execute(_OF_TYPES)
+
+
+def test_a_look_finds_each_change_without_a_row(capturing: Capturing) -> None:
+    _create(capturing)
+    assert poll(capturing) == []
+    _alter(capturing)
+    before = capturing.flush_lsn()
+    found = poll(capturing)
+    assert shown(found) == _expected()
+    assert all(e.found_by == "catalog" and e.lsn >= before for e in found)
+    assert poll(capturing) == []
+
+
+def test_the_stream_announces_each_change_and_the_look_of_the_capture_adds_nothing(
+    capturing: Capturing,
+) -> None:
+    _create(capturing)
+    for name in _DDL:
+        capturing.database.execute(f"update {name} set f = 2")
+    capturing.capture()
+    _alter(capturing)
+    for name in _DDL:
+        capturing.database.execute(_ROWS.get(name, _INSERT).format(t=name))
+    assert not capturing.capture().warnings
+    events = capturing.zone.schema_events.read()
+    assert shown(events) == _expected()
+    commits = {row["commit_lsn"] for row in capturing.rows()}
+    assert all(e.found_by == "stream" and e.lsn in commits for e in events)
+    assert poll(capturing) == []
+
+
+def test_a_change_that_a_poll_has_found_is_not_recorded_again_by_the_stream(
+    capturing: Capturing,
+) -> None:
+    capturing.begin("create table t (id int primary key, a int); insert into t values (1)")
+    capturing.database.execute("insert into t values (2)")
+    capturing.capture()
+    capturing.database.execute("insert into t values (3); alter table t alter a type smallint")
+    assert shown(poll(capturing)) == ["t type_changed a!"]
+    capturing.database.execute("insert into t values (4)")
+    capturing.capture()
+    assert shown(capturing.zone.schema_events.read()) == ["t type_changed a!"]
+    versions = capturing.zone.relations.versions(1)
+    assert [v.relation.columns[1].base_type for v in versions] == ["int4", "int2"]
