@@ -9,8 +9,11 @@ pg_get_publication_tables() in src/backend/catalog/pg_publication.c.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg2.errors
 
 from pgcdc_assets.postgres.catalog import read_relations
 from pgcdc_assets.postgres.publication import read_memberships
@@ -130,6 +133,14 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
 """
 
 
+class _TableRow(NamedTuple):
+    is_published: bool
+    xmin: int
+    cmin: int
+    type_version: int
+    relfilenode: int
+
+
 def read_catalog_digest(conn: Connection, publication: str, known: Iterable[int]) -> str:
     """Return a digest of the catalog rows of the published tables. The call makes one round trip.
 
@@ -158,7 +169,23 @@ def read_definitions(
         cursor.execute(
             _watched(conn) + _TABLES, {"publication": publication, "known": sorted(known)}
         )
-        tables = {row[0]: row[1:] for row in cursor}
+        tables = {row[0]: _TableRow(*row[1:]) for row in cursor}
+    try:
+        return _read_tables(conn, publication, tables)
+    except psycopg2.errors.CharacterNotInRepertoire:
+        # A database of encoding SQL_ASCII may have names that are not UTF-8. Such tables are left
+        # out, so they do not hide the other tables.
+        found: dict[int, TableDefinition] = {}
+        for oid, row in tables.items():
+            with contextlib.suppress(psycopg2.errors.CharacterNotInRepertoire):
+                found |= _read_tables(conn, publication, {oid: row})
+        return found
+
+
+def _read_tables(
+    conn: Connection, publication: str, tables: Mapping[int, _TableRow]
+) -> dict[int, TableDefinition]:
+    with conn.cursor() as cursor:
         cursor.execute(_COLUMNS, (list(tables),))
         columns: dict[int, dict[int, RowVersion]] = {}
         for oid, attnum, xmin, cmin in cursor:
@@ -177,24 +204,24 @@ def read_definitions(
         listed = lists[oid]
         if listed is not None:
             return name in listed and (sends_generated or not generated)
-        row = memberships[oid].publication or {}
-        return not generated or generated == row.get("pubgencols")
+        options = memberships[oid].publication or {}
+        return not generated or generated == options.get("pubgencols")
 
     relations = read_relations(conn, tables, is_sent)
     found = {}
     for oid, relation in relations.items():
-        is_published, xmin, cmin, type_version, relfilenode = tables[oid]
+        row = tables[oid]
         sent = {column.attnum for column in relation.columns}
         versions = columns.get(oid, {})
         found[oid] = TableDefinition(
             relation=relation,
-            is_published=is_published,
+            is_published=row.is_published,
             membership=memberships[oid],
             attnums=frozenset(versions),
             column_versions={n: version for n, version in versions.items() if n in sent},
-            class_version=RowVersion(xmin, cmin),
-            type_version=type_version,
-            relfilenode=relfilenode,
+            class_version=RowVersion(row.xmin, row.cmin),
+            type_version=row.type_version,
+            relfilenode=row.relfilenode,
             partitions=partitions.get(oid, {}),
         )
     return found

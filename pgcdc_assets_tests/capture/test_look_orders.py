@@ -14,12 +14,13 @@ from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.table_definitions import read_definitions
+from pgcdc_assets.postgres.table_definitions import read_catalog_digest, read_definitions
 from pgcdc_assets.raw.schema_events import open_events
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.database import Database, drop_database
 
 pytestmark = pytest.mark.postgres
 
@@ -201,3 +202,24 @@ def test_an_unchanged_catalog_is_one_query(
     loaded = capturing.zone.definitions.table.load()
     assert loaded is not None
     assert loaded.version() == 1
+
+
+def test_a_name_that_is_not_utf_8_hides_no_other_table(capturing: Capturing) -> None:
+    """A database of encoding SQL_ASCII takes any bytes for a name."""
+    database = capturing.database
+    ascii_name = f"{database.name}_ascii"
+    database.execute(
+        f"create database {ascii_name} encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' "
+        "template template0"
+    )
+    other = Database(database.server, ascii_name)
+    try:
+        other.execute(_TABLE)
+        other.execute("set client_encoding = sql_ascii; do $$ begin execute "
+                      "'create table \"x' || chr(255) || '\" (id int)'; end $$")  # fmt: skip
+        other.execute("create publication pub for all tables")
+        with query_connection(other.settings(), "poll") as conn:
+            assert len(read_definitions(conn, "pub", [])) == 1
+            assert read_catalog_digest(conn, "pub", []).startswith("8:")
+    finally:
+        drop_database(other)
