@@ -17,6 +17,9 @@ SESSION_CONF: Mapping[str, str] = {
     # With ANSI mode, an array index out of range is an error instead of NULL. Casts that may fail
     # use try_cast.
     "spark.sql.ansi.enabled": "true",
+    # In names and literals of SQL, a text such as `${env:HOME}` would become the variable's value.
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
     # The default type INT96 has nanoseconds: some readers overflow outside the years 1677 to 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
