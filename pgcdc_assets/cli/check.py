@@ -15,6 +15,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
@@ -86,7 +87,27 @@ def check_capture(
             pass
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
-    return [*findings, *check_columns(relations, capture.tables)]
+    folders = check_folders(zone.lake, capture.table_names)
+    return [*findings, *check_columns(relations, capture.tables), *folders]
+
+
+def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
+    """Report tables whose folders differ in case only, on a file system that ignores case."""
+    if not lake.ignores_case:
+        return
+    seen: dict[tuple[str, str], TableName] = {}
+    for name in names:
+        other = seen.setdefault((name.schema.casefold(), name.table.casefold()), name)
+        if other != name:
+            yield Finding(
+                "folder",
+                "error",
+                f"Tables {other} and {name} have names that differ in case only, and the file "
+                f"system of the lake {lake.uri} ignores case: both would have one folder.",
+                "Leave one of the two out of the settings, or move the lake to a file system that "
+                "distinguishes case.",
+                str(name),
+            )
 
 
 def check_columns(relations: Iterable[Relation], tables: Iterable[CdcTable]) -> Iterator[Finding]:

@@ -208,6 +208,7 @@ def _open_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> 
             f"{', '.join(map(str, SCD_TYPES))}."
         )
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
+    zone.lake.check_folder(target.qualified_name, path)
     return _OpenedTable(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
 
 

@@ -233,9 +233,9 @@ def explain_unpublished(conn: Connection, publication: str, schema: str, table: 
         return (
             f"is partitioned, and publication {publication} sends its partitions under their own "
             "names; publish the partitioned table with: alter publication "
-            f'"{publication}" set (publish_via_partition_root = true)'
+            f"{quoted(publication)} set (publish_via_partition_root = true)"
         )
     return (
         f"is not in publication {publication}; add the table with: "
-        f'alter publication "{publication}" add table "{schema}"."{table}"'
+        f"alter publication {quoted(publication)} add table {quoted(schema, table)}"
     )

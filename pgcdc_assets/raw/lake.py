@@ -65,6 +65,52 @@ class Lake:
         """Whether the lake is a local folder."""
         return "://" not in self.uri
 
+    @property
+    def ignores_case(self) -> bool:
+        """Whether the lake's file system takes `A` and `a` for one folder, as on macOS and Windows.
+
+        The lake's folder, or the nearest parent that exists and has a letter in its name, decides.
+        Object stores distinguish case.
+        """
+        folder = Path(self.uri)
+        for each in (folder, *folder.parents) if self.is_local else ():
+            other = each.with_name(each.name.swapcase()) if each.name else each
+            if other != each and each.exists():
+                return other.exists() and other.samefile(each)
+        return False
+
+    def find_case_twin(self, path: str) -> str | None:
+        """Return the existing folder whose path differs from `path` in case only, or None."""
+        folder = Path(self.uri)
+        if not self.ignores_case or not Path(path).is_relative_to(folder):
+            return None
+        for part in Path(path).relative_to(folder).parts:
+            names = os.listdir(folder) if folder.is_dir() else []
+            if part not in names:
+                twins = [name for name in names if name.casefold() == part.casefold()]
+                return str(folder / twins[0]) if twins else None
+            folder /= part
+        return None
+
+    def check_folder(self, table: str, path: str) -> None:
+        """Check that the folder of a table does not belong to a table of another case.
+
+        Args:
+            table: the table's name in sentences.
+            path: the table's address.
+
+        Raises:
+            ConfigurationError: the file system ignores case, and the folder exists in another case.
+        """
+        twin = self.find_case_twin(path)
+        if twin is not None:
+            raise ConfigurationError(
+                reason=f"Table {table} cannot be written: the lake's file system ignores case, and "
+                f"folder {twin} belongs to a table or schema whose name differs in case only. "
+                "Leave one of the two out of the settings, or move the lake to a file system that "
+                "distinguishes case."
+            )
+
     def path(self, *parts: str) -> str:
         """Return the path or URI of `parts` below the root."""
         return "/".join([self.uri.rstrip("/"), *parts])

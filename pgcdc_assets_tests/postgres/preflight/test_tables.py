@@ -4,7 +4,11 @@ B13, B14, C14)."""
 from __future__ import annotations
 
 import pytest
+from psycopg2 import sql
 
+from pgcdc_assets.postgres.catalog import published_relations
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.publication import explain_unpublished
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.preflight import findings_of, problems_in, settings_as
 
@@ -96,6 +100,22 @@ def test_what_cannot_be_captured_is_refused_with_the_reason(
     problems.pop(("undeclared", None), None)
     assert list(problems) == [("table", "public.x")]
     assert reason in problems["table", "public.x"]
+
+
+def test_the_statement_that_adds_a_table_has_its_names_in_quotes(database: Database) -> None:
+    publication, schema, table = 'p"ub %s', "a.b", 'x"y\n'
+    names = {name: sql.Identifier(name) for name in (publication, schema, table)}
+    for text, used in (
+        ("create publication {}", (publication,)),
+        ("create schema {}", (schema,)),
+        ("create table {}.{} (id int primary key)", (schema, table)),
+    ):
+        database.execute(sql.SQL(text).format(*(names[name] for name in used)))
+    with query_connection(database.settings(), "test") as conn:
+        reason = explain_unpublished(conn, publication, schema, table)
+        database.execute(reason.partition("add the table with: ")[2])
+        (published,) = published_relations(conn, publication)
+    assert published.name == (schema, table)
 
 
 def test_tables_that_are_published_and_not_declared_are_named(database: Database) -> None:
