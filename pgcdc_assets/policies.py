@@ -28,6 +28,22 @@ def check_schema_policy(value: object, where: str) -> None:
         )
 
 
+# What happens to a table with a row that cannot be decoded (`on_poisoned_row`). RESCUE: the row is
+# parked, and an automatic re-snapshot follows. With STOP a person takes the snapshot.
+RESCUE = "rescue"
+ROW_POLICIES = (RESCUE, STOP)
+
+
+def check_row_policy(value: object, where: str) -> None:
+    """Raise a ConfigurationError if a value of `on_poisoned_row` is unknown."""
+    if value not in ROW_POLICIES:
+        raise ConfigurationError(
+            reason=f"{where}: on_poisoned_row is {value!r}, but must be {RESCUE} (take a new "
+            f"snapshot of a table with a row that cannot be decoded) or {STOP} (stop the table "
+            "until a person takes the snapshot)"
+        )
+
+
 @dataclass(frozen=True)
 class WindowPolicy:
     """When a window is opened, its size, and the number of partition keys.

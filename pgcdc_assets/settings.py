@@ -13,12 +13,14 @@ from typing import Any
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
     FOLLOW,
+    RESCUE,
     CheckPolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
     StreamPolicy,
     WindowPolicy,
+    check_row_policy,
     check_schema_policy,
 )
 from pgcdc_assets.table_name import TableName
@@ -29,7 +31,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
-_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", "on_schema_change")
+_POLICIES = ("on_schema_change", "on_poisoned_row")
+_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *_POLICIES)
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class CdcTable:
         without_key: the current image of a table without a key: `bag`, the multiset of its rows, or
             `log`, its changes in commit order.
         on_schema_change: `follow`, `ask` or `stop`, see `policies`; None: the capture's setting.
+        on_poisoned_row: `rescue` or `stop`, see `policies`; None: the capture's setting.
     """
 
     schema: str
@@ -56,6 +60,7 @@ class CdcTable:
     soft_deletes: bool = False
     without_key: str = "bag"
     on_schema_change: str | None = None
+    on_poisoned_row: str | None = None
 
     @property
     def name(self) -> TableName:
@@ -76,6 +81,11 @@ class CdcTable:
     def schema_policy(self) -> str:
         """The setting `on_schema_change`, with its default."""
         return self.on_schema_change or FOLLOW
+
+    @property
+    def row_policy(self) -> str:
+        """The setting `on_poisoned_row`, with its default."""
+        return self.on_poisoned_row or RESCUE
 
     @property
     def mirrors_source(self) -> bool:
@@ -109,6 +119,7 @@ class CdcTable:
         soft_deletes: bool = False,
         without_key: str = "bag",
         on_schema_change: str | None = None,
+        on_poisoned_row: str | None = None,
     ) -> CdcTable:
         """Return the settings of a table after a check. See `TableName.parse` for the name.
 
@@ -139,6 +150,8 @@ class CdcTable:
             )
         if on_schema_change is not None:
             check_schema_policy(on_schema_change, f"Table {name}")
+        if on_poisoned_row is not None:
+            check_row_policy(on_poisoned_row, f"Table {name}")
         return cls(
             parsed.schema,
             parsed.table,
@@ -148,6 +161,7 @@ class CdcTable:
             soft_deletes,
             without_key,
             on_schema_change,
+            on_poisoned_row,
         )
 
 
@@ -171,6 +185,8 @@ class CdcCapture:
             comparison is captured.
         adopt_slot: adopt a slot that another program has read.
         on_schema_change: what happens after a schema change, for tables without the setting.
+        on_poisoned_row: what happens to a table with a row that cannot be decoded, for tables
+            without the setting.
         catalog_poll_seconds: interval at which the lag sensor looks in the catalog for schema
             changes that no row announces; 0: at every tick.
     """
@@ -189,6 +205,7 @@ class CdcCapture:
     verify_wait_seconds: float = 120.0
     adopt_slot: bool = False
     on_schema_change: str = FOLLOW
+    on_poisoned_row: str = RESCUE
     catalog_poll_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -211,6 +228,7 @@ class CdcCapture:
         if self.catalog_poll_seconds < 0:
             raise ConfigurationError(reason="catalog_poll_seconds must not be negative")
         check_schema_policy(self.on_schema_change, f"Capture {self.name}")
+        check_row_policy(self.on_poisoned_row, f"Capture {self.name}")
         if not self.publication:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")
         if not self.tables:
@@ -227,13 +245,16 @@ class CdcCapture:
             )
         if not self.slot:
             object.__setattr__(self, "slot", f"pgcdc_{self.name}")
-        if self.on_schema_change != FOLLOW:
+        if (self.on_schema_change, self.on_poisoned_row) != (FOLLOW, RESCUE):
             # A merge takes the settings of tables alone.
-            object.__setattr__(self, "tables", tuple(map(self._with_schema_policy, self.tables)))
+            object.__setattr__(self, "tables", tuple(map(self._with_policies, self.tables)))
 
-    def _with_schema_policy(self, table: CdcTable) -> CdcTable:
-        policy = table.on_schema_change or self.on_schema_change
-        return replace(table, on_schema_change=policy)
+    def _with_policies(self, table: CdcTable) -> CdcTable:
+        return replace(
+            table,
+            on_schema_change=table.on_schema_change or self.on_schema_change,
+            on_poisoned_row=table.on_poisoned_row or self.on_poisoned_row,
+        )
 
     def select_tables(self, names: Sequence[str]) -> list[CdcTable]:
         """Return the declared tables with these names, or all tables for an empty sequence.

@@ -71,6 +71,7 @@ def test_an_unknown_kind_of_table_is_refused(scd: list[int]) -> None:
         ({"soft_deletes": "yes"}, "soft_deletes"),
         ({"without_key": "rows"}, "without_key is 'rows', but must be bag"),
         ({"on_schema_change": "heal"}, "on_schema_change is 'heal', but must be follow"),
+        ({"on_poisoned_row": "skip"}, "on_poisoned_row is 'skip', but must be rescue"),
     ],
 )
 def test_contradictory_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -84,6 +85,9 @@ def test_a_table_takes_the_capture_s_policy_for_schema_changes_unless_it_has_its
     asking = CdcCapture("shop", "pub", tables, on_schema_change="ask")
     assert [t.schema_policy for t in asking.tables] == ["ask", "follow"]
     assert read_capture_settings(write_capture_settings(asking)) == asking
+    assert [t.row_policy for t in asking.tables] == ["rescue", "rescue"]
+    stopping = CdcCapture("shop", "pub", tables, on_poisoned_row="stop")
+    assert [(t.schema_policy, t.row_policy) for t in stopping.tables] == [("follow", "stop")] * 2
     with pytest.raises(ConfigurationError, match="Capture shop: on_schema_change is 'never'"):
         CdcCapture("shop", "pub", tables, on_schema_change="never")
     with pytest.raises(ConfigurationError, match="catalog_poll_seconds"):

@@ -64,6 +64,9 @@ class TableModel(dg.Model, Resolvable):
         default=None,
         description="`follow`, `ask` or `stop`, see below. Unset: the setting of the capture.",
     )
+    on_poisoned_row: str | None = Field(
+        default=None, description="`rescue` or `stop`. Unset: the setting of the capture."
+    )
 
     def table(self) -> CdcTable:
         """Check the settings."""
@@ -75,6 +78,7 @@ class TableModel(dg.Model, Resolvable):
             self.soft_deletes,
             self.without_key,
             self.on_schema_change,
+            self.on_poisoned_row,
         )
 
 
@@ -291,6 +295,12 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         "`ask`: such a change stops the table until a person takes a new snapshot. `stop`: every "
         "change does.",
     )
+    on_poisoned_row: str = Field(
+        default=CdcCapture.on_poisoned_row,
+        description="What happens to a table with a row that cannot be decoded. The row is parked "
+        "in the raw zone, and the merge of the table ends before it. `rescue`: an automatic new "
+        "snapshot follows. `stop`: a person takes it.",
+    )
     catalog_poll_seconds: float = Field(
         default=CdcCapture.catalog_poll_seconds,
         description="How often the lag sensor looks in the catalog for schema changes that no row "
@@ -323,6 +333,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             verify_wait_seconds=self.verify_wait_seconds,
             adopt_slot=self.adopt_slot,
             on_schema_change=self.on_schema_change,
+            on_poisoned_row=self.on_poisoned_row,
             catalog_poll_seconds=self.catalog_poll_seconds,
         )
 

@@ -1,4 +1,7 @@
-"""Where a table stops because of its open schema events, by the setting `on_schema_change`.
+"""Where a table stops because of its open events: schema changes and rows that were parked.
+
+The settings `on_schema_change` and `on_poisoned_row` say whether the table waits for an automatic
+snapshot or for a person.
 
 The merge, the sensors and the commands ask the same question of the same lake: the events and the
 snapshots are all that is needed, so a process that was killed leaves nothing to repair.
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 
 from pgcdc_assets.errors import SchemaChangeError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.policies import FOLLOW, STOP
+from pgcdc_assets.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
 from pgcdc_assets.raw.schema_events import MERGE, SchemaChange, SchemaEvent, open_events
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
@@ -27,7 +30,8 @@ class SchemaGate:
     """The open schema events of one table, oldest first.
 
     Attributes:
-        policy: the table's setting `on_schema_change`.
+        policy: the table's setting `on_schema_change`, or the setting that `on_poisoned_row` stands
+            for if the table has parked rows only; the stricter one of both.
     """
 
     policy: str
@@ -90,14 +94,23 @@ def find_gates(
     tables: Iterable[CdcTable], events: Iterable[SchemaEvent], snapshots: Iterable[Snapshot]
 ) -> dict[TableName, SchemaGate]:
     """Find the tables with open schema events."""
-    policies = {table.name: table.schema_policy for table in tables}
-    stopped = [name for name, policy in policies.items() if policy == STOP]
+    declared = {table.name: table for table in tables}
+    stopped = [name for name, table in declared.items() if table.schema_policy == STOP]
     found = open_events(events, snapshots, replayable_of=stopped)
     return {
-        name: SchemaGate(policies[name], tuple(own))
+        name: SchemaGate(_strictest_policy(declared[name], own), tuple(own))
         for name, own in found.items()
-        if name in policies
+        if name in declared
     }
+
+
+def _strictest_policy(table: CdcTable, events: Iterable[SchemaEvent]) -> str:
+    of_row = ASK if table.row_policy == STOP else FOLLOW
+    wanted = (
+        of_row if event.change is SchemaChange.ROW_PARKED else table.schema_policy
+        for event in events
+    )
+    return max(wanted, key=SCHEMA_POLICIES.index)
 
 
 def read_gate(zone: RawZone, table: CdcTable, through: Position) -> SchemaGate | None:

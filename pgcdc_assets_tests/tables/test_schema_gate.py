@@ -75,6 +75,33 @@ def test_stop_counts_replayable_events_that_the_table_has_not_passed() -> None:
     assert [event.lsn for event in after.events] == [160]
 
 
+@pytest.mark.parametrize(
+    ("on_schema_change", "on_poisoned_row", "changes", "heals"),
+    [
+        (None, None, (SchemaChange.ROW_PARKED,), True),
+        (None, "stop", (SchemaChange.ROW_PARKED,), False),
+        ("stop", None, (SchemaChange.ROW_PARKED,), True),
+        ("ask", "rescue", (SchemaChange.ROW_PARKED, SchemaChange.TYPE_CHANGED), False),
+        (None, "stop", (SchemaChange.TYPE_CHANGED,), True),
+        (None, "stop", (SchemaChange.TYPE_CHANGED, SchemaChange.ROW_PARKED), False),
+    ],
+)
+def test_a_parked_row_stops_its_table_by_a_setting_of_its_own(
+    on_schema_change: str | None,
+    on_poisoned_row: str | None,
+    changes: tuple[SchemaChange, ...],
+    heals: bool,
+) -> None:
+    table = replace(TABLE, on_schema_change=on_schema_change, on_poisoned_row=on_poisoned_row)
+    events = [replace(EVENT, change=change, lsn=Lsn(160 + i)) for i, change in enumerate(changes)]
+    gate = find_gates([table], events, []).get(NAME)
+    assert gate is not None
+    assert (gate.heals, gate.hold) == (heals, (1, 159))
+    error = gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(200)))
+    assert (error is None) == heals
+    assert find_gates([table], events, [_snapshot(176)]) == {}
+
+
 def _error(column: str = "v") -> SchemaChangeError:
     return SchemaChangeError(relation="shop.orders", column=column, reason="its type changed")
 
