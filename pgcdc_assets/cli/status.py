@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
@@ -17,6 +18,7 @@ from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
 from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.raw.ranges import UnfinishedCopy
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
             _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
             stopped = find_merge_failures(instance, loaded.capture.name, state.tables)
             _print_tables(state, stopped)
+            if state.epoch is not None:
+                _print_copies(zone.ranges.unfinished_copies(state.epoch.epoch))
     return 0
 
 
@@ -122,3 +126,16 @@ def _word(table: TableState, stopped: Mapping[str, str]) -> str:
 
 def _text(position: Position | None) -> str:
     return "never" if position is None else str(position.lsn)
+
+
+def _print_copies(copies: Sequence[UnfinishedCopy]) -> None:
+    """Print the progress of tables whose snapshot is running, or was interrupted."""
+    for copy in copies:
+        age = (dt.datetime.now(dt.UTC) - copy.read_at).total_seconds()
+        left = duration(copy.seconds_left)
+        print(
+            f"  COPY of {copy.name}: {copy.pages_read:,} of {copy.page_count:,} pages in "
+            f"{copy.range_count} ranges, {copy.row_count:,} rows, {size(copy.byte_count)}; the "
+            f"last range {duration(max(0.0, age))} ago, about {left} for the others. "
+            "The next snapshot of the table continues an interrupted copy"
+        )

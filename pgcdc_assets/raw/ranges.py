@@ -8,6 +8,7 @@ completes the table's snapshot names the data files, and then the table's file h
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -81,6 +82,50 @@ class LandedRange:
 
 
 @dataclass(frozen=True)
+class UnfinishedCopy:
+    """What is copied of a table whose snapshot is not complete, by its ranges.
+
+    Attributes:
+        range_count: number of ranges that were read.
+        pages_read: number of their pages.
+        page_count: number of pages of the table.
+        row_count: number of rows that were read.
+        byte_count: their size in memory.
+        read_at: time of the last range.
+        seconds_left: for the other pages, as fast as in the newest snapshot of the server.
+    """
+
+    name: TableName
+    range_count: int
+    pages_read: int
+    page_count: int
+    row_count: int
+    byte_count: int
+    read_at: dt.datetime
+    seconds_left: float
+
+    @classmethod
+    def of(cls, ranges: Sequence[LandedRange]) -> UnfinishedCopy:
+        """Sum up the ranges of one table."""
+        newest = max(ranges, key=lambda landed: landed.read_at)
+        current = [each for each in ranges if each.snapshot_lsn == newest.snapshot_lsn]
+        seconds = (newest.read_at - min(each.began_at for each in current)).total_seconds()
+        pages_read = sum(landed.pages_read for landed in ranges)
+        current_pages = max(1, sum(landed.pages_read for landed in current))
+        left = max(0, newest.page_count - pages_read)
+        return cls(
+            newest.name,
+            len(ranges),
+            pages_read,
+            newest.page_count,
+            sum(landed.row_count for landed in ranges),
+            sum(landed.byte_count for landed in ranges),
+            newest.read_at,
+            seconds / current_pages * left,
+        )
+
+
+@dataclass(frozen=True)
 class RangeStore:
     """The ranges of one capture's incomplete snapshots.
 
@@ -96,6 +141,14 @@ class RangeStore:
         """Return all ranges, by table and page."""
         loaded = self.table.load()
         return [] if loaded is None else self._read(data_files(loaded))
+
+    def unfinished_copies(self, epoch: int) -> list[UnfinishedCopy]:
+        """Sum up the ranges of each table in an epoch."""
+        own = [landed for landed in self.all() if landed.epoch == epoch]
+        return [
+            UnfinishedCopy.of(list(ranges))
+            for _, ranges in itertools.groupby(own, key=lambda landed: landed.name)
+        ]
 
     def append(self, landed: LandedRange) -> None:
         """Record a range. Its data files are written.

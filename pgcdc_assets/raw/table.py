@@ -35,6 +35,10 @@ RECORD = "pgcdc"
 
 _LOG_READERS = 8
 
+_NOT_COMMITTED = "Nothing was committed."
+# A checkpoint is written after the log entry, for example.
+_MAY_BE_COMMITTED = "The next run finds out whether the commit is in the log."
+
 _PROPERTIES = {
     # Opening a table reads the log entries after the last checkpoint: with thousands of small
     # windows, a checkpoint every 50 commits bounds the number of entries.
@@ -230,7 +234,7 @@ class RawTable:
         except CommitFailedError as error:
             raise CommitRefused(str(error)) from error
         except (DeltaError, OSError) as error:
-            raise self._unwritable(error) from error
+            raise self._unwritable(error, _MAY_BE_COMMITTED) from error
         if self.lake.is_local:
             self._push_log_to_disk(table.version() + 1)
 
@@ -314,10 +318,10 @@ class RawTable:
             reason=f"The Delta table {self.uri} cannot be read: {first_line(error)}"
         )
 
-    def _unwritable(self, error: Exception) -> TransientError:
+    def _unwritable(self, error: Exception, outcome: str = _NOT_COMMITTED) -> TransientError:
         return TransientError(
             reason=f"The Delta table {self.uri} cannot be written: {first_line(error)} "
-            "Nothing was committed. Check that the lake has space and is writable, then run it "
+            f"{outcome} Check that the lake has space and is writable, then run it "
             "again."
         )
 

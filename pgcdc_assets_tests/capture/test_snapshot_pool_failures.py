@@ -154,6 +154,8 @@ def test_a_commit_that_fails_after_its_log_entry_keeps_the_files(
     (log / f"{interval - 1:020d}.checkpoint.parquet" / "in_the_way").mkdir(parents=True)
     [outcome] = copy_all(database, zone)
     assert isinstance(outcome, SnapshotFailure)
+    assert "Nothing was committed" not in str(outcome.error)
+    assert "whether the commit is in the log" in str(outcome.error)
     assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["t"]
     assert snapshot_rows(zone, "t") == [["1", "a"]]
 

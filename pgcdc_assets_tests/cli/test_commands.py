@@ -21,7 +21,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.raw.rows import EPOCH
+from pgcdc_assets_tests.support.raw.rows import EPOCH, landed_range
 
 NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
 
@@ -261,6 +261,23 @@ def test_status_after_the_slot_was_dropped_names_the_remedy(
     out = capsys.readouterr().out
     assert "pgcdc renew --name shop" in out
     assert "pgcdc sync" not in out
+
+
+@pytest.mark.postgres
+def test_status_shows_the_progress_of_an_unfinished_copy(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    zone = RawZone(Lake(str(tmp_path / "lake")), "shop")
+    zone.epochs.append(replace(EPOCH, slot="pgcdc_shop", database=database.name))
+    for number in (0, 1):
+        zone.ranges.append(landed_range(number))
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "COPY of shop.orders: 20 of 100 pages in 2 ranges, 10 rows, 100 B; the last" in out
 
 
 @pytest.mark.postgres

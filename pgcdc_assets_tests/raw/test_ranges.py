@@ -13,37 +13,18 @@ import pytest
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw import ranges
-from pgcdc_assets.raw.files import WrittenFile
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets_tests.support.raw.rows import relation, window
+from pgcdc_assets_tests.support.raw.rows import landed_range, relation, window
 
 _NOW = dt.datetime.now(dt.UTC)
 
 
 def _landed(start: int, table: str = "t", **values: object) -> LandedRange:
-    landed = LandedRange(
-        epoch=1,
-        schema='a "b".c',
-        table=table,
-        snapshot_lsn=Lsn(1000 + start),
-        relation_id=16400,
-        relation_version=1,
-        start_page=start,
-        end_page=start + 10,
-        page_count=100,
-        xmin=2**33 + start,
-        storage="1 digest",
-        row_count=5,
-        byte_count=50,
-        rescued_count=1,
-        began_at=_NOW,
-        read_at=_NOW,
-        files=(WrittenFile(f"part-{start}.parquet", 7, 5, {"numRecords": 5}, {"epoch": "1"}),),
-    )
-    return replace(landed, **values)  # type: ignore[arg-type]
+    found = replace(landed_range(start // 10), schema='a "b".c', table=table, began_at=_NOW)
+    return replace(found, **{"read_at": _NOW} | values)  # type: ignore[arg-type]
 
 
 def test_ranges_are_read_as_they_were_recorded_and_removed_by_table(zone: RawZone) -> None:
@@ -60,6 +41,27 @@ def test_ranges_are_read_as_they_were_recorded_and_removed_by_table(zone: RawZon
     loaded = store.table.load()
     assert loaded is not None
     assert len(loaded.file_uris()) == 2
+
+
+def test_an_unfinished_copy_is_summed_up_with_the_speed_of_its_newest_snapshot(
+    zone: RawZone,
+) -> None:
+    def at(seconds: int) -> dt.datetime:
+        return _NOW + dt.timedelta(seconds=seconds)
+
+    newer = Lsn(5000)
+    for landed in (
+        _landed(0, began_at=at(0), read_at=at(500)),
+        _landed(10, snapshot_lsn=newer, began_at=at(900), read_at=at(905)),
+        _landed(90, snapshot_lsn=newer, began_at=at(902), read_at=at(910), end_page=None),
+        _landed(0, "of another epoch", epoch=2),
+    ):
+        zone.ranges.append(landed)
+    [copy] = zone.ranges.unfinished_copies(1)
+    assert (copy.range_count, copy.pages_read, copy.page_count) == (3, 30, 100)
+    assert (copy.row_count, copy.byte_count, copy.read_at) == (15, 150, at(910))
+    # 20 pages in 10 seconds, 70 pages are left.
+    assert copy.seconds_left == pytest.approx(35)
 
 
 def test_processes_that_record_ranges_of_one_table_lose_none(zone: RawZone) -> None:

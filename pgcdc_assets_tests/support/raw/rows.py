@@ -11,6 +11,8 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.files import WrittenFile
+from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 
@@ -76,4 +78,29 @@ def relation(table: str = "orders", relation_id: int = 16400, *names: str) -> Re
     )
     return Relation(
         relation_id, "shop", table, ReplicaIdentity.DEFAULT, columns, (columns[0].name,)
+    )
+
+
+def landed_range(number: int) -> LandedRange:
+    """Return a range of ten pages of shop.orders, the first with number 0."""
+    now = dt.datetime.now(dt.UTC)
+    start = 10 * number
+    return LandedRange(
+        epoch=1,
+        schema="shop",
+        table="orders",
+        snapshot_lsn=Lsn(1000 + start),
+        relation_id=16400,
+        relation_version=1,
+        start_page=start,
+        end_page=start + 10,
+        page_count=100,
+        xmin=2**33 + start,
+        storage="1 digest",
+        row_count=5,
+        byte_count=50,
+        rescued_count=1,
+        began_at=now,
+        read_at=now,
+        files=(WrittenFile(f"part-{start}.parquet", 7, 5, {"numRecords": 5}, {"epoch": "1"}),),
     )

@@ -1,0 +1,81 @@
+"""Tables that cannot be copied are refused by name, and the others are copied (C14, B14)."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.capture.snapshot import snapshot_each_table
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.database import Database
+
+pytestmark = pytest.mark.postgres
+
+_REASONS = {
+    "hidden": "has row-level security, which would hide rows",
+    "locked": "cannot be read by this role",
+    "shown": "is a view",
+    "stored": "is a materialized view",
+    "remote": "is a foreign table",
+    "unlogged": "is unlogged",
+    "absent": "does not exist",
+}
+
+
+@pytest.mark.every_pg
+def test_each_table_that_cannot_be_copied_is_named_and_the_others_continue(
+    database: Database, zone: RawZone
+) -> None:
+    role = f"role_{database.name}"
+    database.execute(f"create role {role} login replication")
+    try:
+        database.execute(
+            f"""
+            create table first (id int primary key);
+            create table hidden (id int primary key);
+            create table locked (id int primary key);
+            create table last (id int primary key);
+            insert into first values (1);
+            insert into hidden values (1);
+            insert into last values (1);
+            alter table hidden enable row level security;
+            create policy own on hidden using (id > 5);
+            grant select on first, hidden, last to {role};
+            create view shown as select 1 as id;
+            create materialized view stored as select 1 as id;
+            create unlogged table unlogged (id int primary key);
+            create foreign data wrapper nothing;
+            create server nowhere foreign data wrapper nothing;
+            create foreign table remote (id int) server nowhere;
+            create publication pub for table first, hidden, locked, last
+            """
+        )
+        conninfo = database.conninfo.replace("user=postgres", f"user={role}")
+        names = ["first", *_REASONS, "last", "first"]
+        outcomes = {
+            outcome.table: outcome
+            for outcome in snapshot_each_table(
+                ConnectionSettings(conninfo, "test"),
+                zone,
+                f"s_{database.name}",
+                "pub",
+                [TableName("public", name) for name in names],
+            )
+        }
+        assert set(outcomes) == set(names)
+        for name, reason in _REASONS.items():
+            failure = outcomes[name]
+            assert isinstance(failure, SnapshotFailure)
+            assert isinstance(failure.error, ConfigurationError)
+            assert f"public.{name} " in str(failure.error)
+            assert reason in str(failure.error)
+        for name in ("first", "last"):
+            report = outcomes[name]
+            assert isinstance(report, SnapshotReport)
+            assert report.row_count == 1
+        assert {copy.table for copy in zone.snapshots.complete_snapshots()} == {"first", "last"}
+    finally:
+        database.execute(f"drop owned by {role}; drop role {role}")
