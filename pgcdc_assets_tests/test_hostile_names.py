@@ -38,6 +38,10 @@ ALL = [
 KEY = ["a b", 'q"uote', "back`tick", "dot.ted"]
 COLUMNS = [*KEY, "a,b;c{d}(e)", "line\nend\t", "é😀", "select", "%/\\[]*?#'", "x=1", "_", "$", "~"]
 COLUMNS += [".", "Ünïcode", "'; drop table x; --", " ", '"', "`", "`a`", "count(*)", "_metadata"]
+# Spark replaces a reference to a variable in SQL text, unless that is switched off.
+COLUMNS += ["${env:HOME}", "${spark.app.name}", "\x01\x7f\u200b", "Straße", "STRASSE"]
+ENUM = TableName("a.b", "Mood %s 'x'.\"y\"")
+TYPED = "of a type in a.b"
 MODULE = """
 from pathlib import Path
 from pgcdc_assets.orchestration.project.code_location import load_defs_folders
@@ -58,6 +62,11 @@ def create(database: Database, table: TableName) -> None:
         key = ", ".join("{}" for _ in KEY)
         text = f"create table {{}} ({columns}, primary key ({key}))"
         database.execute(statement(text, table, *COLUMNS, *KEY))
+        database.execute(statement("create type {} as enum ('${{env:HOME}}', 'a,b')", ENUM))
+        added = sql.SQL("alter table {} add column {} {} default '${{env:HOME}}'").format(
+            sql.Identifier(*table), sql.Identifier(TYPED), sql.Identifier(*ENUM)
+        )
+        database.execute(added)
         return
     key = "" if table == KEYLESS else "primary key"
     database.execute(statement(f"create table {{}} (id int {key}, v text)", table))
@@ -95,7 +104,11 @@ def module(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
     """Publish the tables, declare them by `pgcdc init`, and set their SCD types."""
-    members = sql.SQL(", ").join(sql.Identifier(table.schema, table.table) for table in tables)
+    filtered = sql.SQL("{} where ({} <> 'never')").format(
+        sql.Identifier(*ODD), sql.Identifier(KEY[0])
+    )
+    others = [sql.Identifier(*table) for table in tables if table != ODD]
+    members = sql.SQL(", ").join([filtered, *others])
     database.execute(sql.SQL('create publication "Pub %1" for table {}').format(members))
     assert main(["init", "--name", "mine", "--publication", "Pub %1", "--defs", str(defs)]) == 0
     file = defs / "mine" / "defs.yaml"
@@ -107,6 +120,8 @@ def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
         name = TableName.parse(entry["name"])
         entry["scd"] = [1, 2] if name == ODD else [1]
         entry["soft_deletes"] = name == SOFT
+        if name == ODD:
+            entry["tracked"] = ["é😀", "${env:HOME}", TYPED, "."]
     file.write_text(yaml.safe_dump(written))
 
 
