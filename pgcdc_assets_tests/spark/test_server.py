@@ -21,11 +21,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
 from pgcdc_assets_tests.spark.test_java import write_java
-from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.database import Database, create_database, drop_database
 from pgcdc_assets_tests.support.waits import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,13 +98,13 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
 
 
 @pytest.fixture
-def own_clone(tmp_path: Path) -> Iterator[Clone]:
-    """A clone for one test, which pytest may run before the other tests."""
-    made = Clone(tmp_path / "clone")
+def database18(server18: EmbeddedServer) -> Iterator[Database]:
+    """A new database. The fixture `database`, with versions as parameters, changes the order."""
+    made = create_database(server18)
     try:
         yield made
     finally:
-        made.server.stop()
+        drop_database(made)
 
 
 def java_of(folder: Path) -> list[psutil.Process]:
@@ -199,11 +200,10 @@ def test_the_server_listens_on_this_machine_only_and_refuses_clients_without_tok
 @pytest.mark.postgres
 @pytest.mark.timeout(600)
 def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
-    own_clone: Clone, database: Database
+    clone: Clone, database18: Database
 ) -> None:
     """Without Java in the PATH, an embedded session could not start."""
-    clone = own_clone
-    clone.pgcdc("spark", "start", "--memory", "1g")
+    database = database18
     database.execute("create table t (id int primary key, v text)")
     database.execute("insert into t select n, 'row ' || n from generate_series(1, 20) n")
     database.execute("create publication pub for table t")
@@ -237,13 +237,15 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
 
 
 def test_a_killed_server_is_recognised_and_restarted(clone: Clone) -> None:
-    killed = clone.running()
-    os.kill(killed.pid, signal.SIGKILL)
+    running = clone.server.find()
+    if running is not None:  # else the test above has killed the server
+        os.kill(running.pid, signal.SIGKILL)
+    killed = json.loads(clone.server.state_file.read_text())["pid"]
     wait_until(lambda: clone.server.find() is None, "the server to be gone")
     assert "No Spark server runs" in clone.pgcdc("spark", "status")
     assert clone.server.usable() is None
     assert "Started" in clone.pgcdc("spark", "start", "--memory", "1g")
-    assert clone.running().pid != killed.pid
+    assert clone.running().pid != killed
 
 
 def test_stop_ends_the_process_deletes_its_files_and_may_be_repeated(clone: Clone) -> None:
