@@ -188,7 +188,7 @@ class SparkServer:
             json.dump(request, stdin)
             stdin.seek(0)
             return subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", _PROBE],
+                [sys.executable, "-m", _PROBE],
                 stdin=stdin,
                 stdout=log,
                 stderr=log,

@@ -197,7 +197,7 @@ def test_a_session_that_ended_on_the_server_is_replaced_and_a_silent_server_is_n
     spark_server: RunningServer,
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _SECOND_SESSION, spark_server.remote],
+        [sys.executable, "-W", "error", "-c", _SECOND_SESSION, spark_server.remote],
         capture_output=True,
         text=True,
         timeout=120,
