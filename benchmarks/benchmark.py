@@ -54,6 +54,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "copy": Benchmark("table_copy", "500,000 orders; 1,000,000 rows of 2 KB", 4),
     "copies": Benchmark("copy_connections", "5,000,000 orders; 100 tables of 10,000 orders", 7),
     "merge": Benchmark("merge", "750,000 changes of orders", 6, uses_spark=True),
+    "merge_arrays": Benchmark("merge_arrays", "750,000 changes of orders", 6, uses_spark=True),
     "merge_cost": Benchmark(
         "merge_cost", "windows of 1,000,000 changes into 10,000,000 rows", 16, None, True
     ),

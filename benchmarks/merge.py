@@ -34,7 +34,7 @@ from pgcdc_assets.spark.session import spark_session
 REPETITIONS = 5
 _WARM_UP = 2
 _NAME = "bench"
-_ORDERS = CdcTable("public", "orders")
+ORDERS = CdcTable("public", "orders")
 
 
 def run() -> Iterator[Result]:
@@ -42,7 +42,7 @@ def run() -> Iterator[Result]:
     with tempfile.TemporaryDirectory(prefix="pgcdc-bench-merge-") as folder:
         root = Path(folder)
         with source(workload.run) as server:
-            windows = _capture(server, RawZone(Lake(str(root / "captured")), _NAME))
+            windows = capture_orders(server, RawZone(Lake(str(root / "captured")), _NAME))
         spark = spark_session("pgcdc benchmark")
         try:
             yield from _measure(spark, root, windows)
@@ -50,7 +50,7 @@ def run() -> Iterator[Result]:
             spark.stop()
 
 
-def _capture(server: Source, zone: RawZone) -> list[LsnWindow]:
+def capture_orders(server: Source, zone: RawZone) -> list[LsnWindow]:
     """Land the workload as two windows, after empty snapshots."""
     middle = Lsn((server.start + server.end) // 2)
     windows = [
@@ -73,19 +73,19 @@ def _measure(spark: SparkSession, root: Path, windows: Sequence[LsnWindow]) -> I
     changes = second_changes = 0
     for number in range(_WARM_UP + REPETITIONS):
         # A lake per repetition, so that neither Spark nor Delta has cached the tables.
-        both, apart = (_lake(root, f"{kind}-{number}") for kind in ("both", "apart"))
+        both, apart = (copy_lake(root, f"{kind}-{number}") for kind in ("both", "apart"))
         whole = in_turns(
             {
                 "plain": partial(_write, spark, both, windows[0].start),
-                "ours": partial(_merge, spark, both, windows[1]),
+                "ours": partial(merge_orders, spark, both, windows[1]),
             },
             number,
         )
-        _merge(spark, apart, windows[0])
+        merge_orders(spark, apart, windows[0])
         second = in_turns(
             {
                 "plain": partial(_write, spark, apart, windows[1].start),
-                "ours": partial(_merge, spark, apart, windows[1]),
+                "ours": partial(merge_orders, spark, apart, windows[1]),
             },
             number,
         )
@@ -111,7 +111,7 @@ def _measure(spark: SparkSession, root: Path, windows: Sequence[LsnWindow]) -> I
     )
 
 
-def _lake(root: Path, name: str) -> RawZone:
+def copy_lake(root: Path, name: str) -> RawZone:
     """Create a lake with the captured raw zone and without tables."""
     capture = root / name / _NAME
     capture.mkdir(parents=True)
@@ -128,10 +128,12 @@ def _write(spark: SparkSession, zone: RawZone, start: int) -> tuple[float, int]:
     return time.monotonic() - began, 0
 
 
-def _merge(spark: SparkSession, zone: RawZone, through: LsnWindow) -> tuple[float, int]:
+def merge_orders(
+    spark: SparkSession, zone: RawZone, through: LsnWindow, table: CdcTable = ORDERS
+) -> tuple[float, int]:
     """Merge orders, and return seconds and number of changes."""
     began = time.monotonic()
-    (report,) = merge_tables(spark, zone, [_ORDERS], through)
+    (report,) = merge_tables(spark, zone, [table], through)
     seconds = time.monotonic() - began
     if not isinstance(report, MergeReport):
         raise SystemExit(f"not merged: {report.error}")

@@ -50,6 +50,11 @@ _SUMMARY: Sequence[tuple[str, str, str]] = (
         "plain Spark write of the same rows",
     ),
     (
+        "merge_arrays_typed_vs_text",
+        "merge of text[] as ARRAY",
+        "the same merge with the array as text",
+    ),
+    (
         "merge_1m_local_into_10m_vs_recipe",
         "a million recent changes into 10 million rows",
         "a MERGE written by hand",

@@ -32,7 +32,12 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 _POLICIES = ("on_schema_change", "on_poisoned_row")
-_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *_POLICIES)
+_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *_POLICIES, "types")
+
+# The Delta types that a column may be given, without blanks.
+_CHOSEN = re.compile(
+    r"STRING|DOUBLE|VARIANT|BINARY|ARRAY<FLOAT>|MAP<STRING,STRING>|DECIMAL\((\d{1,2}),(\d{1,2})\)"
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class CdcTable:
             `log`, its changes in commit order.
         on_schema_change: `follow`, `ask` or `stop`, see `policies`; None: the capture's setting.
         on_poisoned_row: `rescue` or `stop`, see `policies`; None: the capture's setting.
+        types: the Delta types of columns in place of their default types.
     """
 
     schema: str
@@ -61,6 +67,7 @@ class CdcTable:
     without_key: str = "bag"
     on_schema_change: str | None = None
     on_poisoned_row: str | None = None
+    types: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> TableName:
@@ -120,6 +127,7 @@ class CdcTable:
         without_key: str = "bag",
         on_schema_change: str | None = None,
         on_poisoned_row: str | None = None,
+        types: Mapping[str, str] | None = None,
     ) -> CdcTable:
         """Return the settings of a table after a check. See `TableName.parse` for the name.
 
@@ -162,6 +170,7 @@ class CdcTable:
             without_key,
             on_schema_change,
             on_poisoned_row,
+            parse_types(name, types or {}),
         )
 
 
@@ -281,6 +290,27 @@ class CdcCapture:
     def table_names(self) -> list[TableName]:
         """The names of all tables."""
         return [table.name for table in self.tables]
+
+
+def parse_types(table: str, types: Mapping[str, str]) -> dict[str, str]:
+    """Return the Delta types of columns without blanks and in capitals.
+
+    Raises:
+        ConfigurationError: a type is not one that can be chosen.
+    """
+    found = {}
+    for column, given in types.items():
+        ddl = re.sub(r"\s", "", str(given)).upper()
+        match = _CHOSEN.fullmatch(ddl)
+        digits = tuple(map(int, match.groups())) if match is not None and match[1] else (1, 0)
+        if match is None or not 1 <= digits[0] <= 38 or digits[1] > digits[0]:
+            raise ConfigurationError(
+                reason=f"Table {table}: types gives column {column} the type {given!r}, but it "
+                "must be STRING, DECIMAL(p,s) with p up to 38, DOUBLE, VARIANT, "
+                "MAP<STRING,STRING>, ARRAY<FLOAT> or BINARY"
+            )
+        found[column] = ddl
+    return found
 
 
 def parse_tables(

@@ -111,7 +111,7 @@ def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
 
 
 def check_columns(relations: Iterable[Relation], tables: Iterable[CdcTable]) -> Iterator[Finding]:
-    """Report tables with column names that Delta cannot distinguish, which cannot be merged."""
+    """Report column names that Delta cannot distinguish, and types of missing columns."""
     declared = {table.name: table for table in tables}
     for relation in relations:
         table = declared.get(relation.name)
@@ -122,6 +122,16 @@ def check_columns(relations: Iterable[Relation], tables: Iterable[CdcTable]) -> 
                 check_names(relation, system)
         except MergeConflict as error:
             yield Finding("columns", "error", str(error), table=relation.qualified_name)
+        missing = sorted(set(table.types) - {column.name for column in relation.columns})
+        if missing:
+            yield Finding(
+                "columns",
+                "warning",
+                f"The declared types of table {relation.qualified_name} name "
+                f"{', '.join(missing)}, which is not among its published columns.",
+                "Correct `types` of this table in the capture's settings.",
+                relation.qualified_name,
+            )
 
 
 def _system_columns(table: CdcTable) -> Iterator[SystemColumns]:

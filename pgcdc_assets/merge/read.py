@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
+from pgcdc_assets.merge.fold.chosen_types import check_chosen, choose_types
 from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.task import MergeTask
@@ -74,7 +75,11 @@ def build_changes_schema(
             reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
         )
     ordered = [versions[number] for number in order]
-    return build_schema(ordered, task.plan.target.key, known_key, system, task.relations)
+    schema = build_schema(ordered, task.plan.target.key, known_key, system, task.relations)
+    schema = choose_types(schema, task.plan.target.types)
+    if state is not None:
+        check_chosen(schema, state.properties, state.schema)
+    return schema
 
 
 def read_snapshot(spark: SparkSession, zone: RawZone, snapshot: Snapshot) -> DataFrame:

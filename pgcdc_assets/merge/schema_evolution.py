@@ -23,11 +23,17 @@ from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import RESCUED, normalize_name
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import OwnedColumns
-from pgcdc_assets.tables.properties import OURS
+from pgcdc_assets.tables.properties import CHOSEN_TYPES, OURS
 from pgcdc_assets.tables.state import ScdState
 
 # Which columns a merge adds and fills, and the fence of the state that it found.
 _FILL = "pgcdc.fill"
+
+# Table features, and the types in SQL and in Delta's log that need these features.
+_FEATURES = {
+    "delta.feature.timestampNtz": "timestamp_ntz",
+    "delta.feature.variantType": "variant",
+}
 
 _EMPTY = "CAST(map() AS MAP<STRING, STRING>)"
 
@@ -144,7 +150,9 @@ def retype_columns(
         return False
     rows = _renamed(rows, renamed)
     for name, field in changed.items():
-        if there[name].startswith("array") != field.type.ddl.startswith("ARRAY"):
+        if field.chosen is None and there[name].startswith("array") != field.type.ddl.startswith(
+            "ARRAY"
+        ):
             raise SchemaChangeError(
                 relation=schema.relation.qualified_name,
                 column=name,
@@ -213,8 +221,13 @@ def replace_table(
     Properties, constraints, clustering and the table's comment stay. The owner's columns are NULL
     in the new rows.
     """
-    if _features(schema) and not _has_ntz(state):
-        _set(spark, state.path, _features(schema))
+    missing = {
+        name: value
+        for name, value in _features(schema).items()
+        if _FEATURES[name] not in state.schema
+    }
+    if missing:
+        _set(spark, state.path, missing)
     set_properties(spark, state.path, state.properties, schema)
     _overwrite(spark, rows.select(*name_columns(schema, owned.comments)), state.path, owned, step)
 
@@ -273,9 +286,12 @@ def set_properties(
     spark: SparkSession, path: str, existing: Mapping[str, str], schema: TableSchema
 ) -> None:
     """Record the relation of the table's contents; the owner's properties stay."""
+    properties = table_properties(schema)
+    if CHOSEN_TYPES in existing:
+        properties.setdefault(CHOSEN_TYPES, "{}")
     changed = {
         name: value
-        for name, value in table_properties(schema).items()
+        for name, value in properties.items()
         if existing.get(name) != value and (name.startswith(OURS) or name not in existing)
     }
     if changed:
@@ -284,13 +300,12 @@ def set_properties(
 
 def _features(schema: TableSchema) -> dict[str, str]:
     """Return the table features that Delta does not add to an existing table."""
-    if any("TIMESTAMP_NTZ" in field.type.ddl for field in schema.fields):
-        return {"delta.feature.timestampNtz": "supported"}
-    return {}
-
-
-def _has_ntz(state: ScdState) -> bool:
-    return "timestamp_ntz" in state.schema
+    types = {field.type.ddl.lower() for field in schema.fields}
+    return {
+        feature: "supported"
+        for feature, kind in _FEATURES.items()
+        if any(kind in ddl for ddl in types)
+    }
 
 
 def _types_of(spark: SparkSession, schema: TableSchema) -> list[str]:
@@ -316,7 +331,7 @@ def _typed(field: Field, before: str) -> str:
     if before.startswith("array"):
         return f"try_cast({identifier(field.name)} AS {field.type.ddl})"
     typed = field.type.expression(_text(field, before))
-    if field.type.is_text:
+    if field.type.is_text or field.chosen is not None:
         return typed
     # A cast to fewer digits rounds.
     return f"IF(try_cast({typed} AS {before}) <=> {identifier(field.name)}, {typed}, NULL)"

@@ -6,6 +6,7 @@ repeat nor an overtaken merge changes the table (`tables/fence.py`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,7 +17,14 @@ from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.typed_columns import name_columns
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.tables.fence import Step
-from pgcdc_assets.tables.properties import BEGINS_WITH, KEY, RELATION_ID, RELATION_VERSION, key_text
+from pgcdc_assets.tables.properties import (
+    BEGINS_WITH,
+    CHOSEN_TYPES,
+    KEY,
+    RELATION_ID,
+    RELATION_VERSION,
+    key_text,
+)
 
 SOURCE_VIEW = "pgcdc_source"
 
@@ -37,6 +45,8 @@ def table_properties(schema: TableSchema) -> dict[str, str]:
         RELATION_ID: str(schema.relation.relation_id),
         RELATION_VERSION: str(schema.version),
     }
+    if schema.chosen_types:
+        properties[CHOSEN_TYPES] = json.dumps(schema.chosen_types, sort_keys=True)
     width = len(schema.fields) + len(schema.system)
     if width > _WITH_STATISTICS:
         # Without it, the check of a merge's rows would read all files of a wide table.

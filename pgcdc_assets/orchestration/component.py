@@ -67,6 +67,11 @@ class TableModel(dg.Model, Resolvable):
     on_poisoned_row: str | None = Field(
         default=None, description="`rescue` or `stop`. Unset: the setting of the capture."
     )
+    types: dict[str, str] = Field(
+        default={},
+        description="The Delta types of columns, by name, in place of the "
+        "[default types](types.md#types-that-you-choose).",
+    )
 
     def table(self) -> CdcTable:
         """Check the settings."""
@@ -79,6 +84,7 @@ class TableModel(dg.Model, Resolvable):
             self.without_key,
             self.on_schema_change,
             self.on_poisoned_row,
+            self.types,
         )
 
 

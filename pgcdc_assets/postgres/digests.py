@@ -23,6 +23,7 @@ import contextlib
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg2
@@ -57,6 +58,10 @@ _FETCHED_ROWS = 10_000
 # A function has 100 arguments at most (FUNC_MAX_ARGS).
 _ARGUMENTS = 50
 
+# Numbers from here on, and down from here, have no nearest float of 64 bits but infinity and zero.
+_TOO_LARGE = Fraction(2**1024 - 2**970)
+_TOO_SMALL = Fraction(1, 2**1075)
+
 _PLAIN_TEXT = frozenset({"text", "varchar"})
 
 
@@ -66,6 +71,10 @@ class Form(enum.Enum):
     TEXT = "the text of its output function"
     FLOAT = "the 64 bits of a float in hex: engines print the shortest digits differently"
     FLOATS = "an array of such bits"
+    VECTOR = "a vector of pgvector as such an array"
+    NUMERIC = "a numeric without trailing zeros, which a DECIMAL of another scale prints"
+    NUMERIC_FLOAT = "the bits of a numeric's nearest float, or its text beyond the range of floats"
+    PRESENCE = "whether there is a value: no engine prints a VARIANT as Postgres prints JSON"
 
 
 @dataclass(frozen=True)
@@ -329,15 +338,28 @@ def _text(column: Column, form: Form) -> sql.Composable:
 
     The expression uses IS DISTINCT FROM NULL, because IS NULL is true for a row of NULLs as well.
     """
-    name = sql.Identifier(column.name)
+    name: sql.Composable = sql.Identifier(column.name)
     if form is Form.FLOAT:
         return sql.SQL("encode(float8send({}::float8), 'hex')").format(name)
     if column.element_type is None and column.base_type in _PLAIN_TEXT:
         return sql.SQL("{}::text").format(name)
+    if form is Form.PRESENCE:
+        return sql.SQL("case when {} is distinct from null then '' end").format(name)
+    if form is Form.NUMERIC:
+        return sql.SQL("trim_scale({})::text").format(name)
     text = sql.SQL("case when {name} is distinct from null then concat({name}) end").format(
         name=name
     )
-    if form is Form.FLOATS:
+    if form is Form.NUMERIC_FLOAT:
+        # NaN is above every number.
+        return sql.SQL(
+            "case when {name} in ('NaN', 'Infinity', '-Infinity') or {name} = 0 or "
+            "(abs({name}) < {most} and abs({name}) > {least}) "
+            "then encode(float8send({name}::float8), 'hex') else {text} end"
+        ).format(name=name, text=text, most=_number(_TOO_LARGE), least=_number(_TOO_SMALL))
+    if form is Form.VECTOR:
+        name = sql.SQL("{}::real[]").format(name)
+    if form in (Form.FLOATS, Form.VECTOR):
         # Arrays of other dimensions have no Spark type: the tables keep them as text.
         return sql.SQL(
             "case when array_ndims({name}) = 1 and array_lower({name}, 1) = 1 then "
@@ -346,6 +368,14 @@ def _text(column: Column, form: Form) -> sql.Composable:
             "else {text} end"
         ).format(name=name, text=text)
     return text
+
+
+def _number(value: Fraction) -> sql.Composable:
+    """Return the literal of a number whose denominator is a power of two."""
+    digits = value.denominator.bit_length() - 1
+    scaled = str(value.numerator * 5**digits).rjust(digits + 1, "0")
+    text = f"{scaled[:-digits]}.{scaled[-digits:]}" if digits else scaled
+    return sql.SQL("{}::numeric").format(sql.Literal(text))
 
 
 def _hex(text: sql.Composable) -> sql.Composed:

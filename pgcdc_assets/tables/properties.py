@@ -17,6 +17,9 @@ OURS = ("pgcdc.", "delta.columnMapping.")
 BEGINS_WITH = "pgcdc.begins_with"
 
 KEY = "pgcdc.key"
+
+# The types that the settings chose for columns of the table: JSON, by column.
+CHOSEN_TYPES = "pgcdc.types"
 RELATION_VERSION = "pgcdc.relation_version"
 
 

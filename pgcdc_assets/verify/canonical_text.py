@@ -52,15 +52,17 @@ def pair_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedC
         kind = types.get(column.name)
         if kind is None:
             continue
-        text = spark_text(kind, identifier(column.name))
+        form = _form(kind, column)
+        text = _chosen_text(form, kind, identifier(column.name), column)
         if text is None:
             raise ConfigurationError(
                 reason=f'Table {relation.qualified_name}: column "{column.name}" is a {kind} in '
                 "the lake, which cannot be compared with the source."
             )
         if RESCUED in types and kind != "string":
-            text = f"coalesce(try_element_at({RESCUED}, {string(column.name)}), {text})"
-        columns.append(ComparedColumn(DigestedColumn(column.name, _form(kind, column)), text))
+            rescued = f"try_element_at({RESCUED}, {string(column.name)})"
+            text = f"IF({rescued} IS NOT NULL, {_shown(form, rescued)}, {text})"
+        columns.append(ComparedColumn(DigestedColumn(column.name, form), text))
     return columns
 
 
@@ -68,6 +70,42 @@ def key_indexes(columns: Sequence[ComparedColumn], key: Sequence[str]) -> list[i
     """Return the indexes of the key's columns, or of all columns for a table without a key."""
     order = {column.name: index for index, column in enumerate(columns)}
     return [order[name] for name in key if name in order] or list(range(len(columns)))
+
+
+def _chosen_text(form: Form, kind: str, value: str, column: Column) -> str | None:
+    """Write a value's text in a form; see `docs/reference/types.md` for types that are chosen."""
+    if form is Form.PRESENCE:
+        return _shown(form, value)
+    if form is Form.NUMERIC:
+        return _shown(form, f"CAST({value} AS STRING)")
+    if kind == "binary" and column.base_type != "bytea":
+        return f"hex({value})"
+    if kind == "map<string,string>":
+        return _hstore(value)
+    return spark_text(kind, value)
+
+
+def _shown(form: Form, text: str) -> str:
+    """Write a rescued text, or the text of a DECIMAL, in a form."""
+    if form is Form.PRESENCE:
+        return f"IF({text} IS NOT NULL, '', NULL)"
+    if form is Form.NUMERIC:
+        return f"IF(contains({text}, '.'), regexp_replace({text}, r'[.]?0+$', ''), {text})"
+    return text
+
+
+def _hstore(value: str) -> str:
+    """Write a map as hstore_out does (contrib/hstore/hstore_io.c)."""
+
+    def quoted(text: str) -> str:
+        escaped = rf"""regexp_replace({text}, r'(["\\])', r'\\$1')"""
+        return f"concat('\"', {escaped}, '\"')"
+
+    pairs = (
+        f"transform(map_entries({value}), e -> concat({quoted('e.key')}, '=>', "
+        f"coalesce({quoted('e.value')}, 'NULL')))"
+    )
+    return f"array_join({pairs}, ', ')"
 
 
 def spark_text(kind: str, value: str) -> str | None:
@@ -133,9 +171,31 @@ def _array(element: str, value: str) -> str | None:
 
 
 def _form(kind: str, column: Column) -> Form:
+    if kind == "variant":
+        return Form.PRESENCE
+    if column.element_type is None and column.base_type == "numeric":
+        if kind == "double":
+            return Form.NUMERIC_FLOAT
+        return Form.TEXT if kind == "string" or _scale(column) == kind else Form.NUMERIC
+    if kind == "array<float>" and column.element_type is None:
+        return Form.VECTOR
     if kind in _FLOATS and column.element_type is None and column.base_type in _SOURCE_FLOATS:
         return Form.FLOAT
     element = kind.removeprefix("array<").removesuffix(">")
     if kind.startswith("array<") and element in _FLOATS and column.element_type in _SOURCE_FLOATS:
         return Form.FLOATS
     return Form.TEXT
+
+
+def _scale(column: Column) -> str | None:
+    """Return the DECIMAL that prints a numeric as Postgres does; None for a numeric without scale.
+
+    See make_numeric_typmod in src/backend/utils/adt/numeric.c.
+    """
+    if column.base_typmod < 4:
+        return None
+    precision = (column.base_typmod - 4) >> 16 & 0xFFFF
+    scale = (((column.base_typmod - 4) & 0x7FF) ^ 0x400) - 0x400
+    if scale < 0:
+        precision, scale = precision - scale, 0
+    return f"decimal({max(precision, scale)},{scale})"

@@ -50,8 +50,11 @@ def read_small(table: DeltaTable) -> SmallTable | None:
     size = int(pc.sum(files.column("size_bytes")).as_py() or 0)
     if rows is None or rows > SMALL_ROWS or size > _SMALL_BYTES:
         return None
+    schema = table.schema()
+    if '"variant"' in schema.to_json():
+        # Arrow has no type for a VARIANT, and Spark makes none of its bytes.
+        return None
     try:
-        schema = table.schema()
         found = pa.RecordBatchReader.from_stream(table.scan()).read_all()
         # Use the types of the table, not those of the engine.
         found = found.cast(pa.schema(schema.to_arrow()))

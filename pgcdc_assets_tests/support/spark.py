@@ -28,6 +28,8 @@ TESTS = Path(__file__).parents[1]
 ONCE = (
     "test_added_defaults.py",
     "test_bytes_that_are_not_text.py",
+    "test_chosen_types.py",
+    "test_encodings.py",
     "test_every_type.py",
     "test_moved_tables.py",
     "test_rebuild.py",

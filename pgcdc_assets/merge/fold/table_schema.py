@@ -44,18 +44,23 @@ def as_text(text: str) -> str:
     return text
 
 
+TEXT = DeltaType("STRING", as_text)
+
+
 @dataclass(frozen=True)
 class Field:
     """A source column in the SCD table.
 
     Attributes:
         default: the text of the column in rows that are older than the column; None: NULL.
+        chosen: the Delta type that the settings choose; None: the default type.
     """
 
     name: str
     type: DeltaType
     comment: str
     default: str | None = None
+    chosen: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,11 @@ class TableSchema:
         if self.system is SCD2_COLUMNS:
             return VALID_FROM_LSN, VALID_FROM, OP
         return LSN, COMMIT_TS, "CAST(NULL AS STRING)"
+
+    @property
+    def chosen_types(self) -> dict[str, str]:
+        """The types that the settings choose, by column."""
+        return {field.name: field.chosen for field in self.fields if field.chosen is not None}
 
     @property
     def key_names(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from pgcdc_assets.merge.fold.table_schema import DeltaType, as_text
+from pgcdc_assets.merge.fold.table_schema import TEXT, DeltaType, as_text
 from pgcdc_assets.protocol.relation import Column
 
 _TOKEN = r""""[^"\\]*+(?:\\.[^"\\]*+)*+"|[^,{}"]+"""
@@ -44,8 +44,6 @@ def _timestamp(ddl: str) -> Callable[[str], str]:
 def _bytea(text: str) -> str:
     return f"IF(startswith({text}, r'\\x'), unhex(substr({text}, 3)), NULL)"
 
-
-TEXT = DeltaType("STRING", as_text)
 
 _SCALARS = {
     "bool": DeltaType("BOOLEAN", _cast("BOOLEAN"), is_fixed_length=True),

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge.change_stats import ChangeStats, Truncation
+from pgcdc_assets.merge.fold.chosen_types import check_retypes, choose_types
 from pgcdc_assets.merge.fold.events import Fold, null_key_sql
 from pgcdc_assets.merge.fold.key_range import KeyRange
 from pgcdc_assets.merge.fold.schema import build_schema
@@ -132,7 +133,8 @@ class TableKind(ABC):
         version = self.task.snapshot_version
         assert version is not None
         key, known = self.task.plan.target.key, self.task.relations
-        return build_schema([version], key, system=self.system, known=known)
+        schema = build_schema([version], key, system=self.system, known=known)
+        return choose_types(schema, self.task.plan.target.types)
 
     def read_snapshot(self, snapshot: Snapshot, schema: TableSchema) -> DataFrame:
         """Read a snapshot's tuples, column `new`. A NULL in the configured key raises an error."""
@@ -170,6 +172,7 @@ class TableKind(ABC):
         path = self.task.path
         step = self.follow_columns(state, schema, step)
         rewrite = step.keeping(state.watermark)
+        check_retypes(schema, state.properties, state.schema)
         if retype_columns(self.spark, path, schema, self.partitioned_by, rewrite):
             step = self.follow_write(rewrite, step)
         set_properties(self.spark, path, state.properties, schema)

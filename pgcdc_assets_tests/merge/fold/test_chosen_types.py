@@ -1,0 +1,251 @@
+"""Types of columns that the settings choose: by snapshot and by stream, in SCD1 and SCD2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import MergeConflict
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import MergeFailure
+from pgcdc_assets.merge.fold.chosen_types import choose_types
+from pgcdc_assets.merge.fold.schema import build_schema
+from pgcdc_assets.protocol.relation import Column
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.verify import Comparison, compare_tables
+from pgcdc_assets_tests.support.database import create_database, drop_database
+from pgcdc_assets_tests.support.merge.history import column, relation
+from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
+from pgcdc_assets_tests.support.verify.comparison import moment_of
+
+RESCUED = object()
+_DIGITS = "1234567890" * 4
+
+# Column, Postgres type, chosen type, values as SQL literals, each with what Spark shows.
+Cases = tuple[tuple[str, str, str, tuple[tuple[str, Any], ...]], ...]
+BUILTIN: Cases = (
+    (
+        "d",
+        "numeric",
+        "decimal(20, 5)",
+        (
+            ("'1.10'", "1.10000"),
+            ("'1.1000000000'", "1.10000"),
+            ("'-0.00001'", "-0.00001"),
+            ("'1.1234567'", RESCUED),
+            ("'NaN'", RESCUED),
+            ("'99999999999999999999'", RESCUED),
+        ),
+    ),
+    (
+        "f",
+        "numeric",
+        "DOUBLE",
+        (
+            ("'1.5'", "1.5"),
+            ("'0.00'", "0.0"),
+            ("'NaN'", "NaN"),
+            ("'-Infinity'", "-Infinity"),
+            ("'1e400'", RESCUED),
+            ("'-1e-400'", RESCUED),
+            (f"'{_DIGITS}'", "1.2345678901234568E39"),
+            ("'5e-324'", "4.9E-324"),
+        ),
+    ),
+    (
+        "j",
+        "json",
+        "VARIANT",
+        (
+            (r"""'{"b": 1.50, "a":[null]}'""", '{"a":[null],"b":1.5}'),
+            ("'null'", "null"),
+            ("""'{\"a\":1,\"a\":2}'""", RESCUED),
+            ("'1e5'", RESCUED),
+            (f"'[{_DIGITS}]'", RESCUED),
+            (f"""'\"{_DIGITS}\"'""", f'"{_DIGITS}"'),
+            (r"""'"\ud800"'""", RESCUED),
+            (r"""'"\ud83d\ude00"'""", '"😀"'),
+            (r"""'"\\ud800x"'""", r'"\\ud800x"'),
+        ),
+    ),
+    ("b", "jsonb", "VARIANT", (("""'{"k":"ü"}'""", '{"k":"ü"}'), ("'123456789'", "123456789"))),
+    ("s", "timestamp", "STRING", (("'infinity'", "infinity"),)),
+    ("a", "text[]", "string", (("'{{a},{b}}'", "{{a},{b}}"), ("'{}'", "{}"))),
+    # Chosen later.
+    ("later", "numeric", "", (("'2.50'", "2.50"), ("'2.505'", "2.505"))),
+)
+OF_VERSIONS: dict[int, Cases] = {
+    18: (
+        ("v", "vector(3)", "ARRAY<FLOAT>", (("'[1,-2.5,3e-05]'", "[1.0, -2.5, 3.0E-5]"),)),
+        ("w", "halfvec", "array< float >", (("'[65504,-0]'", "[65504.0, -0.0]"),)),
+    ),
+    15: (
+        (
+            "h",
+            "hstore",
+            "MAP<STRING, STRING>",
+            (
+                ("''", "{}"),
+                ("""'a=>1, b=>NULL, "NULL"=>"NULL"'""", "{a -> 1, b -> null, NULL -> NULL}"),
+                (r"""'"\"=>\\,"=>"x=>y, \"z"'""", r'{"=>\, -> x=>y, "z}'),
+                ("hstore('k', repeat('\"', 5000))", "{k -> " + '"' * 5000 + "}"),
+            ),
+        ),
+        (
+            "g",
+            "geometry",
+            "BINARY",
+            (("'SRID=4326;POINT(1 2)'", "0101000020E6100000000000000000F03F0000000000000040"),),
+        ),
+    ),
+}
+_EXTENSIONS = ("vector", "hstore", "postgis")
+
+
+@pytest.fixture
+def pipeline(
+    server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pipeline]:
+    database = create_database(server)
+    zone = RawZone(Lake(str(tmp_path_factory.mktemp("chosen") / "lake")), "types")
+    try:
+        for (name,) in database.query("select name from pg_available_extensions"):
+            if name in _EXTENSIONS:
+                database.execute(f"create extension {name}")
+        yield Pipeline(database, zone, spark)
+    finally:
+        drop_database(database)
+
+
+def _merge(pipeline: Pipeline, target: CdcTable) -> list[str]:
+    """Merge one table, and return the sentences of failures."""
+    found = []
+    for scd in target.scd:
+        for report in pipeline.merge(None, target.of_kinds([scd])).values():
+            found += [str(report.error)] if isinstance(report, MergeFailure) else []
+    return found
+
+
+def _shown(pipeline: Pipeline, scd: int, column: str, chosen: str) -> dict[tuple[Any, ...], Any]:
+    """Return the values of a column as Spark shows them, and rescued texts, by row."""
+    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
+    kind = chosen.upper()
+    value = {"VARIANT": f"to_json({column})", "BINARY": f"hex({column})"}.get(
+        kind, f"CAST({column} AS STRING)"
+    )
+    rows = (
+        pipeline.spark.read.format("delta")
+        .load(path)
+        .selectExpr("id", f"{value} AS value", f"try_element_at(_rescued, '{column}') AS rescued")
+    )
+    return {(row["id"],): (row["value"], row["rescued"]) for row in rows.collect()}
+
+
+@pytest.mark.postgres
+@pytest.mark.spark
+@pytest.mark.every_pg
+def test_values_have_the_chosen_type_or_are_rescued(
+    pipeline: Pipeline, server: EmbeddedServer
+) -> None:
+    """G1, G6, G7, G8: and a changed choice has a defined result."""
+    (there,) = pipeline.database.query("select array_agg(extname::text) from pg_extension")
+    cases = [*BUILTIN]
+    for case in OF_VERSIONS.get(server.version, ()):
+        if {"vector(3)": "vector", "halfvec": "vector", "geometry": "postgis"}.get(
+            case[1], case[1]
+        ) in there[0]:
+            cases.append(case)
+    columns = ", ".join(f"{name} {declared}" for name, declared, _, _ in cases)
+    first: list[str] = []
+    streamed: list[str] = []
+    for row in range(max(len(values) for *_, values in cases)):
+        given = ", ".join(values[row][0] if row < len(values) else "null" for *_, values in cases)
+        first.append(f"insert into t values ({row}, 0, {given})")
+        streamed.append(f"insert into t values ({row + 100}, 0, {given})")
+    types = {name: chosen for name, _, chosen, _ in cases if chosen}
+    target = CdcTable.parse("public.t", (1, 2), types=types)
+    pipeline.start(f"create table t (id int primary key, n int, {columns})", *first)
+    for statement in streamed:
+        pipeline.database.execute(statement)
+    pipeline.capture()
+    assert _merge(pipeline, target) == []
+    for name, declared, chosen, values in cases:
+        texts = dict(pipeline.database.query(f"select id, format('%s', {name}) from t"))
+        for scd in (1, 2):
+            found = _shown(pipeline, scd, name, chosen)
+            for row, (literal, expected) in enumerate(values):
+                for row_id in (row, row + 100):
+                    wanted = (None, texts[row_id]) if expected is RESCUED else (expected, None)
+                    assert found[row_id,] == wanted, (declared, literal)
+
+    # An update that changes nothing else opens one version, and none is opened for a MAP.
+    pipeline.database.execute("update t set n = 1 where id = 0")
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        assert _merge(pipeline, target) == []
+        (compared,) = compare_tables(
+            pipeline.spark,
+            pipeline.database.settings(),
+            pipeline.zone,
+            PUBLICATION,
+            [target],
+            moment,
+        )
+    assert isinstance(compared, Comparison) and compared.is_equal, compared
+    _check_changed_settings(pipeline, target)
+
+
+def _check_changed_settings(pipeline: Pipeline, target: CdcTable) -> None:
+    """A merge refuses a changed choice; a snapshot adopts it if the stored values allow."""
+    pipeline.database.execute("update t set n = 2 where id = 0")
+    pipeline.capture()
+    more = {**target.types, "later": "DECIMAL(10,2)"}
+    sentences = _merge(pipeline, replace(target, types=more))
+    assert len(sentences) == 2
+    for sentence in sentences:
+        assert "column later: its type in the settings changed from STRING to DECIMAL(10,2)" in (
+            sentence
+        )
+        assert "resnapshot" in sentence
+    pipeline.copy("t")
+    pipeline.capture()
+    assert _merge(pipeline, replace(target, types=more)) == []
+    for scd in (1, 2):
+        found = _shown(pipeline, scd, "later", "DECIMAL(10,2)")
+        assert (found[0,], found[1,]) == (("2.50", None), (None, "2.505"))
+
+    fewer = {name: ddl for name, ddl in more.items() if name != "f"}
+    pipeline.copy("t")
+    pipeline.capture()
+    (sentence,) = _merge(pipeline, replace(target, types=fewer))
+    assert "changed from DOUBLE to STRING" in sentence and "pgcdc rebuild" in sentence
+    assert _shown(pipeline, 1, "f", "STRING")[1,] == ("0.00", None)
+
+
+@pytest.mark.parametrize(
+    ("described", "ddl", "sentence"),
+    [
+        (column("v", "int4"), "VARIANT", r"column \"v\" \(int4\), which can be STRING\."),
+        (column("v", "numeric"), "BINARY", r"STRING or DECIMAL\(p,s\) or DOUBLE\."),
+        (column("v", "_numeric", element_type="numeric"), "DOUBLE", r"which can be STRING\."),
+        (column("v", "shop.hstore", kind="e"), "MAP<STRING,STRING>", r"which can be STRING\."),
+        (column("id", "numeric"), "DOUBLE", r"part of the key\), which can be STRING\."),
+    ],
+)
+def test_a_choice_that_a_column_cannot_have_is_refused(
+    described: Column, ddl: str, sentence: str
+) -> None:
+    columns = [described] if described.name == "id" else [column("id"), described]
+    schema = build_schema([RelationVersion(1, 1, Lsn(1), relation(*columns))], None)
+    with pytest.raises(MergeConflict, match=sentence):
+        choose_types(schema, {described.name: ddl})
+    assert choose_types(schema, {"gone": ddl}) == schema
