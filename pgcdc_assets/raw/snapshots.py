@@ -283,16 +283,18 @@ class SnapshotLanding:
         return sum(file.row_count for file in files)
 
     def _check_not_used(self, loaded: DeltaTable) -> None:
-        """Check that no other process has completed a snapshot with the files of earlier runs.
+        """Check that no other process has completed a snapshot with files of this one.
+
+        Another process may have continued the copy that this one continues, or this one.
 
         Raises:
             TransientError: another process has.
         """
-        earlier = {file.path for file in self._earlier}
-        if earlier and not earlier.isdisjoint(file.path for file in data_files(loaded)):
+        own = {file.path for file in [*self._earlier, *self._files]}
+        if not own.isdisjoint(file.path for file in data_files(loaded)):
             raise TransientError(
                 reason=f"Another process has completed the snapshot of "
-                f"{self.relation.qualified_name} that this run continued. Run it again if a later "
+                f"{self.relation.qualified_name} with ranges of this run. Run it again if a later "
                 "snapshot is needed."
             )
 

@@ -250,11 +250,18 @@ def test_ranges_of_a_snapshot_that_was_completed_are_not_used_again(
     assert zone.ranges.all() == []
 
 
-def test_of_two_runs_that_continue_one_copy_the_slower_fails(
-    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_continued", [True, False])
+def test_of_two_runs_with_the_same_ranges_the_slower_fails(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_continued: bool
 ) -> None:
-    """C3: its ranges belong to the other run's snapshot, which stays as it is."""
-    _interrupted(database, zone)
+    """C3: its ranges belong to the other run's snapshot, which stays as it is.
+
+    Both continue a copy, or one continues what the other, which is at work, has read.
+    """
+    if is_continued:
+        _interrupted(database, zone)
+    else:
+        database.execute(_TABLE.format(rows=400))
     original = SnapshotLanding.commit
     faster: list[Any] = []
 
