@@ -274,12 +274,12 @@ class SchemaChangeError(SnapshotError):
 
 
 class TableMoved(SnapshotError):
-    """A declared table was renamed, moved to another schema, dropped, or unpublished."""
+    """A declared table was dropped or unpublished, or another table has its name."""
 
     about = "relation"
     message = (
-        "Table {relation} {reason}, so its changes do not arrive under its name. Restore its name "
-        "and its entry in the publication, or declare the new table. {remedy}"
+        "Table {relation} {reason}, so its SCD tables do not follow the declared name. Restore the "
+        "name and its entry in the publication, or declare the other table. {remedy}"
     )
 
 

@@ -46,6 +46,7 @@ from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import hold_snapshot
 from pgcdc_assets.postgres.lease import capture_lease
+from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
@@ -340,23 +341,35 @@ def _wanted(
     publication: str,
     tables: Sequence[TableName] | None,
 ) -> list[PublishedTable | SnapshotFailure]:
-    published = {
-        (table.relation.schema, table.relation.table): table
-        for table in published_tables(conn, publication)
-    }
+    published = published_tables(conn, publication)
     if tables is None:
         complete = {copy.name for copy in zone.snapshots.complete_snapshots(epoch)}
-        return [table for name, table in published.items() if name not in complete]
+        return [table for table in published if table.relation.name not in complete]
+    known = _known_ids(zone)
     wanted: list[PublishedTable | SnapshotFailure] = []
-    for schema, table in dict.fromkeys(tables):
-        found = published.get((schema, table))
+    for name in dict.fromkeys(TableName(*table) for table in tables):
+        found = find_declared_table(published, name, known.get(name))
         if found is None:
-            reason = explain_unpublished(conn, publication, schema, table)
-            error = ConfigurationError(reason=f"Table {TableName(schema, table)} {reason}.")
-            wanted.append(SnapshotFailure(schema, table, error))
+            reason = explain_unpublished(conn, publication, *name)
+            error = ConfigurationError(reason=f"Table {name} {reason}.")
+            wanted.append(SnapshotFailure(*name, error))
         else:
             wanted.append(found)
     return wanted
+
+
+def _known_ids(zone: RawZone) -> dict[TableName, int]:
+    """Return the OID of each declared table in its newest snapshot, by the declared name.
+
+    A new epoch has no snapshots yet. An earlier epoch of the same cluster has the same OIDs.
+    """
+    epochs = zone.epochs.all()
+    known: dict[TableName, int] = {}
+    for epoch in epochs:
+        if epoch.system_identifier == epochs[-1].system_identifier:
+            relations = zone.source_relations(epoch.epoch)
+            known |= relations.newest_ids(relations.tables)
+    return known
 
 
 def _joined(failures: Sequence[SnapshotFailure]) -> PgcdcError:

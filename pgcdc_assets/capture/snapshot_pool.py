@@ -31,6 +31,7 @@ from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader, begin_at, read_page_counts
 from pgcdc_assets.postgres.copy_ranges import RangeSource, read_range_source
+from pgcdc_assets.postgres.moved_tables import declared_name
 from pgcdc_assets.postgres.slots import ExportedSnapshot, read_server_identity
 from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.table_name import TableName
@@ -174,13 +175,13 @@ class SnapshotPool:
         zone.snapshots.table.load_or_create()
         recorded = zone.ranges.all()
         for table, version in zip(tables, versions, strict=True):
-            relation = table.relation
+            relation, name = table.relation, declared_name(table)
             landed = find_usable_ranges(zone, self.epoch, table, version, source, recorded)
-            for epoch in {r.epoch for r in recorded if not landed and r.name == relation.name}:
-                zone.ranges.remove(epoch, relation.name)
+            for epoch in {r.epoch for r in recorded if not landed and r.name == name}:
+                zone.ranges.remove(epoch, name)
             yield TableCopy(
                 table,
-                zone.snapshots.begin_snapshot(self.epoch, lsn, relation, version),
+                zone.snapshots.begin_snapshot(self.epoch, lsn, relation, version, name=name),
                 self.stopping,
                 source.storage.get(relation.relation_id),
                 page_counts.get(relation.relation_id, 0),
@@ -203,10 +204,9 @@ class SnapshotPool:
         failpoints.reach(failpoints.AFTER_COPY_COMMIT)
         if copy.new_ranges or copy.landed:
             self.zone.ranges.remove(self.epoch, copy.name)
-        relation = copy.table.relation
         return SnapshotReport(
-            schema=relation.schema,
-            table=relation.table,
+            schema=copy.name.schema,
+            table=copy.name.table,
             epoch=self.epoch,
             snapshot_lsn=self.snapshot.consistent_point,
             row_count=row_count,
@@ -330,7 +330,6 @@ class _Crew:
         self._outcomes.put(outcome)
 
     def _outcome(self, copy: TableCopy) -> Outcome:
-        relation = copy.table.relation
         if copy.failure is None and copy.is_cut:
             copy.landing.discard()
             return UnfinishedSnapshot(copy.name, copy.new_ranges > 0 or copy.began is None)
@@ -340,7 +339,7 @@ class _Crew:
             except PgcdcError as error:
                 copy.failure = error
         copy.landing.discard()
-        return SnapshotFailure(relation.schema, relation.table, copy.failure)
+        return SnapshotFailure(*copy.name, copy.failure)
 
 
 class _Ended(Exception):

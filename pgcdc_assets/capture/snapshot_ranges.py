@@ -20,6 +20,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.table_copy import RangeCounts, TableCopy
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader
+from pgcdc_assets.postgres.moved_tables import declared_name
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.raw.scan import DataFile, data_files, scan
@@ -56,7 +57,7 @@ def find_usable_ranges(
     found = [
         landed
         for landed in ranges
-        if landed.name == relation.name
+        if landed.name == declared_name(table)
         and landed.epoch == epoch
         and landed.relation_id == relation.relation_id
         and landed.relation_version == version

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
-from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
+from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves, read_relation_ids
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -67,6 +67,7 @@ def check_capture(
     """Check that the server meets the needs of a declared capture, and fits the raw zone."""
     epoch = zone.epochs.latest()
     keys = {table.name: table.key for table in capture.tables if table.key}
+    known = read_relation_ids(zone, capture)
     findings = run_preflight(
         settings,
         capture.publication,
@@ -74,6 +75,7 @@ def check_capture(
         capture.table_names,
         keys=keys,
         is_slot_ours=capture.adopt_slot or epoch is not None,
+        relation_ids=known,
     )
     if epoch is not None:
         through, timeline = zone.captured_on(epoch)
@@ -88,7 +90,7 @@ def check_capture(
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
     folders = check_folders(zone.lake, capture.table_names)
-    return [*findings, *check_columns(relations, capture.tables), *folders]
+    return [*findings, *check_columns(relations, capture.tables, known), *folders]
 
 
 def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
@@ -110,27 +112,36 @@ def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
             )
 
 
-def check_columns(relations: Iterable[Relation], tables: Iterable[CdcTable]) -> Iterator[Finding]:
-    """Report column names that Delta cannot distinguish, and types of missing columns."""
-    declared = {table.name: table for table in tables}
-    for relation in relations:
-        table = declared.get(relation.name)
-        if table is None:
+def check_columns(
+    relations: Iterable[Relation],
+    tables: Iterable[CdcTable],
+    relation_ids: Mapping[TableName, int] | None = None,
+) -> Iterator[Finding]:
+    """Report column names that Delta cannot distinguish, and types of missing columns.
+
+    Args:
+        relation_ids: OIDs of captured tables by declared name, for tables that were renamed since.
+    """
+    by_name = {relation.name: relation for relation in relations}
+    by_id = {relation.relation_id: relation for relation in by_name.values()}
+    for table in tables:
+        relation = by_name.get(table.name) or by_id.get((relation_ids or {}).get(table.name, 0))
+        if relation is None:
             continue
         try:
             for system in _system_columns(table):
                 check_names(relation, system)
         except MergeConflict as error:
-            yield Finding("columns", "error", str(error), table=relation.qualified_name)
+            yield Finding("columns", "error", str(error), table=table.qualified_name)
         missing = sorted(set(table.types) - {column.name for column in relation.columns})
         if missing:
             yield Finding(
                 "columns",
                 "warning",
-                f"The declared types of table {relation.qualified_name} name "
+                f"The declared types of table {table.qualified_name} name "
                 f"{', '.join(missing)}, which is not among its published columns.",
                 "Correct `types` of this table in the capture's settings.",
-                relation.qualified_name,
+                table.qualified_name,
             )
 
 

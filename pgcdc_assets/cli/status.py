@@ -12,13 +12,16 @@ import dagster as dg
 from pgcdc_assets.cli.tables import duration, print_table, size
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.orchestration.checks.schema_changes import remedy_of
+from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture, load_location
 from pgcdc_assets.orchestration.project.home import open_instance
 from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
 from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
+from pgcdc_assets.postgres.moved_tables import SourcePlace
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.raw.ranges import UnfinishedCopy
+from pgcdc_assets.raw.zone import RawZone
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,7 +38,15 @@ def run(options: argparse.Namespace) -> int:
             _print_tables(state, stopped)
             if state.epoch is not None:
                 _print_copies(zone.ranges.unfinished_copies(state.epoch.epoch))
+            for place in _renamed(loaded, zone):
+                print(f"  RENAMED {place.declared} is named {place.name} at the source")
     return 0
+
+
+def _renamed(loaded: LoadedCapture, zone: RawZone) -> list[SourcePlace]:
+    """Return the declared tables that are followed under another name."""
+    places = read_table_places(loaded.postgres.settings(), zone, loaded.capture, "status")
+    return [place for place in places.values() if place.is_renamed]
 
 
 def _seconds_since_landing(instance: dg.DagsterInstance, loaded: LoadedCapture) -> float | None:
@@ -117,8 +128,6 @@ def _word(table: TableState, stopped: Mapping[str, str]) -> str:
         return "STOPPED"
     if table.is_broken:
         return "BROKEN"
-    if table.is_renamed:
-        return "RENAMED"
     if table.needs_merge:
         return "waits for its merge"
     return "waits for a re-snapshot" if table.is_held or table.is_healing else "ok"

@@ -8,14 +8,15 @@ Spark job.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.merge.followed_table import FollowedTable
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
@@ -38,6 +39,10 @@ class ChangeStats:
     """The statistics of one table's changes in a range.
 
     Attributes:
+        names: the names at the source under which the changes arrived, each with the commit LSN of
+            the first change.
+        taken_at: commit LSN of the first change of another relation under the declared name; None
+            without one. Which relation the declared name means is not certain from here on.
         counts: rows by operation.
         versions: the last commit LSN of each relation version.
         has_old_tuples: an update brought an old tuple, so a key may have changed.
@@ -46,7 +51,8 @@ class ChangeStats:
         truncates: all TRUNCATEs, in order.
     """
 
-    relation_ids: set[int] = field(default_factory=set)
+    names: dict[TableName, Lsn] = field(default_factory=dict)
+    taken_at: Lsn | None = None
     counts: dict[str, int] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     has_old_tuples: bool = False
@@ -71,16 +77,17 @@ class ChangeStats:
 
 
 def read_change_stats(
-    zone: RawZone, ranges: Mapping[LsnWindow, Collection[TableName]]
-) -> dict[tuple[LsnWindow, TableName], ChangeStats]:
+    zone: RawZone, ranges: Mapping[LsnWindow, Collection[FollowedTable]]
+) -> dict[tuple[LsnWindow, FollowedTable], ChangeStats]:
     """Count the changes of tables in their ranges: one scan for each range.
 
     Args:
         ranges: the tables that are folded over each range.
     """
-    found: dict[tuple[LsnWindow, TableName], ChangeStats] = {}
+    found: dict[tuple[LsnWindow, FollowedTable], ChangeStats] = {}
     for within, tables in sorted(ranges.items()):
-        stats: dict[TableName, ChangeStats] = {}
+        stats: dict[FollowedTable, ChangeStats] = {}
+        wanted = _Wanted.of(tables)
         batches = scan_changes(
             zone.changes.table,
             epoch=within.epoch,
@@ -89,7 +96,7 @@ def read_change_stats(
             columns=_COLUMNS,
         )
         for batch in batches:
-            _add(stats, tables, pa.Table.from_batches([batch]))
+            _add(stats, wanted, pa.Table.from_batches([batch]))
         for table, own in stats.items():
             own.truncates.sort()
             found[within, table] = own
@@ -97,7 +104,7 @@ def read_change_stats(
 
 
 def versions_in_order(
-    zone: RawZone, within: LsnWindow, table: TableName, stats: ChangeStats
+    zone: RawZone, within: LsnWindow, relation_id: int, stats: ChangeStats
 ) -> list[int]:
     """List the relation versions of a range in the order of their last use."""
     last = stats.versions
@@ -111,7 +118,8 @@ def versions_in_order(
         epoch=epoch,
         start=start,
         end=end,
-        source=table,
+        names=stats.names,
+        relation_id=relation_id,
         columns=("relation_version", "commit_lsn", "ordinal", "op"),
     ):
         rows = batch.filter(pc.field("op") != "T")
@@ -123,29 +131,65 @@ def versions_in_order(
     return sorted(positions, key=lambda version: positions[version])
 
 
-def _add(
-    stats: dict[TableName, ChangeStats], wanted: Collection[TableName], rows: pa.Table
-) -> None:
+@dataclass(frozen=True)
+class _Wanted:
+    """The tables of a range by OID and by declared name."""
+
+    by_id: Mapping[int, list[FollowedTable]]
+    by_name: Mapping[tuple[str, str], list[FollowedTable]]
+
+    @classmethod
+    def of(cls, tables: Collection[FollowedTable]) -> _Wanted:
+        by_id: dict[int, list[FollowedTable]] = {}
+        by_name: dict[tuple[str, str], list[FollowedTable]] = {}
+        for table in tables:
+            by_id.setdefault(table.relation_id, []).append(table)
+            by_name.setdefault(table.table, []).append(table)
+        return cls(by_id, by_name)
+
+    def of_row(self, row: Mapping[str, Any]) -> list[FollowedTable]:
+        """Return the tables that a row belongs to."""
+        return self.by_id.get(row["relation_id"], [])
+
+    def taken_by(self, row: Mapping[str, Any]) -> Iterator[FollowedTable]:
+        """Yield the tables whose declared name a row of another relation has."""
+        for table in self.by_name.get((row["schema"], row["table"]), []):
+            if table.relation_id != row["relation_id"]:
+                yield table
+
+
+def _add(stats: dict[FollowedTable, ChangeStats], wanted: _Wanted, rows: pa.Table) -> None:
     counted = rows.group_by(list(_GROUP), use_threads=False).aggregate(
-        [([], "count_all"), ("commit_lsn", "max")]
+        [([], "count_all"), ("commit_lsn", "min"), ("commit_lsn", "max")]
     )
-    for group in _of(wanted, counted.to_pylist()):
-        found = stats.setdefault(TableName(group["schema"], group["table"]), ChangeStats())
-        op, version = group["op"], group["relation_version"]
-        found.relation_ids.add(group["relation_id"])
-        found.counts[op] = found.counts.get(op, 0) + group["count_all"]
-        if op == "T":
-            continue
-        found.versions[version] = max(found.versions.get(version, 0), group["commit_lsn_max"])
-        found.has_old_tuples |= op == "U" and group["old_kind"] is not None
-        if op in "UD":
-            found.old_kinds.add(group["old_kind"])
-    for row in _of(wanted, rows.filter(pc.field("op") == "T").to_pylist()):
-        found = stats[TableName(row["schema"], row["table"])]
-        found.truncates.append(Truncation(row["commit_lsn"], row["ordinal"], row["commit_ts"]))
-    for row in _of(wanted, _unchanged_positions(rows)):
-        found = stats[TableName(row["schema"], row["table"])]
-        found.unchanged.setdefault(row["relation_version"], set()).add(row["position"])
+    for group in counted.to_pylist():
+        for table in wanted.of_row(group):
+            _count(stats.setdefault(table, ChangeStats()), group)
+        for table in wanted.taken_by(group):
+            found = stats.setdefault(table, ChangeStats())
+            first = Lsn(group["commit_lsn_min"])
+            found.taken_at = min(first, found.taken_at or first)
+    for row in rows.filter(pc.field("op") == "T").to_pylist():
+        for table in wanted.of_row(row):
+            truncation = Truncation(row["commit_lsn"], row["ordinal"], row["commit_ts"])
+            stats[table].truncates.append(truncation)
+    for row in _unchanged_positions(rows):
+        for table in wanted.of_row(row):
+            positions = stats[table].unchanged.setdefault(row["relation_version"], set())
+            positions.add(row["position"])
+
+
+def _count(found: ChangeStats, group: Mapping[str, Any]) -> None:
+    op, version = group["op"], group["relation_version"]
+    name, first = TableName(group["schema"], group["table"]), Lsn(group["commit_lsn_min"])
+    found.names[name] = min(first, found.names.get(name, first))
+    found.counts[op] = found.counts.get(op, 0) + group["count_all"]
+    if op == "T":
+        return
+    found.versions[version] = max(found.versions.get(version, 0), group["commit_lsn_max"])
+    found.has_old_tuples |= op == "U" and group["old_kind"] is not None
+    if op in "UD":
+        found.old_kinds.add(group["old_kind"])
 
 
 def _unchanged_positions(rows: pa.Table) -> list[dict[str, Any]]:
@@ -153,7 +197,7 @@ def _unchanged_positions(rows: pa.Table) -> list[dict[str, Any]]:
     if rows.num_rows == 0:
         return []
     unchanged = rows.column("unchanged").combine_chunks()
-    parents = rows.select(["schema", "table", "relation_version"]).take(
+    parents = rows.select(["relation_id", "relation_version"]).take(
         pc.list_parent_indices(unchanged)
     )
     flat = parents.append_column("position", pc.list_flatten(unchanged))
@@ -162,7 +206,3 @@ def _unchanged_positions(rows: pa.Table) -> list[dict[str, Any]]:
         flat.group_by(names, use_threads=False).aggregate([]).to_pylist()
     )
     return distinct
-
-
-def _of(wanted: Collection[TableName], rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (row for row in rows if (row["schema"], row["table"]) in wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
@@ -13,9 +13,11 @@ from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
 
 Landed = Callable[[int], Sequence[WindowSummary]]
 Sizes = Callable[[int, Lsn, Lsn], Sequence[RowGroup]]
+Names = Callable[[int], Collection[TableName]]
 
 # Text in WAL is compressed to 1/255 at best (by lz4): below so many bytes it is less than 32 MB.
 _SMALL_BYTES = 128 * 1024
@@ -23,15 +25,22 @@ _SMALL_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What key_range the step of a merge.
+    """What bounds the step of a merge.
 
     Attributes:
         sizes: returns the row groups of raw/changes in a range of an epoch; None: sizes are
             estimated from the WAL.
+        names: returns the names under which the table's changes may be in the windows of an epoch;
+            None: the declared name. The names may be too many: their changes are then none.
     """
 
     step: StepLimit = field(default_factory=StepLimit)
     sizes: Sizes | None = None
+    names: Names | None = None
+
+    def names_of(self, target: CdcTable, epoch: int) -> Collection[TableName]:
+        """Return the names under which the changes of a table are counted."""
+        return (target.name,) if self.names is None else self.names(epoch)
 
 
 NO_SIZES = Limits()
@@ -46,7 +55,8 @@ class Plan:
         end: see `start`; equal to `start` without changes.
         snapshot: the snapshot that is applied first; None without a snapshot.
         windows: the windows that overlap the range.
-        recorded_changes: changes of the table in these windows, by the summaries of the windows.
+        recorded_changes: changes of the table in these windows, by the summaries of the windows;
+            for a renamed table at most so many.
         change_bytes: approximate size of these changes as text.
         first_change: the changes of the range begin at this LSN or later.
         is_last: no step follows.
@@ -211,11 +221,11 @@ def _plan_range(
     """Plan the changes of a range up to the limits of a step."""
     if end <= start:
         return Plan(target, epoch, start, start, snapshot, (), 0, 0, start)
-    name, recorded = target.qualified_name, target.name.record_name
+    names = limits.names_of(target, epoch)
     crossed = [w for w in windows if start < w.window.end and w.window.start < end]
-    _check_contiguity(name, start, crossed, end)
-    changed = [w for w in crossed if w.counts.get(recorded)]
-    count, size = _fit(target, epoch, changed, limits)
+    _check_contiguity(target.qualified_name, start, crossed, end)
+    changed = [w for w in crossed if w.count_changes(names)]
+    count, size = _fit(names, epoch, changed, limits)
     is_last = count == len(changed)
     if not is_last:
         # Windows without changes are free, so the step ends at the next window with changes.
@@ -229,7 +239,7 @@ def _plan_range(
         end,
         snapshot,
         windows=tuple(w.window for w in crossed),
-        recorded_changes=sum(_change_count(recorded, w) for w in changed),
+        recorded_changes=sum(w.count_changes(names) for w in changed),
         change_bytes=size,
         # After idle windows this is far above the start, and equal for all tables of a run.
         first_change=max(start, changed[0].window.start) if changed else start,
@@ -238,16 +248,16 @@ def _plan_range(
 
 
 def _fit(
-    target: CdcTable, epoch: int, changed: Sequence[WindowSummary], limits: Limits
+    names: Collection[TableName], epoch: int, changed: Sequence[WindowSummary], limits: Limits
 ) -> tuple[int, int]:
     """Return the number of windows that fit into a step, at least one, and their bytes."""
-    name, limit = target.name.record_name, limits.step
-    count = _prefix([_change_count(name, w) for w in changed], limit.changes)
+    limit = limits.step
+    count = _prefix([w.count_changes(names) for w in changed], limit.changes)
     changed = changed[:count]
-    sizes = [_share_of_wal(name, w) for w in changed]
+    sizes = [_share_of_wal(names, w) for w in changed]
     if limits.sizes is not None and sum(w.window.size_bytes for w in changed) > _SMALL_BYTES:
         groups = limits.sizes(epoch, changed[0].window.start, changed[-1].window.end)
-        stored = _stored_bytes(target, changed, groups)
+        stored = _stored_bytes(names, changed, groups)
         # Parquet stores a repeated value once, and WAL has out-of-line values compressed.
         sizes = [max(pair) for pair in zip(sizes, stored, strict=True)]
     count = _prefix(sizes, limit.bytes)
@@ -264,30 +274,25 @@ def _prefix(amounts: Sequence[int], limit: int) -> int:
     return len(amounts)
 
 
-def _change_count(name: str, summary: WindowSummary) -> int:
-    return sum(summary.counts[name].values())
-
-
-def _share_of_wal(name: str, summary: WindowSummary) -> int:
-    changes, rows = _change_count(name, summary), summary.row_count
+def _share_of_wal(names: Collection[TableName], summary: WindowSummary) -> int:
+    changes, rows = summary.count_changes(names), summary.row_count
     return summary.window.size_bytes * changes // max(changes, rows)
 
 
 def _stored_bytes(
-    target: CdcTable, changed: Sequence[WindowSummary], groups: Sequence[RowGroup]
+    names: Collection[TableName], changed: Sequence[WindowSummary], groups: Sequence[RowGroup]
 ) -> list[int]:
     """Divide the bytes of the table's row groups among windows by the numbers of changes."""
-    name = target.name.record_name
     starts = [w.window.start for w in changed]
     ends = [w.window.end for w in changed]
     sizes = [0] * len(changed)
     for group in groups:
-        if not group.may_hold(target.name):
+        if not any(map(group.may_hold, names)):
             continue
         held = range(bisect_right(ends, group.lsns[0]), bisect_left(starts, group.lsns[1] + 1))
-        changes = sum(_change_count(name, changed[index]) for index in held)
+        changes = sum(changed[index].count_changes(names) for index in held)
         for index in held:
-            sizes[index] += group.size_bytes * _change_count(name, changed[index]) // changes
+            sizes[index] += group.size_bytes * changed[index].count_changes(names) // changes
     return sizes
 
 

@@ -60,7 +60,7 @@ def build_changes_schema(
         relation_id = int(properties[RELATION_ID])
         made_with = int(properties[RELATION_VERSION])
         known_key = properties.get(KEY)
-    if task.stats.relation_ids != {relation_id}:
+    if task.followed.relation_id != relation_id:
         raise SchemaChangeError(
             relation=name, column="(all)", reason="the table was dropped and created again"
         )
@@ -110,12 +110,14 @@ def read_changes(
     """
     plan, stats = task.plan, task.stats
     assert stats is not None
-    (relation_id,) = stats.relation_ids
-    schema, table = task.name
     files = change_files(zone.changes.table, plan.epoch, plan.first_change, plan.end)
+    # The OID selects the rows. The names skip the row groups of other tables as well.
+    names = " OR ".join(
+        f"(schema = {string(schema)} AND table = {string(table)})"
+        for schema, table in sorted(stats.names)
+    )
     conditions = [
-        f"epoch = {plan.epoch} AND relation_id = {relation_id} "
-        f"AND schema = {string(schema)} AND table = {string(table)}"
+        f"epoch = {plan.epoch} AND relation_id = {task.followed.relation_id} AND ({names})"
     ]
     if not files.lie_inside:
         conditions.append(

@@ -24,6 +24,9 @@ class MergeReport:
         columns_filled: added columns whose default was written to the existing rows.
         snapshot_lsn: LSN of the snapshot that the merge applied; None without a snapshot.
         row_count: rows after the merge; None if the log does not have the count.
+        source_name: the table's name at the source in the newest folded change or snapshot; None
+            without one.
+        names: all names under which the folded changes arrived.
         is_remade: the folder held data files and no log, and the table was built again from raw.
         waits_for: the schema changes for whose snapshot the table waits at its watermark; empty if
             the table does not wait.
@@ -48,6 +51,8 @@ class MergeReport:
     seconds: float = 0.0
     is_remade: bool = False
     waits_for: str = ""
+    source_name: TableName | None = None
+    names: frozenset[TableName] = frozenset()
 
     @property
     def name(self) -> TableName:
@@ -70,6 +75,8 @@ class MergeReport:
             snapshot_lsn=later.snapshot_lsn or self.snapshot_lsn,
             seconds=self.seconds + later.seconds,
             is_remade=self.is_remade,
+            source_name=later.source_name or self.source_name,
+            names=self.names | later.names,
         )
 
 

@@ -36,6 +36,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import LSN, VALID_FROM_LSN
 from pgcdc_assets.tables.state import (
     ScdState,
@@ -255,6 +256,8 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         DefiniteError: the changes cannot be folded into this table.
         TransientError: another merge of the table was faster.
     """
+    if task.blocked_by is not None:
+        raise task.blocked_by
     started = time.monotonic()
     plan, state = task.plan, task.state
     counts = Counts()
@@ -299,7 +302,17 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         seconds=time.monotonic() - started,
         is_remade=task.is_remade,
         waits_for=task.waits_for,
+        source_name=_source_name(task),
+        names=frozenset(task.stats.names) if task.stats is not None else frozenset(),
     )
+
+
+def _source_name(task: MergeTask) -> TableName | None:
+    """Return the name of a table at the source in the newest change or snapshot that was folded."""
+    if task.version_order:
+        number = task.version_order[-1]
+        return next((v.relation.name for v in task.relations if v.version == number), None)
+    return None if task.snapshot_version is None else task.snapshot_version.relation.name
 
 
 def _count_rescued(spark: SparkSession, task: MergeTask, state: ScdState) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -13,19 +13,21 @@ from pgcdc_assets.errors import (
     MergeConflict,
     PgcdcError,
     RawZoneError,
-    TableMoved,
+    SchemaChangeError,
     WatermarkGap,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import ChangeStats, read_change_stats, versions_in_order
-from pgcdc_assets.merge.plan import Landed, Limits, Plan, plan_merge
+from pgcdc_assets.merge.followed_table import FollowedTable, find_doubt
+from pgcdc_assets.merge.plan import Landed, Limits, Names, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.merge.schema_stops import SchemaStops
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.relations import RelationVersion, find_rename
+from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
+from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -42,7 +44,8 @@ class MergeTask:
 
     Attributes:
         state: the table as its log describes it; None if there is no table.
-        relations: the table's relation versions in the plan's epoch.
+        followed: the table and the OID of its relation.
+        relations: the versions of that relation in the plan's epoch.
         snapshot_version: the relation version that describes the tuples of the plan's snapshot.
         stats: of the changes to be folded; None without changes.
         version_order: the relation versions of these changes in the order of their last use.
@@ -51,12 +54,15 @@ class MergeTask:
         compared_bytes: of the snapshot and the table's rows, if a shuffle compares the two.
         is_remade: the table does not exist, and its folder holds data files.
         waits_for: the schema changes before which the plan ends, in sentences.
+        blocked_by: the error of changes that cannot be folded from the plan's start on; None
+            without such changes.
     """
 
     plan: Plan
     scd: int
     path: str
     state: ScdState | None
+    followed: FollowedTable
     relations: tuple[RelationVersion, ...]
     started: float
     snapshot_version: RelationVersion | None = None
@@ -66,6 +72,7 @@ class MergeTask:
     compared_bytes: int = 0
     is_remade: bool = False
     waits_for: str = ""
+    blocked_by: SchemaChangeError | None = None
 
     @property
     def row_count(self) -> int:
@@ -120,7 +127,7 @@ def build_tasks(
         after: ignore snapshots up to this key.
         limit: of a step.
     """
-    limits = Limits(limit or StepLimit(), RowGroups(zone.changes.table).between)
+    sizes = RowGroups(zone.changes.table).between
     opened = []
     for target in targets:
         for scd in target.scd:
@@ -144,8 +151,8 @@ def build_tasks(
         return zone.changes.windows(epoch, lowest if epoch == through.epoch else None)
 
     @cache
-    def relations(epoch: int) -> tuple[RelationVersion, ...]:
-        return tuple(zone.relations.versions(epoch))
+    def relations(epoch: int) -> SourceRelations:
+        return SourceRelations(epoch, snapshots, zone.relations.versions(epoch))
 
     @cache
     def copy_times() -> dict[SnapshotIdentity, dt.datetime]:
@@ -156,6 +163,7 @@ def build_tasks(
         usable = kept if table.state is None else snapshots
         if after is not None:
             usable = [snapshot for snapshot in usable if snapshot.key > after]
+        limits = Limits(limit or StepLimit(), sizes, _names(table, relations))
         try:
             watermark = table.state.watermark if table.state is not None else None
             plan, waits_for = stops.plan(
@@ -164,16 +172,15 @@ def build_tasks(
                 watermark,
                 partial(_plan, table, usable, landed, root is not None, skips_to_snapshot, limits),
             )
-            own = tuple(v for v in relations(plan.epoch) if v.relation.name == table.target.name)
-            described = _find_snapshot_version(table, plan, own)
+            described = _describe(table, plan.snapshot, relations(plan.epoch))
             is_remade = _check_log_is_there(zone.lake, table, snapshots, kept)
         except PgcdcError as error:
             yield MergeFailure(*table.target.name, error)
             continue
-        moved = _find_move(table, plan, relations(plan.epoch), snapshots)
-        if moved is not None:
-            yield MergeFailure(*table.target.name, moved)
-            continue
+        if described is not None:
+            relation_id = described.relation.relation_id
+        else:
+            relation_id = _merged_relation(table) or 0
         snapshot_at, compared_bytes = None, 0
         if plan.snapshot is not None and table.target.keeps_history(table.scd):
             snapshot_at = _snapshot_time(
@@ -188,7 +195,8 @@ def build_tasks(
                 table.scd,
                 table.path,
                 table.state,
-                own,
+                FollowedTable(table.target.name, relation_id),
+                relations(plan.epoch).versions(relation_id),
                 table.started,
                 snapshot_version=described,
                 snapshot_at=snapshot_at,
@@ -197,7 +205,7 @@ def build_tasks(
                 waits_for=waits_for,
             )
         )
-    yield from _with_stats(zone, tasks)
+    yield from _with_stats(zone, tasks, relations)
 
 
 def _open_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> _OpenedTable:
@@ -246,6 +254,24 @@ def _plan(
         return plan(True)
 
 
+def _describe(
+    table: _OpenedTable, snapshot: Snapshot | None, relations: SourceRelations
+) -> RelationVersion | None:
+    """Find the relation version of the plan's snapshot; None without a snapshot.
+
+    Raises:
+        RawZoneError: raw/relations does not have it.
+    """
+    found = None if snapshot is None else relations.snapshot_version(snapshot)
+    if snapshot is not None and found is None:
+        raise RawZoneError(
+            raw_zone=table.path,
+            reason=f"relation version {snapshot.relation_version} of "
+            f"{table.target.qualified_name} is not described in raw/relations.",
+        )
+    return found
+
+
 def _check_log_is_there(
     lake: Lake, table: _OpenedTable, snapshots: Sequence[Snapshot], kept: Sequence[Snapshot]
 ) -> bool:
@@ -278,59 +304,16 @@ def _check_log_is_there(
     return True
 
 
-def _find_snapshot_version(
-    table: _OpenedTable, plan: Plan, relations: Sequence[RelationVersion]
-) -> RelationVersion | None:
-    """Find the relation version of the plan's snapshot; None without a snapshot.
-
-    Raises:
-        RawZoneError: raw/relations does not have it.
-    """
-    snapshot = plan.snapshot
-    if snapshot is None:
-        return None
-    candidates = [v for v in relations if v.version == snapshot.relation_version]
-    # A table that was dropped and created again counts its versions from 1 again.
-    seen = [v for v in candidates if v.lsn <= snapshot.snapshot_lsn] or candidates
-    if not seen:
-        raise RawZoneError(
-            raw_zone=table.path,
-            reason=f"relation version {snapshot.relation_version} of "
-            f"{table.target.qualified_name} is not described in raw/relations.",
-        )
-    return max(seen, key=lambda v: v.lsn)
+def _merged_relation(table: _OpenedTable) -> int | None:
+    """Return the OID that an SCD table was merged from; None if the table does not say."""
+    properties = table.state.properties if table.state is not None else {}
+    return int(properties[RELATION_ID]) if RELATION_ID in properties else None
 
 
-def _find_move(
-    table: _OpenedTable,
-    plan: Plan,
-    relations: Sequence[RelationVersion],
-    snapshots: Sequence[Snapshot],
-) -> TableMoved | None:
-    """Find another name of the table for which changes arrived in the plan's range.
-
-    The merge of this table would miss these changes. A later snapshot contains them.
-    """
-    target, state = table.target, table.state
-    if state is None or RELATION_ID not in state.properties:
-        return None
-    relation_id = int(state.properties[RELATION_ID])
-    own = target.name
-    healed = max(
-        (
-            snapshot.snapshot_lsn
-            for snapshot in snapshots
-            if snapshot.name == own and snapshot.epoch == plan.epoch
-        ),
-        default=Lsn(0),
-    )
-    renamed = find_rename(relations, relation_id, own, max(plan.start, healed), plan.end)
-    if renamed is None:
-        return None
-    return TableMoved(
-        relation=target.qualified_name,
-        reason=f"is called {renamed.relation.qualified_name} since {renamed.lsn}",
-    )
+def _names(table: _OpenedTable, relations: Callable[[int], SourceRelations]) -> Names:
+    known = _merged_relation(table)
+    own = () if known is None else (known,)
+    return lambda epoch: relations(epoch).names(table.target.name, own)
 
 
 def _snapshot_time(
@@ -376,18 +359,34 @@ def _lowest_watermark(opened: Sequence[_OpenedTable], epoch: int) -> Lsn | None:
     return lowest
 
 
-def _with_stats(zone: RawZone, tasks: Sequence[MergeTask]) -> Iterator[MergeTask]:
-    ranges: dict[LsnWindow, set[TableName]] = {}
+def _with_stats(
+    zone: RawZone, tasks: Sequence[MergeTask], relations: Callable[[int], SourceRelations]
+) -> Iterator[MergeTask]:
+    ranges: dict[LsnWindow, set[FollowedTable]] = {}
     for task in tasks:
         if task.plan.recorded_changes:
-            ranges.setdefault(_range(task.plan), set()).add(task.name)
+            ranges.setdefault(_range(task.plan), set()).add(task.followed)
     stats = read_change_stats(zone, ranges)
     for task in tasks:
-        found = stats.get((_range(task.plan), task.name))
+        found = stats.get((_range(task.plan), task.followed))
         if found is None:
             yield task
             continue
-        order = versions_in_order(zone, _range(task.plan), task.name, found)
+        doubt = find_doubt(task.followed, found, relations(task.plan.epoch), task.plan.start)
+        if doubt is not None:
+            end = Lsn(doubt.lsn - 1)
+            if end <= task.plan.start:
+                yield replace(task, stats=found, blocked_by=doubt.error(task.name))
+                continue
+            # Fold what is certain. The next step begins at the change that is not.
+            task = replace(task, plan=replace(task.plan, end=end, is_last=False))
+            within = LsnWindow(task.plan.epoch, min(task.plan.first_change, end), end)
+            before = read_change_stats(zone, {within: [task.followed]})
+            found = before.get((within, task.followed))
+            if found is None:
+                yield task
+                continue
+        order = versions_in_order(zone, _range(task.plan), task.followed.relation_id, found)
         yield replace(task, stats=found, version_order=tuple(order))
 
 

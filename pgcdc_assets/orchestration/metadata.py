@@ -133,13 +133,15 @@ class MergeMetadata:
             "path": dg.MetadataValue.path(report.path),
             **_window_figures({}),
         }
+        if report.source_name is not None:
+            state["source_name"] = str(report.source_name)
         if report.row_count is not None:
             state["dagster/row_count"] = report.row_count
-        name = report.name.record_name
+        names = report.names or {report.name}
         changed = {
-            summary.window.key: _window_figures(summary.counts[name])
+            summary.window.key: _window_figures(summary.count_operations(names))
             for summary in windows
-            if summary.counts.get(name)
+            if summary.count_changes(names)
         }
         return cls(state, _merge_figures(report), changed, through.key)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.epochs import Epoch
-from pgcdc_assets.raw.relations import RelationVersion, find_rename, newest_ids_of
+from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -34,8 +34,6 @@ class TableState:
         waiting_changes: landed changes that are not merged.
         is_broken: the SCD table cannot be read; its merge raises the error, and other tables are
             merged.
-        is_renamed: changes of the source table arrived under another name since; its merge raises
-            the error, and folds nothing until a new snapshot.
         gate: the open schema events of the table; None without one.
         is_stopped: by the table's setting, an open schema event stops the table until a person
             takes a new snapshot; its merge raises the error.
@@ -50,7 +48,6 @@ class TableState:
     snapshot_at: Position | None
     waiting_changes: int
     is_broken: bool = False
-    is_renamed: bool = False
     gate: SchemaGate | None = None
     is_stopped: bool = False
     is_held: bool = False
@@ -65,7 +62,7 @@ class TableState:
         """Whether a merge would do something: a first snapshot, changes or a newer snapshot."""
         if self.snapshot_at is None:
             return False
-        if self.is_broken or self.is_renamed or self.is_stopped:
+        if self.is_broken or self.is_stopped:
             return True
         if self.watermark is None or self.waiting_changes > 0:
             return True
@@ -155,8 +152,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
                 broken.add((table, scd))
     windows = _windows_above(zone, epoch, positions.values())
     gates, unreached = _gates(zone, capture, through)
-    relations = zone.relations.versions(epoch.epoch)
-    ids = newest_ids_of(relations, capture.table_names)
+    names = _NamesAtSource(zone)
     states = []
     for (table, scd), watermark in positions.items():
         gate = gates.get(table.name)
@@ -167,17 +163,10 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         reachable = held.hold if held is not None and is_held else through
         waiting = 0
         if watermark is not None:
-            waiting = _changes_between(windows, table, watermark, reachable)
+            waiting = _changes_between(windows, names, table, watermark, reachable)
         copied = copies.get(table.name)
-        is_renamed = (
-            watermark is not None
-            and table.name in ids
-            and _is_renamed(
-                relations, ids[table.name], table.name, max(watermark, copied or watermark), through
-            )
-        )
         merged = watermark
-        if watermark is not None and waiting == 0 and not is_renamed and not is_stopped:
+        if watermark is not None and waiting == 0 and not is_stopped:
             merged = max(watermark, reachable)
         is_broken = (table, scd) in broken
         states.append(
@@ -189,26 +178,12 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
                 copied,
                 waiting,
                 is_broken,
-                is_renamed,
                 gate,
                 is_stopped,
                 is_held,
             )
         )
     return CaptureState(epoch, through, tuple(states))
-
-
-def _is_renamed(
-    relations: Sequence[RelationVersion],
-    relation_id: int,
-    name: TableName,
-    since: Position,
-    through: Position,
-) -> bool:
-    """Return whether changes of a table arrived under another name after a position."""
-    if since.epoch != through.epoch:
-        return False
-    return find_rename(relations, relation_id, name, since.lsn, through.lsn) is not None
 
 
 def _watermark(zone: RawZone, table: CdcTable, scd: int) -> Position | None:
@@ -229,14 +204,33 @@ def _windows_above(
     return found
 
 
+class _NamesAtSource:
+    """The names under which the changes of declared tables may be in the windows of an epoch."""
+
+    def __init__(self, zone: RawZone) -> None:
+        self._zone = zone
+        self._relations: dict[int, SourceRelations] = {}
+
+    def of(self, table: CdcTable, epoch: int) -> frozenset[TableName]:
+        if epoch not in self._relations:
+            self._relations[epoch] = self._zone.source_relations(epoch)
+        return self._relations[epoch].names(table.name)
+
+
 def _changes_between(
-    windows: Sequence[WindowSummary], table: CdcTable, mark: Position, end: Position
+    windows: Sequence[WindowSummary],
+    names: _NamesAtSource,
+    table: CdcTable,
+    mark: Position,
+    end: Position,
 ) -> int:
     """Count the changes in windows that overlap a range."""
-    return sum(
-        sum(summary.counts.get(table.name.record_name, {}).values())
+    if mark >= end:
+        return 0
+    crossed = [
+        summary
         for summary in windows
-        if summary.window.end_position > mark
-        and mark < end
-        and (summary.window.epoch, summary.window.start) < end
-    )
+        if summary.window.end_position > mark and (summary.window.epoch, summary.window.start) < end
+    ]
+    known = {epoch: names.of(table, epoch) for epoch in {w.window.epoch for w in crossed}}
+    return sum(summary.count_changes(known[summary.window.epoch]) for summary in crossed)

@@ -34,6 +34,7 @@ from pgcdc_assets.errors import ConfigurationError, TableChanged, TransientError
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import begin_at, reading_failure, rows_of
+from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.postgres.publication import explain_unpublished
 from pgcdc_assets.postgres.table_lock import lock_unchanged
 from pgcdc_assets.table_name import TableName
@@ -140,9 +141,17 @@ class SourceTable:
 
 @contextlib.contextmanager
 def open_source_table(
-    settings: ConnectionSettings, publication: str, schema: str, table: str, snapshot_name: str
+    settings: ConnectionSettings,
+    publication: str,
+    name: TableName,
+    snapshot_name: str,
+    relation_id: int | None = None,
 ) -> Iterator[SourceTable]:
     """Open a published table as of a snapshot. Statements inside the block have no time limit.
+
+    Args:
+        name: the declared name.
+        relation_id: the table's OID, for a table that has another name now; None if unknown.
 
     Raises:
         ConfigurationError: the table is not published, or the role cannot read the table.
@@ -151,16 +160,12 @@ def open_source_table(
     """
     with query_connection(settings, "verify", statement_timeout_ms=0) as conn:
         begin_at(conn, snapshot_name)
-        found = [
-            published
-            for published in published_tables(conn, publication)
-            if (published.relation.schema, published.relation.table) == (schema, table)
-        ]
-        if not found:
-            reason = explain_unpublished(conn, publication, schema, table)
-            raise ConfigurationError(reason=f"Table {TableName(schema, table)} {reason}.")
-        relation = found[0].relation
-        query = rows_of(relation, found[0].is_partitioned, found[0].row_filter)
+        found = find_declared_table(published_tables(conn, publication), name, relation_id)
+        if found is None:
+            reason = explain_unpublished(conn, publication, *name)
+            raise ConfigurationError(reason=f"Table {name} {reason}.")
+        relation = found.relation
+        query = rows_of(relation, found.is_partitioned, found.row_filter)
         try:
             with query_connection(settings, "catalog") as current:
                 lock_unchanged(conn, current, relation, query, publication)
@@ -171,7 +176,7 @@ def open_source_table(
             ) from error
         except psycopg2.Error as error:
             raise reading_failure(settings, relation, error) from error
-        yield SourceTable(settings, conn, found[0])
+        yield SourceTable(settings, conn, found)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
-"""Declared tables that were renamed, moved to another schema, dropped, or unpublished.
+"""The places of declared tables: their names now, and those that are not captured any more.
 
-The stream identifies a table by its OID, and names a table by its name at the time of the change.
-The changes of a renamed table therefore belong to no declared table, and an unpublished table has
-no changes. In both cases the SCD tables would become stale without an error.
+The stream identifies a table by its OID, and names a table by its name at the time of the change. A
+table that was renamed or moved to another schema is therefore followed. A table that was dropped or
+unpublished has no changes, and a declared name that belongs to another table now is not certain. In
+these cases the SCD tables would become stale without an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import TableMoved
+from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
@@ -21,52 +24,127 @@ select w.schema, w.name, n.nspname, c.relname,
        exists (select from pg_class d join pg_namespace m on m.oid = d.relnamespace
                 where m.nspname = w.schema and d.relname = w.name),
        exists (select from pg_publication_tables p
-                where p.pubname = %s and p.schemaname = n.nspname and p.tablename = c.relname)
-  from unnest(%s::text[], %s::text[], %s::bigint[]) w(schema, name, oid)
+                where p.pubname = %(publication)s and p.schemaname = n.nspname
+                  and p.tablename = c.relname),
+       exists (select from pg_publication_tables p
+                where p.pubname = %(publication)s and p.schemaname = w.schema
+                  and p.tablename = w.name)
+  from unnest(%(schemas)s::text[], %(names)s::text[], %(oids)s::bigint[]) w(schema, name, oid)
   left join pg_class c on c.oid = w.oid::oid
   left join pg_namespace n on n.oid = c.relnamespace
 """
 
 
-def find_moved_tables(
-    conn: Connection, publication: str, known: Mapping[TableName, int]
-) -> list[TableMoved]:
-    """Return an error per declared table whose OID, name or publication has changed.
+@dataclass(frozen=True)
+class SourcePlace:
+    """The relation of a declared table in the catalog.
 
-    The call makes one round trip.
+    Attributes:
+        declared: the declared name.
+        name: the relation's name now; None if the relation was dropped.
+        error: the reason why the changes of the declared table are not captured; None if they are.
+    """
+
+    declared: TableName
+    name: TableName | None
+    error: TableMoved | None = None
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether the relation is followed under another name than the declared name."""
+        return self.error is None and self.name != self.declared
+
+
+def read_source_places(
+    conn: Connection, publication: str, known: Mapping[TableName, int]
+) -> dict[TableName, SourcePlace]:
+    """Return the place of each declared table in one round trip.
 
     Args:
         conn: a connection to the source database.
         publication: the publication's name.
-        known: OID of each declared table, (schema, table), at its last capture.
+        known: OID of each declared table, (schema, table), in its newest snapshot.
     """
     if not known:
-        return []
+        return {}
     schemas, names = zip(*known, strict=True)
     with conn.cursor() as cursor:
-        cursor.execute(_PLACES, (publication, list(schemas), list(names), list(known.values())))
+        cursor.execute(
+            _PLACES,
+            {
+                "publication": publication,
+                "schemas": list(schemas),
+                "names": list(names),
+                "oids": list(known.values()),
+            },
+        )
         rows = cursor.fetchall()
-    return [
-        TableMoved(relation=str(declared), reason=reason)
-        for schema, name, *place in rows
-        if (reason := _reason(publication, declared := TableName(schema, name), *place)) is not None
-    ]
+    places = {}
+    for declared_schema, declared_table, schema, table, *facts in rows:
+        declared = TableName(declared_schema, declared_table)
+        name = None if schema is None or table is None else TableName(schema, table)
+        reason = _reason(publication, declared, name, *facts)
+        error = None if reason is None else TableMoved(relation=str(declared), reason=reason)
+        places[declared] = SourcePlace(declared, name, error)
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class RenamedTable(PublishedTable):
+    """A published table whose declared name differs from its name at the source."""
+
+    declared: TableName | None = None
+
+
+def declared_name(table: PublishedTable) -> TableName:
+    """Return the name under which the lake has a table."""
+    declared = table.declared if isinstance(table, RenamedTable) else None
+    return declared or table.relation.name
+
+
+def find_declared_table(
+    published: Iterable[PublishedTable], table: TableName, relation_id: int | None
+) -> PublishedTable | None:
+    """Find a declared table: the table with its name, else the table with its OID.
+
+    Args:
+        published: the tables of the publication.
+        relation_id: OID of the declared table in its newest snapshot; None without a snapshot.
+    """
+    renamed = None
+    for found in published:
+        if found.relation.name == table:
+            return found
+        if found.relation.relation_id == relation_id:
+            renamed = RenamedTable(
+                found.relation, found.is_partitioned, found.row_filter, found.publication, table
+            )
+    return renamed
 
 
 def _reason(
     publication: str,
     declared: TableName,
-    schema: str | None,
-    name: str | None,
+    name: TableName | None,
     is_taken: bool,
     is_published: bool,
+    is_taken_by_published: bool,
 ) -> str | None:
-    """Return a predicate for the change of a table, such as "was dropped"; None if unchanged."""
-    if schema is None or name is None:
+    """Return a predicate for the loss of a table, such as "was dropped"; None without a loss.
+
+    Args:
+        is_taken: a relation has the declared name.
+        is_published: the publication sends the relation.
+        is_taken_by_published: the publication sends the relation with the declared name.
+    """
+    if name is None:
         return "was dropped and created again" if is_taken else "was dropped"
-    if (schema, name) != declared:
-        other = ", and another table has its name" if is_taken else ""
-        return f"is named {TableName(schema, name)} now{other}"
+    if name != declared and is_taken:
+        other = f"another table, which publication {publication} does not send,"
+        if is_taken_by_published:
+            other = "another table"
+        return f"is named {name} now, and {other} has its name"
     if not is_published:
-        return f"is not in publication {publication} any more"
+        moved = "" if name == declared else f"is named {name} now, and "
+        return f"{moved}is not in publication {publication} any more"
     return None

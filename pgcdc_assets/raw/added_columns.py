@@ -58,9 +58,18 @@ def find_added_default(
             text = found.missing if found.missing is not None else text
         elif not is_known:
             is_older_known = True
-            if _highest_attnum(version.relation) >= attnum:
+            if min(map(_highest_attnum, _alike(version.relation, ours))) >= attnum:
                 return None
     return None if text is None else AddedDefault(text, since)
+
+
+def _alike(relation: Relation, known: Sequence[RelationVersion]) -> list[Relation]:
+    """Return the versions of a relation with the same columns, under whatever name.
+
+    The attribute count of a version that was registered late, from a backlog, may be newer than the
+    version.
+    """
+    return [v.relation for v in known if v.relation.columns == relation.columns]
 
 
 def _highest_attnum(relation: Relation) -> int:

@@ -63,10 +63,6 @@ class RelationRegistry:
         found = [version for version in stored if version.epoch == epoch]
         return sorted(found, key=lambda v: (v.relation.relation_id, v.version))
 
-    def newest_ids(self, epoch: int, tables: Iterable[TableName]) -> dict[TableName, int]:
-        """Return the OID by which each table was last seen; tables never seen are left out."""
-        return newest_ids_of(self.versions(epoch), tables)
-
     def registered(self, epoch: int, relation_id: int) -> list[Relation]:
         """Return the versions of a relation, oldest first, versions before `flush` included."""
         return [version.relation for version in self._versions_of(epoch, relation_id)]
@@ -160,28 +156,6 @@ class RelationRegistry:
                         "has two different entries.",
                     )
         return versions
-
-
-def find_rename(
-    versions: Iterable[RelationVersion],
-    relation_id: int,
-    name: TableName,
-    start: Lsn,
-    end: Lsn,
-) -> RelationVersion | None:
-    """Find another name under which changes of a relation arrived in a range of its epoch.
-
-    Args:
-        name: the name that is expected.
-        start: the range begins here ...
-        end: ... and ends before this.
-    """
-    for version in versions:
-        relation = version.relation
-        is_same = relation.relation_id == relation_id
-        if is_same and relation.name != name and start <= version.lsn < end:
-            return version
-    return None
 
 
 def newest_ids_of(

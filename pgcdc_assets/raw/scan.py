@@ -7,8 +7,10 @@ little more than the rows of this table or window.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -128,7 +130,8 @@ def scan_changes(
     epoch: int,
     start: int,
     end: int,
-    source: TableName | None = None,
+    names: Collection[TableName] | None = None,
+    relation_id: int | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the changes of an epoch with start <= commit_lsn < end.
@@ -140,7 +143,8 @@ def scan_changes(
         epoch: the epoch.
         start: LSN, inclusive.
         end: LSN, exclusive.
-        source: (schema, table) of one source table; None: all tables.
+        names: names of tables at the source; None: all tables.
+        relation_id: OID of one table; None: all tables.
         columns: names of the columns to read; None: all columns.
     """
     loaded = table.load()
@@ -151,7 +155,15 @@ def scan_changes(
         & (pc.field("commit_lsn") >= int(start))
         & (pc.field("commit_lsn") < int(end))
     )
-    if source is not None:
-        condition &= (pc.field("schema") == source[0]) & (pc.field("table") == source[1])
+    if names is not None:
+        condition &= reduce(
+            operator.or_,
+            (
+                (pc.field("schema") == schema) & (pc.field("table") == name)
+                for schema, name in names
+            ),
+        )
+    if relation_id is not None:
+        condition &= pc.field("relation_id") == relation_id
     files = files_between(data_files(loaded), epoch, start, end)
     yield from scan(table, files, columns or table.schema.names, condition)

@@ -28,6 +28,7 @@ from pgcdc_assets.table_name import TableName
 SnapshotIdentity = tuple[int, Lsn, str, str]
 
 PARTITION_BY = ("epoch", "snapshot_lsn", "schema", "table", "relation_version")
+STATISTICS = ("relation_id",)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Snapshot:
         table: the table's name.
         relation_version: version of the table's columns in `raw/relations`.
         row_count: number of rows.
+        relation_id: OID of the relation; None in a lake of an early release.
     """
 
     epoch: int
@@ -49,6 +51,7 @@ class Snapshot:
     table: str
     relation_version: int
     row_count: int
+    relation_id: int | None = field(default=None, compare=False)
 
     @property
     def name(self) -> TableName:
@@ -81,6 +84,7 @@ def snapshot_of_file(file: DataFile) -> Snapshot:
         part["table"],
         int(part["relation_version"]),
         file.row_count,
+        file.minimum.get("relation_id"),
     )
 
 
@@ -141,11 +145,21 @@ class SnapshotStore:
         return landing.commit(taken_at)
 
     def begin_snapshot(
-        self, epoch: int, snapshot_lsn: Lsn, relation: Relation, relation_version: int
+        self,
+        epoch: int,
+        snapshot_lsn: Lsn,
+        relation: Relation,
+        relation_version: int,
+        *,
+        name: TableName | None = None,
     ) -> SnapshotLanding:
-        """Return a snapshot to write in ranges, which may be written at the same time."""
+        """Return a snapshot to write in ranges, which may be written at the same time.
+
+        Args:
+            name: the declared name; None: the relation's name at the source.
+        """
         snapshot = Snapshot(
-            epoch, snapshot_lsn, relation.schema, relation.table, relation_version, 0
+            epoch, snapshot_lsn, *(name or relation.name), relation_version, 0, relation.relation_id
         )
         return SnapshotLanding(self, snapshot, relation)
 
@@ -248,14 +262,17 @@ class SnapshotLanding:
         if not (self._files or self._earlier):
             # A file without rows is what makes the snapshot of an empty table.
             with self._writer() as writer:
-                self._files += writer.finish(at_least_one_file=True)
+                self._files += [
+                    replace(file, statistics={**file.statistics, "minValues": self._relation_id})
+                    for file in writer.finish(at_least_one_file=True)
+                ]
         self._check_not_used(loaded)
         # All rows are as of this snapshot, whichever snapshot they were read in.
         partition = self._partition()
         files = [
             replace(file, partition_values=partition) for file in [*self._earlier, *self._files]
         ]
-        name = self.relation.name.record_name
+        name = snapshot.name.record_name
         # A commit may fail after the log names the files, for example in the write of a checkpoint.
         # The files then belong to the table: from here on `discard` leaves the files in place.
         writers, self._writers = self._writers, []
@@ -302,6 +319,11 @@ class SnapshotLanding:
         """Remove the written files, but not the files of a commit with an uncertain end."""
         for writer in self._writers:
             writer.discard()
+
+    @property
+    def _relation_id(self) -> dict[str, int]:
+        """The minimum that identifies the relation, also of a file without rows."""
+        return {"relation_id": self.relation.relation_id}
 
     def _writer(self) -> FileWriter:
         writer = self.store.table.writer(self._partition())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,17 @@ class WindowSummary:
     last_commit_lsn: Lsn | None = None
     first_commit_ts: dt.datetime | None = None
     last_commit_ts: dt.datetime | None = None
+
+    def count_changes(self, tables: Iterable[TableName]) -> int:
+        """Return the number of changes of tables, by their names at the source."""
+        return sum(sum(self.counts.get(table.record_name, {}).values()) for table in tables)
+
+    def count_operations(self, tables: Iterable[TableName]) -> dict[str, int]:
+        """Return the number of changes of tables by operation, by their names at the source."""
+        total: Counter[str] = Counter()
+        for table in tables:
+            total.update(self.counts.get(table.record_name, {}))
+        return dict(total)
 
     def as_record(self) -> dict[str, Any]:
         """Return the JSON object for the record of the window's commit."""

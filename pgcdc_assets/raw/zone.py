@@ -17,6 +17,7 @@ from pgcdc_assets.raw.ranges import RangeStore
 from pgcdc_assets.raw.relations import RelationRegistry
 from pgcdc_assets.raw.schema_events import SchemaEventLog
 from pgcdc_assets.raw.snapshots import SnapshotStore
+from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.window_index import WindowIndex
 
@@ -46,6 +47,11 @@ class RawZone:
         end, timeline = self.changes.captured_on(epoch.epoch)
         return (epoch.start_lsn, epoch.timeline) if end is None else (end, timeline)
 
+    def source_relations(self, epoch: int) -> SourceRelations:
+        """Read which relations are behind the declared tables of an epoch."""
+        snapshots = self.snapshots.complete_snapshots(epoch)
+        return SourceRelations(epoch, snapshots, self.relations.versions(epoch))
+
     def app_id(self, epoch: int) -> str:
         """Return the application id of all Delta transactions of an epoch."""
         return self.changes.app_id(epoch)
@@ -66,7 +72,9 @@ class RawZone:
     @cached_property
     def snapshots(self) -> SnapshotStore:
         """The snapshots of tables."""
-        table = self._table("snapshots", schema.SNAPSHOTS, snapshots.PARTITION_BY)
+        table = self._table(
+            "snapshots", schema.SNAPSHOTS, snapshots.PARTITION_BY, snapshots.STATISTICS
+        )
         return SnapshotStore(table, self.name)
 
     @cached_property

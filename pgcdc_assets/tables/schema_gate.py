@@ -127,7 +127,8 @@ def record_unforeseen(
     The change came with a relation version that was first seen after the table's newest snapshot.
     Of several versions it is the newest without an event: the merge that follows ends before this
     version, and finds an earlier one if it fails again. Each version leads to one event at most. So
-    a change that its snapshot does not heal is not recorded again.
+    a change that its snapshot does not heal is not recorded again. An error about the table as a
+    whole may know the LSN and the OID itself.
 
     Returns:
         The new event; None if there is no such version.
@@ -136,22 +137,27 @@ def record_unforeseen(
         (s.position for s in zone.snapshots.complete_snapshots() if s.name == name),
         default=Position(0, Lsn(0)),
     )
-    versions = [
-        version
-        for version in zone.relations.versions(through.epoch)
-        if version.relation.name == name
-        and newest < (through.epoch, version.lsn) < through.end_position
-    ]
     is_new_table = error.column == ALL_COLUMNS
-    for version in sorted(versions, key=lambda version: version.lsn, reverse=True):
+    found: list[tuple[Lsn, int, str]] = []
+    if "lsn" in error.facts:
+        found.append((error.lsn, error.relation_id, error.reason))
+    else:
+        ids = zone.source_relations(through.epoch).relation_ids(name)
+        for version in zone.relations.versions(through.epoch):
+            relation = version.relation
+            is_own = relation.relation_id in ids or relation.name == name
+            if is_own and newest < (through.epoch, version.lsn) < through.end_position:
+                reason = f"Relation version {version.version}: {error.reason}"
+                found.append((version.lsn, relation.relation_id, reason))
+    for lsn, relation_id, reason in sorted(found, reverse=True):
         event = SchemaEvent(
             epoch=through.epoch,
-            lsn=version.lsn,
+            lsn=lsn,
             table=name,
-            relation_id=version.relation.relation_id,
+            relation_id=relation_id,
             change=SchemaChange.TABLE_RECREATED if is_new_table else SchemaChange.TYPE_CHANGED,
             columns=() if is_new_table else (error.column,),
-            detail=f"Relation version {version.version}: {error.reason}.",
+            detail=f"{reason[0].upper()}{reason[1:]}.",
             needs_snapshot=True,
             found_by=MERGE,
         )

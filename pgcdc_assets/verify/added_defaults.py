@@ -49,12 +49,10 @@ def find_added_columns(
     if pinned.watermark is None or pinned.relation_version <= 1:
         return []
     epoch, watermark = pinned.watermark
-    known = [v for v in zone.relations.versions(epoch) if v.relation.name == table.name]
-    newest = [
-        v
-        for v in known
-        if (v.relation.relation_id, v.version) == (pinned.relation_id, pinned.relation_version)
+    known = [
+        v for v in zone.relations.versions(epoch) if v.relation.relation_id == pinned.relation_id
     ]
+    newest = [v for v in known if v.version == pinned.relation_version]
     if not newest:
         return []
     snapshot_lsns: set[Lsn] = set()

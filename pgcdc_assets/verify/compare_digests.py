@@ -21,6 +21,7 @@ from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS
 from pgcdc_assets.verify.canonical_text import key_indexes, pair_columns
 from pgcdc_assets.verify.comparison_point import Moment
@@ -102,7 +103,8 @@ def compare_tables(
         own_sessions(spark, 1) as (session,),
         targets_at(session, zone, tables, moment) as versions,
     ):
-        run = _Run(session, settings, zone, publication, moment, named_rows)
+        known = zone.source_relations(moment.epoch).newest_ids(table.name for table in tables)
+        run = _Run(session, settings, zone, publication, moment, named_rows, known)
         group: list[_Member] = []
         for table, version in zip(tables, versions, strict=True):
             member = run.open_target(table, version)
@@ -142,6 +144,7 @@ class _Run:
     publication: str
     moment: Moment
     named_rows: int
+    relation_ids: Mapping[TableName, int]
 
     def open_target(self, table: CdcTable, version: TargetVersion | PgcdcError) -> _Member:
         """Open the table's version. A small version is read here, without a Spark job."""
@@ -192,9 +195,9 @@ class _Run:
                 open_source_table(
                     self.settings,
                     self.publication,
-                    table.schema,
-                    table.table,
+                    table.name,
                     self.moment.snapshot_name,
+                    self.relation_ids.get(table.name),
                 )
             )
             columns = pair_columns(source.relation, dict(frame.dtypes))

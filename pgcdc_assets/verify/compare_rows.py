@@ -23,6 +23,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import copy_published
+from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName, quoted
@@ -59,7 +60,8 @@ def compare_table(
     """
     path = table_path(zone.lake, zone.name, schema, table, 1)
     target = open_merged(zone, path, str(TableName(schema, table)))
-    with _snapshot(settings, publication, schema, table) as (published, snapshot_name):
+    name = TableName(schema, table)
+    with _snapshot(settings, zone, publication, name) as (published, snapshot_name):
         side = _Sides(published.relation, target, key)
         entries = side.read_target_rows()
         target_rows = len(entries)
@@ -177,24 +179,22 @@ class _Sides:
 
 @contextlib.contextmanager
 def _snapshot(
-    settings: ConnectionSettings, publication: str, schema: str, table: str
+    settings: ConnectionSettings, zone: RawZone, publication: str, table: TableName
 ) -> Iterator[tuple[PublishedTable, str]]:
     with query_connection(settings, "verify", statement_timeout_ms=0) as conn:
         with conn.cursor() as cursor:
             cursor.execute("begin isolation level repeatable read, read only")
             cursor.execute("select pg_export_snapshot()")
             exported = cursor.fetchone()
-        found = [
-            published
-            for published in published_tables(conn, publication)
-            if (published.relation.schema, published.relation.table) == (schema, table)
-        ]
-        if not found or exported is None:
+        epoch = zone.epochs.latest()
+        known = None if epoch is None else zone.source_relations(epoch.epoch).newest_id(table)
+        found = find_declared_table(published_tables(conn, publication), table, known)
+        if found is None or exported is None:
             raise ConfigurationError(
-                reason=f"Table {TableName(schema, table)} is not in publication {publication}: add "
-                f"it with alter publication {quoted(publication)} add table {quoted(schema, table)}"
+                reason=f"Table {table} is not in publication {publication}: add it with alter "
+                f"publication {quoted(publication)} add table {quoted(*table)}"
             )
-        yield found[0], exported[0]
+        yield found, exported[0]
 
 
 def _read(reader: Reader, text: str | None) -> Any:

@@ -130,7 +130,7 @@ def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn
         epoch=moment.epoch,
         start=watermark,
         end=moment.lsn,
-        source=table.name,
+        names=zone.source_relations(moment.epoch).names(table.name),
         columns=("op",),
     )
     return next(changes, None) is None

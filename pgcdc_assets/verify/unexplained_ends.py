@@ -22,7 +22,7 @@ from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.spark.sql import schema_ddl, string
+from pgcdc_assets.spark.sql import schema_ddl
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify.table_version import TableVersion
 
@@ -94,20 +94,17 @@ def read_leaving_changes(
         f"(epoch = {epoch} AND commit_lsn >= {int(start)} AND commit_lsn < {int(end)})"
         for epoch, start, end in judged.ranges
     )
-    versions = [
-        version
-        for epoch, _, _ in judged.ranges
-        for version in zone.relations.versions(epoch)
-        if version.relation.name == TableName(judged.schema, judged.table)
-    ]
+    name, ids, versions = TableName(judged.schema, judged.table), [], []
+    for epoch in sorted({within.epoch for within in judged.ranges}):
+        relations = zone.source_relations(epoch)
+        own = relations.relation_ids(name)
+        ids += [f"(epoch = {epoch} AND relation_id = {relation_id})" for relation_id in sorted(own)]
+        versions += [version for relation_id in own for version in relations.versions(relation_id)]
     changes_key = f"op = 'U' AND old_kind IS NOT NULL AND {_key_changes(versions, judged.key)}"
     return (
         session.read.schema(_RAW)
         .parquet(*sorted(files))
-        .where(
-            f"{within} AND schema = {string(judged.schema)} AND table = {string(judged.table)} "
-            f"AND (op IN ('D', 'T') OR ({changes_key}))"
-        )
+        .where(f"{within} AND {_any(ids)} AND (op IN ('D', 'T') OR ({changes_key}))")
         .selectExpr("commit_lsn", "op = 'T' AS is_truncate")
     )
 

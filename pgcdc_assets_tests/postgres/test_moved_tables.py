@@ -1,20 +1,19 @@
-"""Declared tables that were renamed, moved, dropped or unpublished are named with their
-change."""
+"""Declared tables that were dropped or unpublished are errors; renamed tables are followed (F8)."""
 
 from __future__ import annotations
 
 import pytest
 
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.moved_tables import find_moved_tables
+from pgcdc_assets.postgres.moved_tables import read_source_places
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
 
 
-def test_each_moved_table_is_found(database: Database) -> None:
-    tables = "stays renamed moved dropped made_again swapped unpublished".split()
+def test_the_place_of_each_table_is_found(database: Database) -> None:
+    tables = "stays renamed moved dropped made_again swapped unpublished moved_out replaced".split()
     for table in tables:
         database.execute(f"create table {table} (id int primary key)")
     database.execute(f"create publication pub for table {', '.join(tables)}")
@@ -23,8 +22,10 @@ def test_each_moved_table_is_found(database: Database) -> None:
         for table in tables
     }
     with query_connection(database.settings(), "test") as conn:
-        assert find_moved_tables(conn, "pub", {}) == []
-        assert find_moved_tables(conn, "pub", known) == []
+        assert read_source_places(conn, "pub", {}) == {}
+        places = read_source_places(conn, "pub", known)
+        assert {name: place.name for name, place in places.items()} == {n: n for n in known}
+        assert not any(place.error or place.is_renamed for place in places.values())
         database.execute("create schema other")
         database.execute("alter table renamed rename to called")
         database.execute("alter table moved set schema other")
@@ -32,14 +33,21 @@ def test_each_moved_table_is_found(database: Database) -> None:
         database.execute("create table made_again (id int primary key)")
         database.execute("alter table swapped rename to swapped_old")
         database.execute("create table swapped (id int primary key)")
-        database.execute("alter publication pub drop table unpublished")
+        database.execute("alter table moved_out set schema other")
+        database.execute("alter table replaced rename to replaced_old")
+        database.execute("create table replaced (id int primary key)")
+        database.execute("alter publication pub drop table unpublished, other.moved_out")
         database.execute("alter publication pub add table made_again, swapped")
-        found = {e.relation: e.reason for e in find_moved_tables(conn, "pub", known)}
-    assert found == {
-        "public.renamed": "is named public.called now",
-        "public.moved": "is named other.moved now",
+        places = read_source_places(conn, "pub", known)
+    followed = {p.declared.table: str(p.name) for p in places.values() if p.is_renamed}
+    assert followed == {"renamed": "public.called", "moved": "other.moved"}
+    errors = [place.error for place in places.values() if place.error is not None]
+    assert {error.relation: error.reason for error in errors} == {
         "public.dropped": "was dropped",
         "public.made_again": "was dropped and created again",
         "public.swapped": "is named public.swapped_old now, and another table has its name",
         "public.unpublished": "is not in publication pub any more",
+        "public.moved_out": "is named other.moved_out now, and is not in publication pub any more",
+        "public.replaced": "is named public.replaced_old now, and another table, which publication "
+        "pub does not send, has its name",
     }

@@ -31,7 +31,7 @@ ONCE = (
     "test_chosen_types.py",
     "test_encodings.py",
     "test_every_type.py",
-    "test_moved_tables.py",
+    "test_renamed_tables.py",
     "test_rebuild.py",
     "test_retention.py",
     "test_schema_evolution.py",

@@ -323,13 +323,14 @@ class _Rounds:
             following.stop()
             return None
         landed = self.zone.changes.windows(epoch, end)
-        names = {table.name.record_name for table, _ in self._selected}
+        relations = self.zone.source_relations(epoch)
+        tables = {table.name for table, _ in self._selected}
         if any(self.waiting.values()):
             gates = read_gates(self.zone, self.capture).items()
-            names -= {name.record_name for name, gate in gates if gate.heals}
-        if not any(names & summary.counts.keys() for summary in landed):
-            return None
-        return [summary.window for summary in landed]
+            tables -= {name for name, gate in gates if gate.heals}
+        names = {name for table in tables for name in relations.names(table)}
+        is_changed = any(summary.count_changes(names) for summary in landed)
+        return [summary.window for summary in landed] if is_changed else None
 
     def raise_failures(self) -> None:
         """End the run with the tables that were not merged, if there are some."""

@@ -128,16 +128,13 @@ def _passed(zone: RawZone, table: CdcTable, report: SnapshotReport) -> SnapshotF
 
 def source_metadata(zone: RawZone, report: SnapshotReport) -> dict[str, Any]:
     """Describe a source table as its copy saw it: columns with Postgres's types, and rows."""
-    relations = [
-        version.relation
-        for version in zone.relations.versions(report.epoch)
-        if version.relation.name == report.name
-    ]
-    schemas = [source_column_schema(relation) for relation in relations[-1:]]
+    relation = zone.source_relations(report.epoch).newest_relation(report.name)
+    columns = dg.TableSchema(columns=[]) if relation is None else source_column_schema(relation)
     return {
-        "dagster/column_schema": schemas[0] if schemas else dg.TableSchema(columns=[]),
+        "dagster/column_schema": columns,
         "dagster/row_count": report.row_count,
         "snapshot_lsn": str(report.snapshot_lsn),
+        "source_name": str(report.name if relation is None else relation.name),
     }
 
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import TableMoved, WindowUnavailable
+from pgcdc_assets.errors import WindowUnavailable
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES, check_schema_changes
-from pgcdc_assets.orchestration.checks.source_tables import read_table_places
+from pgcdc_assets.orchestration.checks.source_tables import read_relation_ids, read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.state import read_gates
-from pgcdc_assets.postgres.catalog import published_relations
+from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.moved_tables import SourcePlace, find_declared_table
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import read_slot_status
 from pgcdc_assets.protocol.relation import ReplicaIdentity
@@ -193,8 +194,8 @@ def build_source_checks(
                 dg.AssetCheckSpec(
                     SOURCE_TABLE,
                     asset=key,
-                    description="The source table is where its changes came from: not renamed, "
-                    "moved, dropped or taken out of the publication.",
+                    description="The source table's changes are captured: it was not dropped or "
+                    "taken out of the publication, and no other table has its name.",
                 )
                 for key in step_keys
             ),
@@ -219,11 +220,13 @@ def build_source_checks(
             if SLOT_HEALTH in wanted:
                 yield evaluate_slot(raw, slot_health(read_slot_status(conn, capture.slot)))
             if REPLICA_IDENTITY in wanted:
+                known = read_relation_ids(lake.zone(capture.name), capture)
+                published = published_tables(conn, capture.publication)
                 found = {
-                    relation.qualified_name: relation.replica_identity
-                    for relation in published_relations(conn, capture.publication)
-                    if relation.primary_key
-                    or relation.replica_identity is not ReplicaIdentity.DEFAULT
+                    table.qualified_name: usable_identity(
+                        find_declared_table(published, table.name, known.get(table.name))
+                    )
+                    for table in capture.tables
                 }
                 yield check_identities(capture, snapshot, found)
         if SOURCE_TABLE in wanted:
@@ -260,20 +263,27 @@ def evaluate_slot(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckResult:
     )
 
 
-def check_source_table(key: dg.AssetKey, error: TableMoved | None) -> dg.AssetCheckResult:
-    """Check whether a table's changes still arrive under its name.
+def check_source_table(key: dg.AssetKey, place: SourcePlace | None) -> dg.AssetCheckResult:
+    """Check whether a table's changes are still captured. A renamed table is followed.
 
     Args:
         key: the key of an SCD asset of the table.
-        error: what happened to the table.
+        place: the table in the source's catalog; None for a table without a snapshot.
     """
+    error = None if place is None else place.error
+    description = None if error is None else str(error)
+    metadata = {"reason": "none" if error is None else str(error)}
+    if place is not None and place.name is not None:
+        metadata["source_name"] = str(place.name)
+        if place.is_renamed:
+            description = f"The table is named {place.name} now, and is followed by its OID."
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=SOURCE_TABLE,
         passed=error is None,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=None if error is None else str(error),
-        metadata={"reason": "none" if error is None else str(error)},
+        description=description,
+        metadata=metadata,
     )
 
 
@@ -303,6 +313,16 @@ def evaluation_of(
         description=result.description,
         partition=window.key if window is not None else None,
     )
+
+
+def usable_identity(table: PublishedTable | None) -> ReplicaIdentity:
+    """Return the replica identity of a table; NOTHING if its updates would be refused."""
+    if table is None:
+        return ReplicaIdentity.NOTHING
+    relation = table.relation
+    if not relation.primary_key and relation.replica_identity is ReplicaIdentity.DEFAULT:
+        return ReplicaIdentity.NOTHING
+    return relation.replica_identity
 
 
 def check_identities(

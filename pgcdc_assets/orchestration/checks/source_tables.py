@@ -1,37 +1,52 @@
-"""Whether the declared tables are still what their changes were captured from."""
+"""Whether the declared tables are still the source of their changes, and under which name."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pgcdc_assets.errors import TableMoved
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.moved_tables import find_moved_tables
+from pgcdc_assets.postgres.moved_tables import SourcePlace, read_source_places
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
+
+
+def read_relation_ids(zone: RawZone, capture: CdcCapture) -> dict[TableName, int]:
+    """Return the OID of each captured table with a snapshot in this epoch, by declared name."""
+    epoch = zone.epochs.latest()
+    if epoch is None:
+        return {}
+    return zone.source_relations(epoch.epoch).newest_ids(capture.table_names)
 
 
 def read_table_places(
     settings: ConnectionSettings, zone: RawZone, capture: CdcCapture, purpose: str
-) -> dict[CdcTable, TableMoved | None]:
-    """Return for each captured table what became of it; None if it is where it was.
+) -> dict[CdcTable, SourcePlace]:
+    """Return the place of each captured table in the source's catalog.
 
-    A table that was never copied in this epoch is left out.
+    A table without a snapshot in this epoch is left out.
 
     Args:
         purpose: of the connection, for `pg_stat_activity`.
     """
-    epoch = zone.epochs.latest()
-    if epoch is None:
+    known = read_relation_ids(zone, capture)
+    if not known:
         return {}
-    known = zone.relations.newest_ids(epoch.epoch, capture.table_names)
     with query_connection(settings, purpose) as conn:
-        found = find_moved_tables(conn, capture.publication, known)
-    moved = {error.relation: error.in_capture(capture.name) for error in found}
-    return {table: moved.get(str(table.name)) for table in capture.tables if table.name in known}
+        places = read_source_places(conn, capture.publication, known)
+    found = {}
+    for table in capture.tables:
+        place = places.get(table.name)
+        if place is not None:
+            error = place.error and place.error.in_capture(capture.name)
+            found[table] = replace(place, error=error)
+    return found
 
 
 def find_declared_moves(
     settings: ConnectionSettings, zone: RawZone, capture: CdcCapture, purpose: str
 ) -> list[TableMoved]:
-    """Find the declared tables that are not where their changes came from."""
+    """Find the declared tables whose changes are not captured any more."""
     places = read_table_places(settings, zone, capture, purpose)
-    return [error for error in places.values() if error is not None]
+    return [place.error for place in places.values() if place.error is not None]

@@ -24,6 +24,7 @@ from pgcdc_assets.orchestration.checks.raw import (
 from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.metadata import lag_metadata
 from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.moved_tables import SourcePlace
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.zone import RawZone
@@ -41,7 +42,7 @@ class LagObservation:
     Attributes:
         scds: the SCD assets by table and kind.
         events: events that Dagster records with the evaluation.
-        moved: errors of source tables that were renamed, moved, dropped or created again.
+        moved: errors of source tables whose changes are not captured any more.
     """
 
     instance: dg.DagsterInstance
@@ -77,17 +78,18 @@ class LagObservation:
         try:
             places = read_table_places(settings, zone, self.capture, "sensor")
         except TransientError:
-            metadata["moved_tables"] = "unknown"
+            metadata["moved_tables"] = metadata["renamed_tables"] = "unknown"
         else:
-            self.moved = [error for error in places.values() if error is not None]
+            self.moved = [place.error for place in places.values() if place.error is not None]
             metadata["moved_tables"] = "; ".join(map(str, self.moved)) or "none"
+            renamed = [p for p in places.values() if p.is_renamed]
+            names = [f"{place.declared} is named {place.name} now" for place in renamed]
+            metadata["renamed_tables"] = "; ".join(names) or "none"
             self.events += self._changed(self._evaluations(places))
         self.events.append(dg.AssetObservation(self.raw, metadata=metadata))
         self.events.append(slot_evaluation(self.raw, slot_health(status, through)))
 
-    def _evaluations(
-        self, places: Mapping[CdcTable, TableMoved | None]
-    ) -> list[dg.AssetCheckEvaluation]:
+    def _evaluations(self, places: Mapping[CdcTable, SourcePlace]) -> list[dg.AssetCheckEvaluation]:
         return [
             evaluation_of(check_source_table(key, places[table]))
             for (table, _), key in self.scds.items()

@@ -59,7 +59,11 @@ def observe_schema_changes(
 
 def _column_schema(zone: RawZone, event: SchemaEvent) -> dict[str, Any]:
     """Describe the columns by the newest relation version of a table."""
-    versions = [v for v in zone.relations.versions(event.epoch) if v.relation.name == event.table]
+    versions = [
+        version
+        for version in zone.relations.versions(event.epoch)
+        if version.relation.relation_id == event.relation_id
+    ]
     if not versions:
         return {}
     newest = max(versions, key=lambda version: (version.lsn, version.version))

@@ -32,6 +32,7 @@ def run_preflight(
     keys: Mapping[TableName, Sequence[str]] | None = None,
     *,
     is_slot_ours: bool = True,
+    relation_ids: Mapping[TableName, int] | None = None,
 ) -> list[Finding]:
     """Return the findings about server, role, publication, slot and tables.
 
@@ -42,6 +43,7 @@ def run_preflight(
         tables: (schema, table) of the tables to check; None: all tables of the publication.
         keys: columns of the declared keys, by (schema, table).
         is_slot_ours: the lake was filled from the slot, or `--adopt-slot` was given.
+        relation_ids: OIDs of captured tables by declared name, for tables that were renamed since.
 
     Raises:
         ConfigurationError: the connection string, user or password is wrong.
@@ -55,6 +57,8 @@ def run_preflight(
         except ConfigurationError as error:
             findings.append(Finding("publication", "error", str(error)))
         else:
-            findings += check_tables(conn, published, tables, keys or {}, server.role)
+            findings += check_tables(
+                conn, published, tables, keys or {}, server.role, relation_ids or {}
+            )
         findings += check_slot(conn, server, slot, is_slot_ours)
     return findings

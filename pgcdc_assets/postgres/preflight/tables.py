@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pgcdc_assets.postgres.catalog import published_tables
+from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.postgres.preflight.columns import (
     check_generated,
     check_key,
@@ -76,6 +77,7 @@ def check_tables(
     tables: Sequence[TableName] | None,
     keys: Mapping[TableName, Sequence[str]],
     role: str,
+    known: Mapping[TableName, int],
 ) -> Iterator[Finding]:
     """Yield findings about the publication and about each table.
 
@@ -85,23 +87,26 @@ def check_tables(
         tables: (schema, table) of the tables to check; None: all tables of the publication.
         keys: columns of the declared keys, by (schema, table).
         role: the connection's role.
+        known: OIDs of captured tables by declared name, for tables that were renamed since.
     """
-    published = {table.relation.name: table for table in published_tables(conn, publication.name)}
+    members = published_tables(conn, publication.name)
+    published = {table.relation.name: table for table in members}
     yield from check_publication(publication, len(published))
     relation_ids = [table.relation.relation_id for table in published.values()]
     access = _read_access(conn, relation_ids)
     identities = read_identities(conn, publication, relation_ids)
     generated = read_generated(conn, publication.name)
     wanted = list(published if tables is None else dict.fromkeys(tables))
+    found_as = {name: find_declared_table(members, name, known.get(name)) for name in wanted}
     yield from _check_schemas(
-        [published[name].relation for name in wanted if name in published], access, quoted(role)
+        [found.relation for found in found_as.values() if found], access, quoted(role)
     )
     if tables is not None:
         names = [str(name) for name in published]
-        declared = [str(name) for name in wanted]
+        declared = [str(f.relation.name if f else name) for name, f in found_as.items()]
         yield from check_undeclared(names, declared, publication.name)
     for name in wanted:
-        found, shown = published.get(name), str(name)
+        found, shown = found_as[name], str(name)
         if found is None:
             reason = explain_unpublished(conn, publication.name, *name)
             yield Finding("table", "error", f"Table {shown} {reason}.", table=shown)
@@ -117,7 +122,10 @@ def check_tables(
             findings += check_generated(conn, publication.name, found.relation, columns)
         if not findings and not access[relation_id].schema_usage:
             continue
-        yield from findings or [Finding("table", "ok", f"Table {shown} is ready.", table=shown)]
+        source = found.relation.name
+        now = "" if source == name else f", and is named {source} at the source"
+        ready = Finding("table", "ok", f"Table {shown} is ready{now}.", table=shown)
+        yield from findings or [ready]
 
 
 def _check_schemas(

@@ -1,4 +1,4 @@
-"""The check of each SCD table that its source table was not renamed, moved or dropped."""
+"""The check of each SCD table that the changes of its source table are captured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
+from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.sensors import lag_observation
@@ -44,12 +45,27 @@ def both_kinds(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> O
     return made
 
 
-def test_a_renamed_table_without_later_changes_fails_the_checks_of_its_tables(
+def test_the_checks_show_a_new_name_and_fail_when_another_table_has_the_old_name(
     both_kinds: Orchestrated,
 ) -> None:
     both_kinds.tick("lag")
     assert [e.passed for e in evaluations(both_kinds, "a", 1)] == [True]
     both_kinds.database.execute("alter table a rename to z")
+    both_kinds.tick("lag")
+    newest, *_ = evaluations(both_kinds, "a", 2)
+    assert newest.passed
+    assert newest.metadata["source_name"].value == "public.z"
+    assert "is named public.z now" in (newest.description or "")
+    raw = dg.AssetKey(["t", "raw"])
+    observed = both_kinds.instance.fetch_observations(raw, limit=1).records[0].asset_observation
+    assert observed is not None
+    assert observed.metadata["renamed_tables"].value == "public.a is named public.z now"
+    assert observed.metadata["moved_tables"].value == "none"
+    findings = check_capture(both_kinds.database.settings(), both_kinds.capture, both_kinds.zone)
+    (ready,) = [finding for finding in findings if finding.table == "public.a"]
+    assert ready.message == "Table public.a is ready, and is named public.z at the source."
+    assert not [finding for finding in findings if finding.code == "undeclared"]
+    both_kinds.database.execute("create table a (id int primary key)")
     both_kinds.tick("lag")
     for scd in (1, 2):
         newest, *_ = evaluations(both_kinds, "a", scd)
@@ -57,9 +73,9 @@ def test_a_renamed_table_without_later_changes_fails_the_checks_of_its_tables(
         assert "Table public.a is named public.z now" in (newest.description or "")
         assert "pgcdc resnapshot t public.a" in str(newest.metadata["reason"].value)
     assert [e.passed for e in evaluations(both_kinds, "b", 1)] == [True]
-    both_kinds.database.execute("alter table z rename to a")
+    both_kinds.database.execute("drop table a; alter table z rename to a")
     both_kinds.tick("lag")
-    assert [e.passed for e in evaluations(both_kinds, "a", 2)] == [True, False, True]
+    assert [e.passed for e in evaluations(both_kinds, "a", 2)] == [True, False, True, True]
 
 
 def test_ticks_record_a_check_only_when_its_result_changes(both_kinds: Orchestrated) -> None:
@@ -98,6 +114,8 @@ def test_the_check_runs_on_demand_for_tables_of_any_name(orchestrated: Orchestra
     assert list(ask().values()) == [True, True, True]
     database.execute("create schema other")
     database.execute(f"alter table {name} set schema other")
+    assert list(ask().values()) == [True, True, True]
+    database.execute(f"drop table {quoted('other', ODD)}")
     assert sorted(ask().values()) == [False, True, True]
     assert ask()["a"]
 
@@ -105,9 +123,9 @@ def test_the_check_runs_on_demand_for_tables_of_any_name(orchestrated: Orchestra
 def test_a_lookup_that_fails_leaves_the_checks_as_they_were(
     both_kinds: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both_kinds.database.execute("alter table a rename to z")
+    both_kinds.database.execute("alter publication pub drop table a")
     both_kinds.tick("lag")
-    both_kinds.database.execute("alter table z rename to a")
+    both_kinds.database.execute("alter publication pub add table a")
 
     def fail(*_: object) -> None:
         raise TransientError(reason="the server restarts")

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.cli import status
+from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
@@ -194,10 +195,13 @@ def test_a_damaged_table_holds_up_neither_sensors_nor_status_nor_the_other_table
     assert any("STOPPED public.a" in line and "pgcdc rebuild t" in line for line in lines)
 
 
-def test_a_renamed_table_with_changes_under_its_new_name_makes_a_red_run(
-    orchestrated: Orchestrated, spark: SparkSession
+def test_a_renamed_table_is_merged_and_copied_under_its_declared_name(
+    orchestrated: Orchestrated,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """F8: though no change of a declared table waits."""
+    """F8: changes under the new name wait for their merge, and a new snapshot reads that name."""
     orchestrated.copy()
     orchestrated.land()
     (request,) = orchestrated.tick("merges").run_requests
@@ -205,18 +209,29 @@ def test_a_renamed_table_with_changes_under_its_new_name_makes_a_red_run(
     orchestrated.commit("alter table a rename to z")
     orchestrated.commit("insert into z values (11, 'new')")
     orchestrated.land()
+    state = read_state(orchestrated.zone, orchestrated.capture)
+    assert {s.table.table: s.waiting_changes for s in state.tables} == {"a": 1, "b": 0}
     (request,) = orchestrated.tick("merges").run_requests
-    failed = orchestrated.execute(request, "merge")
-    assert not failed.success
-    reason = _reason(failed)
-    assert "public.a is called public.z since" in reason
-    assert "pgcdc resnapshot t public.a" in reason
+    merged = orchestrated.execute(request, "merge")
+    assert merged.success
+    events = merged.get_asset_materialization_events()
+    layer = dg.AssetKey([NAME, "scd1", "public", "a"])
+    (metadata,) = [e.materialization.metadata for e in events if e.asset_key == layer]
+    assert metadata["source_name"].value == "public.z"
+    assert metadata["window_changes"].value == 1
+    assert orchestrated.equals_source("a")
+    monkeypatch.setattr(status, "load_location", lambda module: orchestrated.location)
+    monkeypatch.setattr(status, "open_instance", lambda: nullcontext(orchestrated.instance))
+    assert status.run(argparse.Namespace(module=None, name=NAME)) == 0
+    assert "RENAMED public.a is named public.z at the source" in capsys.readouterr().out
 
-    orchestrated.commit("alter table z rename to a")
-    orchestrated.commit("insert into a values (12, 'newer')")
-    orchestrated.land()
+    orchestrated.commit("insert into z values (12, 'newer')")
     settings, zone = orchestrated.database.settings(), orchestrated.zone
-    snapshot_tables(settings, zone, orchestrated.capture.slot, "pub", [TableName("public", "a")])
+    (report,) = snapshot_tables(
+        settings, zone, orchestrated.capture.slot, "pub", [TableName("public", "a")]
+    )
+    assert (str(report.name), report.row_count) == ("public.a", 12)
+    orchestrated.commit("update z set v = 'later' where id = 12")
     orchestrated.land()
     (request,) = orchestrated.tick("merges").run_requests
     assert orchestrated.execute(request, "merge").success
