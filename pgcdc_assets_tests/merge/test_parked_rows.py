@@ -23,6 +23,8 @@ from pgcdc_assets_tests.support.proxy import TcpProxy
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 GOOD, BAD = CdcTable("public", "good"), CdcTable("public", "bad", (1, 2))
+# Delta cannot distinguish their columns: the two tables are refused, and stop no other table.
+REFUSED = {"twice": '"V" and column "v"', "ours": '"_LSN" and column "_lsn"'}
 
 
 def test_a_table_waits_before_a_parked_row_and_continues_with_a_snapshot(
@@ -42,7 +44,12 @@ def test_a_table_waits_before_a_parked_row_and_continues_with_a_snapshot(
         "create table good (id int primary key, v text)",
         "create table bad (id int primary key, v text)",
         "insert into bad values (1, 'a')",
+        'create table twice (id int primary key, v text, "V" text)',
+        'create table ours (id int primary key, "_LSN" text)',
+        "insert into twice values (1, 'a', 'A')",
     )
+    database.execute("update twice set v = 'b'")
+    database.execute("insert into ours values (1, 'a')")
     proxy.damage(b"t\0\0\0\x06poison", b"b\0\0\0\x06poison")
     database.execute("update bad set v = 'b'")
     database.execute("insert into bad values (2, 'poison')")
@@ -54,7 +61,14 @@ def test_a_table_waits_before_a_parked_row_and_continues_with_a_snapshot(
     assert isinstance(stopped, MergeFailure)
     assert isinstance(stopped.error, SchemaChangeError)
     assert "pgcdc resnapshot" in str(stopped.error)
-    waiting = pipeline.merge(None, GOOD, BAD)
+    refused = [CdcTable("public", table) for table in REFUSED]
+    waiting = pipeline.merge(None, *refused, GOOD, BAD)
+    for table, columns in REFUSED.items():
+        failure = waiting[table]
+        assert isinstance(failure, MergeFailure)
+        assert f"Table public.{table}" in str(failure.error)
+        assert columns in str(failure.error)
+        assert "Rename one, or leave it out of the publication" in str(failure.error)
     assert pipeline.rows("good") == [(1, "x")]
     assert pipeline.rows("bad") == [(1, "b")]
     report = waiting["bad"]
