@@ -36,7 +36,7 @@ def equals_source(orchestrated: Orchestrated, table: str) -> dg.ExecuteInProcess
     definitions = dg.Definitions.merge(
         orchestrated.location.definitions, dg.Definitions(jobs=[job])
     )
-    return definitions.get_job_def("one_check").execute_in_process(
+    return definitions.resolve_job_def("one_check").execute_in_process(
         instance=orchestrated.instance, raise_on_error=False
     )
 
