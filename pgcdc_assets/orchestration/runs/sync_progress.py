@@ -24,6 +24,7 @@ class SyncProgress:
             not merged at all.
         waiting: the reason why the sensor requested no run.
         is_blocked: a run of another process blocks the progress.
+        is_polled: the catalog was looked at since the start.
         is_healing: a table waits for an automatic re-snapshot.
     """
 
@@ -33,6 +34,7 @@ class SyncProgress:
     merged_through: Lsn | None = None
     waiting: str = ""
     is_blocked: bool = False
+    is_polled: bool = False
     is_healing: bool = False
 
     @property

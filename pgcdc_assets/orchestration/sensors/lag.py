@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
@@ -35,6 +35,7 @@ from pgcdc_assets.orchestration.runs.records import (
     find_unfinished,
 )
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
+from pgcdc_assets.orchestration.sensors.catalog_poll import CatalogPoll
 from pgcdc_assets.orchestration.sensors.lag_observation import LagObservation
 from pgcdc_assets.orchestration.sensors.next_window import (
     Capture,
@@ -59,6 +60,10 @@ from pgcdc_assets.postgres.slots import (
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.tables.schema_gate import describe_event
+
+if TYPE_CHECKING:
+    from pgcdc_assets.postgres.connection import Connection
 
 MINIMUM_INTERVAL_SECONDS = 2
 
@@ -77,6 +82,7 @@ class LagSensorAssets:
 def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.SensorDefinition:
     """Build the sensor that opens windows and asks for copies."""
     names = Names.of(capture)
+    poll = CatalogPoll(capture)
 
     @dg.sensor(
         name=names.lag_sensor,
@@ -102,6 +108,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         try:
             with postgres.query_connection("sensor") as conn:
                 status, flush_lsn = look_at_slot(conn, zone, capture.slot, progress)
+                _poll(context, poll, conn, zone, progress)
         except TransientError as error:
             if progress is not None:
                 raise
@@ -370,3 +377,20 @@ class _Tick:
             self.partitions.append(
                 dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)
             )
+
+
+def _poll(
+    context: dg.SensorEvaluationContext,
+    poll: CatalogPoll,
+    conn: Connection,
+    zone: RawZone,
+    progress: SyncProgress | None,
+) -> None:
+    """Look in the catalog. Under the daemon, an error does not keep windows from being opened."""
+    try:
+        for event in poll.look(conn, zone, progress):
+            context.log.warning(f"{event.table}: {describe_event(event)}")
+    except PgcdcError as error:
+        if progress is not None:
+            raise
+        context.log.error(f"The catalog was not examined for schema changes. {error}")
