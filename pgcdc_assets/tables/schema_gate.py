@@ -12,9 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from pgcdc_assets.errors import SchemaChangeError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.schema_events import MERGE, SchemaChange, SchemaEvent, open_events
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
@@ -122,33 +126,28 @@ def read_gate(zone: RawZone, table: CdcTable, through: Position) -> SchemaGate |
 def record_unforeseen(
     zone: RawZone, name: TableName, error: SchemaChangeError, through: LsnWindow
 ) -> SchemaEvent | None:
-    """Record the schema change that a merge found, and that the capture did not foresee.
+    """Record the schema change that a merge found, and that no earlier event foresaw.
 
-    The change came with a relation version that was first seen after the table's newest snapshot.
-    Of several versions it is the newest without an event: the merge that follows ends before this
-    version, and finds an earlier one if it fails again. Each version leads to one event at most. So
-    a change that its snapshot does not heal is not recorded again. An error about the table as a
-    whole may know the LSN and the OID itself.
+    The change came with a relation version that is newer than the newest snapshot before the end of
+    the merge. Of several versions it is the newest without an event: the merge that follows ends
+    before this version, and finds an earlier one if it fails again. Each version leads to one event
+    at most. So a change that its snapshot does not heal is not recorded again. An error about the
+    table as a whole may know the LSN and the OID itself.
+
+    A look at the catalog may have foreseen the change, but its LSN is above the first rows of the
+    new version. If the re-snapshot has registered the version, the stream announces nothing new.
 
     Returns:
         The new event; None if there is no such version.
     """
-    newest = max(
-        (s.position for s in zone.snapshots.complete_snapshots() if s.name == name),
-        default=Position(0, Lsn(0)),
-    )
     is_new_table = error.column == ALL_COLUMNS
     found: list[tuple[Lsn, int, str]] = []
     if "lsn" in error.facts:
         found.append((error.lsn, error.relation_id, error.reason))
     else:
-        ids = zone.source_relations(through.epoch).relation_ids(name)
-        for version in zone.relations.versions(through.epoch):
-            relation = version.relation
-            is_own = relation.relation_id in ids or relation.name == name
-            if is_own and newest < (through.epoch, version.lsn) < through.end_position:
-                reason = f"Relation version {version.version}: {error.reason}"
-                found.append((version.lsn, relation.relation_id, reason))
+        for version, lsn in _new_versions(zone, name, through):
+            reason = f"Relation version {version.version}: {error.reason}"
+            found.append((lsn, version.relation.relation_id, reason))
     for lsn, relation_id, reason in sorted(found, reverse=True):
         event = SchemaEvent(
             epoch=through.epoch,
@@ -164,6 +163,41 @@ def record_unforeseen(
         if zone.schema_events.record([event]):
             return event
     return None
+
+
+def _new_versions(
+    zone: RawZone, name: TableName, through: LsnWindow
+) -> list[tuple[RelationVersion, Lsn]]:
+    """Return the versions that are newer than the newest snapshot, with their first commit LSN."""
+    reached = [
+        snapshot.position
+        for snapshot in zone.snapshots.complete_snapshots()
+        if snapshot.name == name and snapshot.position <= through.end_position
+    ]
+    newest = max(reached, default=Position(0, Lsn(0)))
+    ids = zone.source_relations(through.epoch).relation_ids(name)
+    versions = {
+        (version.relation.relation_id, version.version): version
+        for version in zone.relations.versions(through.epoch)
+        if (version.relation.relation_id in ids or version.relation.name == name)
+        and newest < (through.epoch, version.lsn)
+    }
+    if not versions:
+        return []
+    first: dict[tuple[int, int], Lsn] = {}
+    for batch in scan_changes(
+        zone.changes.table,
+        epoch=through.epoch,
+        start=newest.lsn if newest.epoch == through.epoch else 0,
+        end=through.end,
+        names={version.relation.name for version in versions.values()},
+        columns=("relation_id", "relation_version", "commit_lsn"),
+    ):
+        groups = pa.Table.from_batches([batch]).group_by(["relation_id", "relation_version"])
+        for row in groups.aggregate([("commit_lsn", "min")]).to_pylist():
+            key, lsn = (row["relation_id"], row["relation_version"]), Lsn(row["commit_lsn_min"])
+            first[key] = min(lsn, first.get(key, lsn))
+    return [(version, first[key]) for key, version in versions.items() if key in first]
 
 
 def schema_change_error(table: TableName, event: SchemaEvent) -> SchemaChangeError:

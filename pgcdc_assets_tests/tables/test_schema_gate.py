@@ -14,7 +14,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, record_unforeseen
-from pgcdc_assets_tests.support.raw.rows import relation
+from pgcdc_assets_tests.support.raw.rows import batch, change, relation, window
 
 NAME = TableName("shop", "orders")
 TABLE = CdcTable(*NAME)
@@ -111,6 +111,9 @@ def test_a_change_that_the_capture_did_not_foresee_is_recorded_once_for_each_ver
 ) -> None:
     """The newest version first; a snapshot that does not heal is not repeated."""
     through = LsnWindow.of(1, 0, 400)
+    used = [(96, 1), (152, 1), (200, 2), (256, 2), (304, 3)]
+    rows = [change(lsn, relation_id=7, relation_version=version) for lsn, version in used]
+    zone.changes.land(window(90, 400), [batch(*rows)])
     for lsn, names in ((96, ("id", "a")), (200, ("id", "b")), (304, ("id", "c"))):
         zone.relations.register(1, relation("orders", 7, *names), Lsn(lsn))
     zone.relations.register(1, relation("users", 8), Lsn(320))
@@ -136,6 +139,23 @@ def test_a_change_that_the_capture_did_not_foresee_is_recorded_once_for_each_ver
     zone.snapshots.land_snapshot(1, Lsn(312), relation("orders", 7, "id", "c"), 3, [])
     assert find_gates([TABLE], zone.schema_events.read(), zone.snapshots.complete_snapshots()) == {}
     assert record_unforeseen(zone, NAME, _error("w"), through) is None
+
+
+def test_a_version_that_a_snapshot_above_the_merge_registered_is_held_at_its_first_row(
+    zone: RawZone,
+) -> None:
+    """A look at the catalog led to the snapshot before the rows of the version were captured."""
+    zone.relations.register(1, relation("orders", 7, "id", "a"), Lsn(96))
+    zone.relations.register(1, relation("orders", 7, "id", "b"), Lsn(304))
+    zone.relations.flush()
+    for lsn, version in ((96, 1), (304, 2)):
+        zone.snapshots.land_snapshot(1, Lsn(lsn), relation("orders", 7), version, [])
+    rows = [change(lsn, relation_id=7, relation_version=2) for lsn in (208, 200)]
+    zone.changes.land(window(90, 250), [batch(*rows)])
+    event = record_unforeseen(zone, NAME, _error(), LsnWindow.of(1, 0, 250))
+    assert event is not None
+    assert event.lsn == 200
+    assert record_unforeseen(zone, NAME, _error(), LsnWindow.of(1, 0, 400)) is None
 
 
 @pytest.mark.parametrize("end", [160, 161])
