@@ -136,17 +136,20 @@ def test_each_stopped_table_is_explained(
     orchestrated = replace(orchestrated, capture=asking)
     orchestrated.sync()
     orchestrated.commit("alter table a alter column v type int using 1; update a set v = 2")
-    orchestrated.commit("alter table b alter column n type numeric(12, 2)")
-    orchestrated.commit("alter table b rename column n to m; insert into b values (1, 1)")
+    orchestrated.commit(
+        "alter table b alter column n type int using 1; insert into b values (1, 1)"
+    )
     with pytest.raises(PgcdcError) as caught:
         orchestrated.sync()
     sentences = [
-        "Table public.a, column v: its type changed from text to integer. Take a new snapshot "
-        "with: pgcdc resnapshot t public.a",
-        'Table public.b, column n: it was renamed to "m". Take a new snapshot with: pgcdc '
-        "resnapshot t public.b",
+        rf"Table public\.{table}, column {column}: [^.]*from {types}[^.]*\. Take a new snapshot "
+        rf"with: pgcdc resnapshot t public\.{table}"
+        for table, column, types in (
+            ("a", "v", "text to integer"),
+            ("b", "n", r"numeric\(10,2\) to integer"),
+        )
     ]
-    assert all(sentence in str(caught.value) for sentence in sentences)
+    assert all(re.search(sentence, str(caught.value)) for sentence in sentences)
 
     monkeypatch.setattr("pgcdc_assets.cli.status.load_location", lambda _: orchestrated.location)
     monkeypatch.setattr(
@@ -155,7 +158,7 @@ def test_each_stopped_table_is_explained(
     orchestrated.commit("insert into b select n, 0 from generate_series(10, 20000) n")
     assert main(["status"]) == 0
     out = capsys.readouterr().out
-    assert all(f": {sentence}" in out for sentence in sentences)
+    assert all(re.search(f": {sentence}", out) for sentence in sentences)
     assert len(re.findall(r"public\.[ab] .* STOPPED$", out, re.MULTILINE)) == 2
     assert re.search(r"lag [\d.]+ [kM]B, retains [\d.]+ [kM]B of WAL", out)
     assert re.search(r"[\d.]+ MB of WAL and at most \d+ s behind the server", out)
