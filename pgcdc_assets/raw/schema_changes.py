@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.schema_events import SchemaChange
-from pgcdc_assets.raw.type_changes import is_widened
+from pgcdc_assets.raw.type_changes import is_widened, modifier_text
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ def _compare_columns(before: Column, after: Column) -> Iterator[SchemaChangeFoun
 
 
 def _type_text(column: Column) -> str:
-    modifier = "" if column.base_typmod == -1 else f" (modifier {column.base_typmod})"
-    return f"{column.type or column.base_type or f'type {column.type_oid}'}{modifier}"
+    name = column.type or column.base_type or f"type {column.type_oid}"
+    modifier = modifier_text(column)
+    return f"{name.removesuffix('[]')}{modifier}[]" if name.endswith("[]") else name + modifier
 
 
 def _added(before: Relation, column: Column, is_rewritten: bool | None) -> SchemaChangeFound:

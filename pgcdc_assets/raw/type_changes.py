@@ -48,6 +48,18 @@ def is_widened(before: Column, after: Column) -> bool:
     )
 
 
+def modifier_text(column: Column) -> str:
+    """Return a column's type modifier as SQL has it, such as `(10,2)`; empty without one."""
+    if column.typmod == -1:
+        return ""
+    name = column.element_type or column.base_type
+    if name == "numeric":
+        whole, scale = _digits(column.typmod)
+        return f"({whole + scale},{scale})"
+    header = _HEADER if name in ("varchar", "bpchar") else 0
+    return f"({column.typmod - header})"
+
+
 def _holds(wide: _Type, narrow: _Type, is_same_type: bool) -> bool:
     if wide == narrow:
         # Two types of one name outside of pg_catalog: the earlier type was dropped.

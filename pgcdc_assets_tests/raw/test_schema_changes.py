@@ -218,3 +218,22 @@ def test_a_domain_and_its_base_type_hold_the_same_values() -> None:
     assert is_widened(_typed("int4", -1, 16400), _typed("int4", -1, 23))
     assert not is_widened(_typed("int4", -1, 23), _typed("_int4", -1, 1007, "int4"))
     assert not is_widened(Column("a", 16400), _typed("int4", -1, 23))
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (Column("a", 1700, _numeric(10, 2), type="numeric", base_type="numeric"), "numeric(10,2)"),
+        (Column("a", 1700, type="numeric", base_type="numeric"), "numeric"),
+        (Column("a", 1043, 14, type="character varying", base_type="varchar"),
+         "character varying(10)"),
+        (Column("a", 1231, _numeric(5, 1), type="numeric[]", element_type="numeric"),
+         "numeric(5,1)[]"),
+        (Column("a", 1560, 3, type="bit", base_type="bit"), "bit(3)"),
+    ],
+)  # fmt: skip
+def test_a_sentence_has_the_type_with_its_modifier(column: Column, text: str) -> None:
+    after = Column("a", 17, attnum=2, type="bytea", base_type="bytea")
+    before = replace(column, attnum=2)
+    (found,) = compare_relations(_relation(_ID, before), _relation(_ID, after))
+    assert found.detail == f"The type of column a was changed from {text} to bytea."
