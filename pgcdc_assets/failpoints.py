@@ -31,6 +31,7 @@ BEFORE_COPY_COMMIT = "before_copy_commit"
 AFTER_COPY_COMMIT = "after_copy_commit"
 
 # Merge, rebuild and maintenance.
+AFTER_COLUMNS_REWRITTEN = "after_columns_rewritten"
 AFTER_COLUMNS_ADDED = "after_columns_added"
 AFTER_MERGE_STEP = "after_merge_step"
 AFTER_REBUILD_STAGED = "after_rebuild_staged"

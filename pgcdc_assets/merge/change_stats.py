@@ -45,6 +45,7 @@ class ChangeStats:
             without one. Which relation the declared name means is not certain from here on.
         counts: rows by operation.
         versions: the last commit LSN of each relation version.
+        first_lsns: the first commit LSN of each relation version.
         has_old_tuples: an update brought an old tuple, so a key may have changed.
         old_kinds: kinds of the old tuples of updates and deletes; None for no old tuple.
         unchanged: by relation version, the tuple positions that were unchanged TOAST in a change.
@@ -55,6 +56,7 @@ class ChangeStats:
     taken_at: Lsn | None = None
     counts: dict[str, int] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
+    first_lsns: dict[int, int] = field(default_factory=dict)
     has_old_tuples: bool = False
     old_kinds: set[str | None] = field(default_factory=set)
     unchanged: dict[int, set[int]] = field(default_factory=dict)
@@ -187,6 +189,7 @@ def _count(found: ChangeStats, group: Mapping[str, Any]) -> None:
     if op == "T":
         return
     found.versions[version] = max(found.versions.get(version, 0), group["commit_lsn_max"])
+    found.first_lsns[version] = min(found.first_lsns.get(version, first), first)
     found.has_old_tuples |= op == "U" and group["old_kind"] is not None
     if op in "UD":
         found.old_kinds.add(group["old_kind"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
+from pgcdc_assets.merge.change_stats import ChangeStats
 from pgcdc_assets.merge.fold.chosen_types import check_chosen, choose_types
-from pgcdc_assets.merge.fold.schema import build_schema
+from pgcdc_assets.merge.fold.schema import build_schema, resolve_names
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.task import MergeTask
+from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.snapshots import Snapshot
@@ -16,6 +20,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import schema_ddl, string
 from pgcdc_assets.tables.columns import SystemColumns
 from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
+from pgcdc_assets.tables.source_columns import TableColumn, read_table_columns, source_prefix
 from pgcdc_assets.tables.state import ScdState
 
 # Given to Spark, which would otherwise open a file for it before it plans the merge.
@@ -30,12 +35,13 @@ def is_made_by_its_changes(task: MergeTask) -> bool:
 
 
 def build_changes_schema(
-    task: MergeTask, state: ScdState | None, system: SystemColumns
+    task: MergeTask, state: ScdState | None, system: SystemColumns, *, keeps_dropped: bool = False
 ) -> TableSchema:
     """Build the schema from the relation version of the table and the versions of the changes.
 
     Args:
         state: the table; None if the changes create it.
+        keeps_dropped: the table shows the past.
 
     Raises:
         MergeConflict: the Delta table was not made by this package.
@@ -75,11 +81,68 @@ def build_changes_schema(
             reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
         )
     ordered = [versions[number] for number in order]
-    schema = build_schema(ordered, task.plan.target.key, known_key, system, task.relations)
-    schema = choose_types(schema, task.plan.target.types)
+    steps = [
+        (versions[before], versions[after])
+        for before, after, lsn in _schema_steps(task.stats, order, made_with)
+        if lsn >= task.healed_through
+    ]
+    past = None
+    if keeps_dropped:
+        past = () if state is None else read_past(task, state, ordered[-1])
+    schema = build_schema(
+        ordered,
+        task.plan.target.key,
+        known_key,
+        system,
+        [v for v in task.relations if v.lsn < task.plan.end],
+        steps=steps,
+        past=past,
+        recorded=versions[made_with],
+    )
+    schema = with_chosen_types(task, schema)
     if state is not None:
         check_chosen(schema, state.properties, state.schema)
     return schema
+
+
+def with_chosen_types(task: MergeTask, schema: TableSchema) -> TableSchema:
+    """Return a schema with the types of the settings, which may name columns as they once were."""
+    types = task.plan.target.types
+    names = resolve_names(tuple(types), schema.relation, task.relations)
+    return choose_types(schema, dict(zip(names, types.values(), strict=True)))
+
+
+def read_past(task: MergeTask, state: ScdState, newest: RelationVersion) -> list[TableColumn]:
+    """Read the columns of a table, with the source columns that they are.
+
+    Args:
+        newest: the relation version that the table is to follow.
+    """
+    properties = state.properties
+    recorded = None
+    if state.watermark is not None and state.watermark.epoch == newest.epoch:
+        identity = int(properties.get(RELATION_ID, 0)), int(properties.get(RELATION_VERSION, 0))
+        recorded = next(
+            (v for v in task.relations if (v.relation.relation_id, v.version) == identity), None
+        )
+    return read_table_columns(state.schema, properties, source_prefix(newest), recorded)
+
+
+def _schema_steps(
+    stats: ChangeStats, order: Sequence[int], made_with: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the changes of the schema: two relation versions, and the LSN of the first use.
+
+    If version 1 is used before and after version 2, the steps are 1 to 2 and 2 to 1.
+    """
+    used = [(place, version) for place, version in enumerate(order) if version in stats.versions]
+    uses = [(stats.first_lsns[version], place, version) for place, version in used]
+    uses += [(stats.versions[version], place, version) for place, version in used]
+    before = made_with
+    for lsn, _, version in sorted(uses):
+        if version != before:
+            yield before, version, lsn
+        before = version
 
 
 def read_snapshot(spark: SparkSession, zone: RawZone, snapshot: Snapshot) -> DataFrame:

@@ -45,7 +45,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
-from pgcdc_assets.tables.properties import BEGINS_WITH, OURS
+from pgcdc_assets.tables.properties import BEGINS_WITH, MAPPING, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
 from pgcdc_assets.tables.state import check_written, is_unsupported, table_path
 
@@ -252,7 +252,9 @@ def _replace_contents(
         spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
         staged = _open(zone, staged_path)
     actions = _added_files(zone, staged, staged_path)
-    if live.is_for_spark:
+    # The log of a table with column mapping has a number for each column, which others lack.
+    loses_mapping = MAPPING in live.properties and MAPPING not in staged.metadata().configuration
+    if live.is_for_spark or loses_mapping:
         _commit_by_spark(spark, zone, staged, staged_path, live, window)
     else:
         move_files(zone, [action.path for action in actions], staged_path, path)

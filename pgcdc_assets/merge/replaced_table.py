@@ -15,6 +15,7 @@ from pgcdc_assets.tables.owned_columns import (
     find_owned,
     versions_of_table,
 )
+from pgcdc_assets.tables.properties import MAPPING
 from pgcdc_assets.tables.state import open_table, read_position
 
 # Table features that an owner may turn on, and that delta-rs does not write.
@@ -56,7 +57,7 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
     properties = table.metadata().configuration
     owned = NOTHING_OWNED
     # With column mapping, the log has a number for each column, which the staged table lacks.
-    if "delta.columnMapping.mode" not in properties:
+    if MAPPING not in properties:
         versions = versions_of_table(zone, target.schema, target.table)
         owned = find_owned(table.schema().to_json(), versions)
     features = table.protocol().writer_features or ()

@@ -22,6 +22,7 @@ from pgcdc_assets.merge.followed_table import FollowedTable, find_doubt
 from pgcdc_assets.merge.plan import Landed, Limits, Names, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.merge.schema_stops import SchemaStops
+from pgcdc_assets.merge.snapshot_time import find_snapshot_time
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationVersion
@@ -36,6 +37,7 @@ from pgcdc_assets.tables.properties import RELATION_ID
 from pgcdc_assets.tables.state import ScdState, holds_data_files, read_scd_state, table_path
 
 SCD_TYPES = (1, 2)
+_NO_SNAPSHOT = Lsn(0)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class MergeTask:
         waits_for: the schema changes before which the plan ends, in sentences.
         blocked_by: the error of changes that cannot be folded from the plan's start on; None
             without such changes.
+        healed_through: the newest snapshot of the epoch has what changes of the schema below this
+            LSN did to older rows.
     """
 
     plan: Plan
@@ -73,6 +77,7 @@ class MergeTask:
     is_remade: bool = False
     waits_for: str = ""
     blocked_by: SchemaChangeError | None = None
+    healed_through: Lsn = _NO_SNAPSHOT
 
     @property
     def row_count(self) -> int:
@@ -183,7 +188,7 @@ def build_tasks(
             relation_id = _merged_relation(table) or 0
         snapshot_at, compared_bytes = None, 0
         if plan.snapshot is not None and table.target.keeps_history(table.scd):
-            snapshot_at = _snapshot_time(
+            snapshot_at = find_snapshot_time(
                 zone, plan.snapshot, copy_times().get(plan.snapshot.identity), table.state is None
             )
             if table.state is not None:
@@ -203,6 +208,7 @@ def build_tasks(
                 compared_bytes=compared_bytes,
                 is_remade=is_remade,
                 waits_for=waits_for,
+                healed_through=_newest_snapshot_lsn(table, plan, snapshots),
             )
         )
     yield from _with_stats(zone, tasks, relations)
@@ -316,36 +322,16 @@ def _names(table: _OpenedTable, relations: Callable[[int], SourceRelations]) -> 
     return lambda epoch: relations(epoch).names(table.target.name, own)
 
 
-def _snapshot_time(
-    zone: RawZone, snapshot: Snapshot, taken_at: dt.datetime | None, is_first: bool
-) -> dt.datetime:
-    """Return the time of a snapshot for a history, by the source's clock.
-
-    Args:
-        taken_at: right before the snapshot. Commits between this time and the snapshot, while the
-            creation of a slot waits, are in the snapshot: a version that such a commit began must
-            not end before it began.
-        is_first: the table has no versions, and commits before the snapshot may not be captured
-            yet.
-    """
-    if taken_at is None:
-        return _last_commit(zone, snapshot)
-    return taken_at if is_first else max(taken_at, _last_commit(zone, snapshot))
-
-
-def _last_commit(zone: RawZone, snapshot: Snapshot) -> dt.datetime:
-    """Return the time of the last landed commit before a snapshot.
-
-    Without such a commit it is the creation of the epoch.
-    """
-    commits = [
-        summary.last_commit_ts
-        for summary in zone.changes.windows(snapshot.epoch)
-        if summary.window.end <= snapshot.snapshot_lsn and summary.last_commit_ts is not None
-    ]
-    if commits:
-        return max(commits)
-    return next(e.created_at for e in zone.epochs.all() if e.epoch == snapshot.epoch)
+def _newest_snapshot_lsn(table: _OpenedTable, plan: Plan, snapshots: Sequence[Snapshot]) -> Lsn:
+    """Return the LSN of the table's newest snapshot in the plan's epoch; 0 without a snapshot."""
+    return max(
+        (
+            snapshot.snapshot_lsn
+            for snapshot in snapshots
+            if snapshot.name == table.target.name and snapshot.epoch == plan.epoch
+        ),
+        default=_NO_SNAPSHOT,
+    )
 
 
 def _lowest_watermark(opened: Sequence[_OpenedTable], epoch: int) -> Lsn | None:

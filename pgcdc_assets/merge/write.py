@@ -21,6 +21,7 @@ from pgcdc_assets.tables.properties import (
     BEGINS_WITH,
     CHOSEN_TYPES,
     KEY,
+    MAPPING,
     RELATION_ID,
     RELATION_VERSION,
     key_text,
@@ -52,7 +53,7 @@ def table_properties(schema: TableSchema) -> dict[str, str]:
         # Without it, the check of a merge's rows would read all files of a wide table.
         properties["delta.dataSkippingNumIndexedCols"] = str(width)
     if any(_NEEDS_MAPPING & set(field.name) for field in schema.fields):
-        properties["delta.columnMapping.mode"] = "name"
+        properties[MAPPING] = "name"
     return properties
 
 

@@ -20,10 +20,12 @@ class AddedDefault:
 
     Attributes:
         text: as Postgres prints it.
+        column: the column as it was when the text was read.
         since: where the column was first seen; None: in the oldest version that is known.
     """
 
     text: str
+    column: Column
     since: Lsn | None
 
 
@@ -46,7 +48,7 @@ def find_added_default(
         (v for v in known if v.relation.relation_id == relation.relation_id),
         key=lambda v: v.version,
     )
-    text: str | None = None
+    told: Column | None = None
     since: Lsn | None = None
     is_known = is_older_known = False
     for version in ours:
@@ -55,12 +57,14 @@ def find_added_default(
             if not is_known and is_older_known:
                 since = version.lsn
             is_known = True
-            text = found.missing if found.missing is not None else text
+            told = found if found.missing is not None else told
         elif not is_known:
             is_older_known = True
             if min(map(_highest_attnum, _alike(version.relation, ours))) >= attnum:
                 return None
-    return None if text is None else AddedDefault(text, since)
+    if told is None or told.missing is None:
+        return None
+    return AddedDefault(told.missing, told, since)
 
 
 def _alike(relation: Relation, known: Sequence[RelationVersion]) -> list[Relation]:

@@ -1,6 +1,8 @@
 """Changes of a column's type that keep every value.
 
 A widened type prints each stored value as before, or as a number, date or time that is equal.
+Neither the elements of an array nor a number of any length is taken apart, so there the text of
+each value has to stay.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ _HEADER = 4
 _INTEGERS = ("int2", "int4", "int8")
 _FLOATS = ("float4", "float8")
 _DIGITS = {"int2": 5, "int4": 10, "int8": 19}
+# A numeric with more digits is stored as text in a Delta table.
+_MAX_DIGITS = 38
 _TEXTS = ("varchar", "text")
 # The modifier is a number of characters, bits or digits of a second; -1 is no limit.
 _LIMITED = ("varchar", "varbit", "time", "timetz", "timestamp", "timestamptz")
@@ -35,17 +39,32 @@ def is_widened(before: Column, after: Column) -> bool:
     is_array = before.element_type is not None
     if is_array != (after.element_type is not None):
         return False
-    if is_array:
-        return _holds(
-            _Type(str(after.element_type), after.element_typmod),
-            _Type(str(before.element_type), before.element_typmod),
-            is_same_type=after.type_oid == before.type_oid,
-        )
-    return _holds(
-        _Type(after.base_type, after.base_typmod),
-        _Type(before.base_type, before.base_typmod),
-        is_same_type=after.type_oid == before.type_oid,
-    )
+    wide, narrow = _type(after), _type(before)
+    if not _holds(wide, narrow, is_same_type=after.type_oid == before.type_oid):
+        return False
+    is_long = wide.name == "numeric" and wide.typmod - _HEADER >> 16 > _MAX_DIGITS
+    return not (is_array or is_long) or not changes_text(before, after)
+
+
+def changes_text(before: Column, after: Column) -> bool:
+    """Return whether a widened type prints a stored value otherwise than before."""
+    wide, narrow = _type(after), _type(before)
+    if (narrow.name, wide.name) in {("float4", "float8"), ("date", "timestamp")}:
+        return True
+    if wide.name != "numeric" or wide.typmod == -1:
+        return False
+    return numeric_scale(after) > (numeric_scale(before) if narrow.name == "numeric" else 0)
+
+
+def numeric_scale(column: Column) -> int:
+    """Return the number of digits that a numeric of limited precision prints after the point."""
+    return max(0, _digits(_type(column).typmod)[1])
+
+
+def _type(column: Column) -> _Type:
+    if column.element_type is not None:
+        return _Type(column.element_type, column.element_typmod)
+    return _Type(str(column.base_type), column.base_typmod)
 
 
 def modifier_text(column: Column) -> str:

@@ -21,6 +21,7 @@ from pgcdc_assets.tables.columns import (
     UNKNOWN_TYPE,
     normalize_name,
 )
+from pgcdc_assets.tables.source_columns import SOURCE
 
 _SYSTEM = (*SOFT_DELETE_COLUMNS, *CHANGE_LOG_COLUMNS, *SCD2_COLUMNS)
 
@@ -70,7 +71,9 @@ def find_owned(schema: str, versions: Iterable[RelationVersion]) -> OwnedColumns
         comment = field.get("metadata", {}).get("comment")
         of_merges = ours.get(normalize_name(field["name"]))
         if of_merges is None:
-            fields.append(field)
+            # A merge gives a dropped column another name if its name is used again.
+            if SOURCE not in field.get("metadata", {}):
+                fields.append(field)
         elif comment is not None and comment not in of_merges and comment != UNKNOWN_TYPE:
             comments[normalize_name(field["name"])] = comment
     return OwnedColumns(tuple(fields), comments)

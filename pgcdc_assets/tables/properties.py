@@ -16,11 +16,20 @@ OURS = ("pgcdc.", "delta.columnMapping.")
 # For a table that no snapshot replaces: the key of its first snapshot.
 BEGINS_WITH = "pgcdc.begins_with"
 
+# Delta's property of a table whose Parquet files have other column names than the table.
+MAPPING = "delta.columnMapping.mode"
+
 KEY = "pgcdc.key"
 
 # The types that the settings chose for columns of the table: JSON, by column.
 CHOSEN_TYPES = "pgcdc.types"
 RELATION_VERSION = "pgcdc.relation_version"
+
+# The properties that say which relation version a table follows.
+RELATION = (RELATION_ID, RELATION_VERSION, KEY)
+
+# The source columns of a table by name, see `source_columns.py`.
+COLUMNS = "pgcdc.columns"
 
 
 def key_text(names: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName, quoted
 from pgcdc_assets.tables.columns import DELETED, RESCUED
+from pgcdc_assets.tables.source_columns import retained_columns
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.report import Comparison
 from pgcdc_assets.verify.table_version import open_merged
@@ -115,6 +116,7 @@ class _Sides:
         names = [column.name for column in relation.columns]
         common = [name for name in names if name in arrow.names]
         kept = {name for name in arrow.names if not name.startswith("_")}
+        kept -= retained_columns(target.metadata().configuration)
         self.unknown_columns = [name for name in names if name not in arrow.names]
         self.unknown_columns += sorted(kept - set(names))
         self.columns = common

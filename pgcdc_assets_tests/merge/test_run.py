@@ -127,24 +127,16 @@ def test_a_wide_table_has_statistics_of_our_columns_too(
     assert max(add[f"max.{lsn}"] for add in adds) == int(window.start)
 
 
-@pytest.mark.parametrize(
-    ("after", "reason"),
-    [
-        (relation(column("id"), column("w", "text", attnum=2)), "renamed"),
-        (relation(column("id")), "dropped"),
-        (relation(column("id"), column("v", "int4", type="integer")), "type changed"),
-    ],
-)
 def test_a_change_of_columns_that_cannot_be_replayed_is_refused(
-    spark: SparkSession, zone: RawZone, after: Any, reason: str
+    spark: SparkSession, zone: RawZone
 ) -> None:
+    after = relation(column("id"), column("v", "int4", type="integer"))
     landing = Landing(zone, [relation(column("id"), column("v", "text")), after])
     landing.begin([("1", "a")])
     _merge(spark, zone, landing.land([insert("2", "b")]))
-    texts = ["3", "1"][: len(after.columns)]
-    error = _refused(spark, zone, landing.land([insert(*texts, version=2)]))
+    error = _refused(spark, zone, landing.land([insert("3", "1", version=2)]))
     assert isinstance(error, SchemaChangeError)
-    assert "shop.items" in str(error) and reason in str(error)
+    assert "shop.items" in str(error) and "type changed" in str(error)
     assert _watermark(zone) == landing.windows[0].end
 
 

@@ -8,6 +8,7 @@ column names, table properties, and the records in the Delta logs.
 from __future__ import annotations
 
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,42 @@ def test_the_tables_of_an_old_lake_are_rebuilt_from_its_raw_zone(
         for scd in table.scd:
             rebuild_table(spark, landing.zone, table, scd)
     assert _contents(spark, landing) == before
+
+
+def test_the_tables_of_an_old_lake_follow_renamed_and_dropped_columns(
+    spark: SparkSession, landing: Landing
+) -> None:
+    """Their columns have no identity yet: the recorded relation version identifies them."""
+    changed = []
+    for old in landing.relations:
+        identifier, name, price = old.columns
+        columns = (identifier, replace(price, name="name"), replace(name, name="cost", attnum=4))
+        changed.append(replace(old, columns=columns))
+    landing.relations = [*landing.relations, *changed]
+    landing.describe()
+    window = landing.land(
+        [
+            update("2", "9.00", "two", version=2),
+            insert("6", "6.00", None, relation_id=1001, version=2),
+            delete("1", "1.00", None, old_kind="O", relation_id=1002, version=2),
+            insert("6", "6.00", None, relation_id=1003, version=2),
+        ]
+    )
+    reports = list(merge_tables(spark, landing.zone, _TABLES, window))
+    assert [r for r in reports if not isinstance(r, MergeReport)] == []
+    row = ["id", "name", "cost"]
+    assert _rows(spark, landing, "items", 1, *row, "_rescued['name']")[1:] == [
+        "2 9.00 two -",
+        "3 3.00 - -",
+        "4 4.00 - -",
+    ]
+    past = ["id", "name_dropped_2", *row[1:], "_is_current"]
+    assert "2 TWO 2.50 - False" in _rows(spark, landing, "items", 2, *past)
+    assert "2 - 9.00 two True" in _rows(spark, landing, "items", 2, *past)
+    assert "2 two - - NaN" in _rows(spark, landing, "kept", 1, *past[:-1], "_rescued['name']")
+    assert _rows(spark, landing, "bag", 1, *row) == ["1 1.00 -"]
+    assert "I 6 - 6.00 -" in _rows(spark, landing, "log", 1, "_op", *past[:-1])
+    before = [_rows(spark, landing, "items", scd, *row) for scd in (1, 2)]
+    for scd in (1, 2):
+        rebuild_table(spark, landing.zone, _TABLES[0], scd)
+    assert [_rows(spark, landing, "items", scd, *row) for scd in (1, 2)] == before

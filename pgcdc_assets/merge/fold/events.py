@@ -72,6 +72,25 @@ class Fold:
         return () if self.stats.is_full else self.unchanged
 
     @property
+    def kept(self) -> tuple[int, ...]:
+        """Indexes of the dropped fields that some of the changes still have."""
+        return tuple(
+            i for i in self.schema.retained if any(x.positions[i] is not None for x in self.layouts)
+        )
+
+    @property
+    def origin_columns(self) -> tuple[str, ...]:
+        """The columns of events that tell the dropped fields of a change: its relation version."""
+        return ("relation_version",) if self.kept else ()
+
+    def has_field(self, index: int) -> str:
+        """Write the SQL of whether an event, or a row of the table, has a dropped field."""
+        if index not in self.kept:
+            return "is_stored"
+        having = [x.version for x in self.layouts if x.positions[index] is not None]
+        return f"(is_stored OR relation_version IN ({', '.join(map(str, having))}))"
+
+    @property
     def key_columns(self) -> tuple[str, ...]:
         """The columns of events that form the key."""
         return self.named("key", "key_rescued")
@@ -140,7 +159,7 @@ class Fold:
 
     def is_unchanged(self, index: int) -> str:
         """Write the SQL of whether the new tuple leaves a field out."""
-        contains = self._by_layout("array_contains(unchanged, {})", index, "false")
+        contains = self._by_layout("array_contains(unchanged, {})", index, of_text=False)
         return f"coalesce({contains}, false)"
 
     def is_unknown(self, index: int) -> str:
@@ -168,29 +187,34 @@ class Fold:
         return f"array({', '.join(self.old_text(i) for i in range(len(self.schema.fields)))})"
 
     def _is_newest_only(self) -> bool:
-        return all(x.positions == tuple(range(len(self.schema.fields))) for x in self.layouts)
+        newest = tuple(range(len(self.schema.fields)))
+        return all(x.positions == newest and not x.conversions for x in self.layouts)
 
-    def _by_layout(self, template: str, index: int, missing: str | None = None) -> str:
+    def _by_layout(self, template: str, index: int, *, of_text: bool = True) -> str:
         """Write the SQL of a field over tuples of several layouts. With two layouts it is
 
         (CASE relation_version WHEN 1 THEN new[2] WHEN 2 THEN new[1] END)
 
         Args:
-            missing: the SQL for layouts without the field; None: the default of the field.
+            of_text: the template is the text of the field. Layouts without the field have its
+                default; otherwise they have false.
         """
-        if missing is None:
-            default = self.schema.fields[index].default
-            missing = "CAST(NULL AS STRING)" if default is None else string(default)
+        missing = "false"
+        if of_text:
+            missing = self.schema.fields[index].default_sql or "CAST(NULL AS STRING)"
 
-        def one(position: int | None) -> str:
-            return missing if position is None else template.format(position)
+        def one(layout: Layout) -> str:
+            position = layout.positions[index]
+            if position is None:
+                return missing
+            value = template.format(position)
+            convert = layout.conversions.get(index) if of_text else None
+            return value if convert is None else convert(value)
 
-        positions = {layout.positions[index] for layout in self.layouts}
-        if len(positions) == 1:
-            return one(positions.pop())
-        cases = " ".join(
-            f"WHEN {layout.version} THEN {one(layout.positions[index])}" for layout in self.layouts
-        )
+        values = {layout.version: one(layout) for layout in self.layouts}
+        if len(set(values.values())) == 1:
+            return next(iter(values.values()))
+        cases = " ".join(f"WHEN {version} THEN {value}" for version, value in values.items())
         return f"(CASE relation_version {cases} END)"
 
 
@@ -203,12 +227,14 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
     own = [
         *fold.key_values("key", "key_rescued", key_text),
         *_COMMON,
+        *fold.origin_columns,
         "op <> 'D' AS is_content",
         f"IF(op = 'D', NULL, {fold.tuple_in_newest_layout()}) AS tuple",
     ]
     left = [
         *fold.key_values("key", "key_rescued", fold.old_text),
         *_COMMON,
+        *fold.origin_columns,
         "false AS is_content",
         "CAST(NULL AS ARRAY<STRING>) AS tuple",
     ]
@@ -236,12 +262,14 @@ def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
     put_in = changes.where("op IN ('I', 'U')").selectExpr(
         *fold.key_values("key", "key_rescued", fold.new_text),
         *_COMMON,
+        *fold.origin_columns,
         "true AS is_content",
         f"{fold.tuple_in_newest_layout()} AS tuple",
     )
     taken_out = changes.where("op IN ('U', 'D')").selectExpr(
         *fold.key_values("key", "key_rescued", fold.old_text),
         *_COMMON,
+        *fold.origin_columns,
         "false AS is_content",
         f"{fold.old_tuple_in_newest_layout()} AS tuple",
     )

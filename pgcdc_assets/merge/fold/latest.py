@@ -41,13 +41,12 @@ def keep_bag_remainder(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
         further: columns that form a group together with the key; they are kept.
     """
     keys = [*fold.key_columns, *further]
+    rest = ["commit_ts", "op", *fold.origin_columns]
+    at = ", ".join(("commit_lsn", "ordinal", *rest))
     aggregates = [
         F.expr("sum(IF(is_content, 1, -1)) AS balance"),
-        F.expr("max(struct(commit_lsn, ordinal, is_content, commit_ts, op)) AS last"),
-        F.expr(
-            "max(struct(commit_lsn, ordinal, commit_ts, op)) FILTER (WHERE is_content) "
-            "AS last_put_in"
-        ),
+        F.expr(f"max(struct(commit_lsn, ordinal, is_content, {', '.join(rest)})) AS last"),
+        F.expr(f"max(struct({at})) FILTER (WHERE is_content) AS last_put_in"),
     ]
     if len(fold.common_fields) == len(fold.schema.fields):
         rows = bag.groupBy(*keys, "tuple").agg(*aggregates)
@@ -60,18 +59,18 @@ def keep_bag_remainder(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
             .groupBy(*keys, "told_by")
             .agg(*aggregates, F.expr(newest))
         )
+    newest_at = ", ".join(f"last.{name}" for name in ("commit_lsn", "ordinal", *rest))
     is_held = "(last.is_content OR balance > 0)"
     decided = rows.groupBy(*keys).agg(
         F.expr(f"max(struct(last_put_in AS at, tuple)) FILTER (WHERE {is_held}) AS held"),
-        F.expr("max(struct(last.commit_lsn, last.ordinal, last.commit_ts, last.op)) AS newest"),
+        F.expr(f"max(struct({newest_at})) AS newest"),
         F.expr("bool_or(balance < 0) AS has_lost"),
     )
     return decided.where("held IS NOT NULL OR has_lost").selectExpr(
         *keys,
         "coalesce(held.at, newest).commit_lsn AS commit_lsn",
         "coalesce(held.at, newest).ordinal AS ordinal",
-        "coalesce(held.at, newest).commit_ts AS commit_ts",
-        "coalesce(held.at, newest).op AS op",
+        *(f"coalesce(held.at, newest).{name} AS {name}" for name in rest),
         "held IS NOT NULL AS is_content",
         "held.tuple AS tuple",
     )

@@ -2,16 +2,19 @@
 
 A tuple is an array of texts in the order of its own relation version. The newest version of a range
 defines the columns. Columns are matched by attnum, so every older version gives each column's
-position in its tuples.
+position in its tuples. A table that shows the past has the dropped columns too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
+from pgcdc_assets.merge.fold.retained import retained_fields
 from pgcdc_assets.merge.fold.table_schema import Field, Layout, TableSchema
-from pgcdc_assets.merge.fold.types import delta_type, full_type, keeps_values
+from pgcdc_assets.merge.fold.type_changes import converted_text, is_followed
+from pgcdc_assets.merge.fold.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.added_columns import find_added_default
 from pgcdc_assets.raw.relations import RelationVersion
@@ -21,10 +24,13 @@ from pgcdc_assets.tables.columns import (
     SystemColumns,
     check_names,
 )
-from pgcdc_assets.tables.properties import key_text
+from pgcdc_assets.tables.properties import parse_key
+from pgcdc_assets.tables.source_columns import TableColumn, source_of
 
 # Identities whose old tuples hold the columns of an index, and nothing else.
 _KEYED = frozenset({ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX})
+
+VersionPair = tuple[RelationVersion, RelationVersion]
 
 
 def build_schema(
@@ -33,66 +39,142 @@ def build_schema(
     known_key: str | None = None,
     system: SystemColumns = SCD1_COLUMNS,
     known: Sequence[RelationVersion] = (),
+    *,
+    steps: Iterable[VersionPair] | None = None,
+    past: Sequence[TableColumn] | None = None,
+    recorded: RelationVersion | None = None,
 ) -> TableSchema:
     """Build the schema that holds the tuples of all the versions.
 
     Args:
         versions: of one table, ascending; the last version defines the columns.
-        known: all versions of the table in the epoch, with the defaults of added columns.
         key: the configured key; None without one.
         known_key: the key of the existing table, as `key_text` writes it.
+        known: all versions of the table in the epoch, with the defaults of added columns.
+        steps: the changes of the schema that no snapshot contains; None: each version follows the
+            one before it.
+        past: the columns of a table that keeps dropped columns; None: they are left out.
+        recorded: the version of the known key; None: the first one.
 
     Raises:
-        SchemaChangeError: an older version cannot be read as the newest one.
+        SchemaChangeError: the stream does not contain what a change did to older rows.
         MergeConflict: two names collide, or a column of the key is not published.
         ReplicaIdentityError: the replica identity does not contain the key.
     """
-    newest = versions[-1].relation
-    check_names(newest, system)
-    fields = tuple(_field(column, newest, known) for column in newest.columns)
-    names = key or newest.row_key
-    if known_key is not None and known_key != key_text(names):
+    newest, relation = versions[-1], versions[-1].relation
+    check_names(relation, system)
+    for version in versions:
+        if version.relation.relation_id != relation.relation_id:
+            raise SchemaChangeError(
+                relation=relation.qualified_name,
+                column="(all)",
+                reason="the table was dropped and created again",
+            )
+    for older, newer in pairwise(versions) if steps is None else steps:
+        _check_step(older.relation, newer.relation)
+    names = resolve_names(key, relation, known) if key else relation.row_key
+    order = [column.name for column in relation.columns]
+    columns = list(relation.columns)
+    fields = [_field(column, newest, known) for column in columns]
+    found = [dict(match_columns(version.relation, relation)) for version in versions]
+    if past is not None:
+        for each, last in retained_fields(versions, found, past, known, system):
+            columns.append(last or Column(each.name, 0))
+            fields.append(each)
+    if known_key is not None:
+        _check_key(known_key, (recorded or versions[0]).relation, relation, names)
+    layouts = []
+    for version, positions in zip(versions, found, strict=True):
+        of_key = [positions.get(order.index(name)) for name in names if name in order]
+        _check_identity(version.relation, names, of_key)
+        conversions = {}
+        for index, position in positions.items():
+            convert = converted_text(version.relation.columns[position], columns[index])
+            if convert is not None:
+                conversions[index] = convert
+        layouts.append(
+            Layout(
+                version.version,
+                tuple(positions.get(index) for index in range(len(fields))),
+                version.relation.has_full_identity,
+                conversions,
+            )
+        )
+    return TableSchema(
+        relation=relation,
+        version=newest.version,
+        fields=tuple(fields),
+        key=tuple(order.index(name) for name in names),
+        layouts=tuple(layouts),
+        system=system,
+        nullable_key=tuple(
+            order.index(name)
+            for name in names
+            if relation.has_full_identity and name not in relation.primary_key
+        ),
+        epoch=newest.epoch,
+    )
+
+
+def resolve_names(
+    names: Sequence[str], relation: Relation, known: Sequence[RelationVersion]
+) -> tuple[str, ...]:
+    """Return the present names of columns that the settings name as they once were called."""
+    present = {column.name for column in relation.columns}
+    by_attnum = {c.attnum: c.name for c in relation.columns if c.attnum is not None}
+    earlier = {
+        column.name: by_attnum[column.attnum]
+        for version in known
+        if version.relation.relation_id == relation.relation_id
+        for column in version.relation.columns
+        if column.attnum in by_attnum
+    }
+    return tuple(name if name in present else earlier.get(name, name) for name in names)
+
+
+def _field(column: Column, version: RelationVersion, known: Sequence[RelationVersion]) -> Field:
+    comment = column.type or UNKNOWN_TYPE
+    default = find_added_default(column, version.relation, known)
+    convert = None if default is None else converted_text(default.column, column)
+    return Field(
+        column.name,
+        delta_type(column),
+        comment,
+        None if default is None else default.text,
+        convert_default=convert,
+        source=source_of(version, column),
+    )
+
+
+def _check_key(known_key: str, recorded: Relation, newest: Relation, names: Sequence[str]) -> None:
+    """Check that the key has the columns of the table's key, in any order and by any names."""
+    found = match_columns(recorded, newest)
+    order = {column.name: index for index, column in enumerate(newest.columns)}
+    positions = [found.get(order[name]) if name in order else None for name in names]
+    now = {None if p is None else recorded.columns[p].name for p in positions}
+    if now != set(parse_key(known_key)):
         raise SchemaChangeError(
             relation=newest.qualified_name,
             column=", ".join(names),
             reason="the key of the table changed",
         )
-    for version in versions:
-        _check_identity(version.relation, names)
-    order = [column.name for column in newest.columns]
-    return TableSchema(
-        relation=newest,
-        version=versions[-1].version,
-        fields=fields,
-        key=tuple(order.index(name) for name in names),
-        layouts=tuple(_layout(version, newest) for version in versions),
-        system=system,
-        nullable_key=tuple(
-            order.index(name)
-            for name in names
-            if newest.has_full_identity and name not in newest.primary_key
-        ),
-    )
 
 
-def _field(column: Column, relation: Relation, known: Sequence[RelationVersion]) -> Field:
-    comment = column.type or UNKNOWN_TYPE
-    default = find_added_default(column, relation, known)
-    text = None if default is None else default.text
-    return Field(column.name, delta_type(column), comment, text)
+def _check_identity(
+    relation: Relation, key: Sequence[str], positions: Sequence[int | None]
+) -> None:
+    """Check that the old tuples of updates and deletes contain the key.
 
-
-def _check_identity(relation: Relation, key: Sequence[str]) -> None:
-    """Check that the old tuples of updates and deletes contain the key."""
-    order = {column.name: column for column in relation.columns}
-    for name in key:
-        column = order.get(name)
-        if column is None:
-            raise MergeConflict(
-                table=relation.qualified_name,
-                reason=f'its key column "{name}" is not among its published columns',
-            )
-        if relation.replica_identity in _KEYED and not column.is_key:
+    Args:
+        positions: of the key's columns in a tuple.
+    """
+    if len(positions) < len(key):
+        present = {column.name for column in relation.columns}
+        raise _no_key_column(relation, next(name for name in key if name not in present))
+    for name, position in zip(key, positions, strict=True):
+        if position is None:
+            raise _no_key_column(relation, name)
+        if relation.replica_identity in _KEYED and not relation.columns[position].is_key:
             raise ReplicaIdentityError(
                 relation=relation.qualified_name,
                 identity=relation.replica_identity.sql,
@@ -102,37 +184,23 @@ def _check_identity(relation: Relation, key: Sequence[str]) -> None:
             )
 
 
-def _layout(version: RelationVersion, newest: Relation) -> Layout:
-    relation = version.relation
-    positions = _positions(relation, newest)
-    return Layout(version.version, positions, relation.has_full_identity)
+def _no_key_column(relation: Relation, name: str) -> MergeConflict:
+    return MergeConflict(
+        table=relation.qualified_name,
+        reason=f'its key column "{name}" is not among its published columns',
+    )
 
 
-def _positions(older: Relation, newest: Relation) -> tuple[int | None, ...]:
-    if older.relation_id != newest.relation_id:
-        raise SchemaChangeError(
-            relation=newest.qualified_name,
-            column="(all)",
-            reason="the table was dropped and created again",
-        )
-    found = dict(_match(older, newest))
-    left = [c.name for i, c in enumerate(older.columns) if i not in found.values()]
-    if left:
-        raise SchemaChangeError(
-            relation=newest.qualified_name,
-            column=", ".join(left),
-            reason="it was dropped or is not published any more",
-        )
-    for index, position in found.items():
-        _check_same(newest, older.columns[position], newest.columns[index])
-    return tuple(found.get(index) for index in range(len(newest.columns)))
+def match_columns(older: Relation, newer: Relation) -> Mapping[int, int]:
+    """Match the columns of two versions: positions in the older one by positions in the newer.
 
-
-def _match(older: Relation, newest: Relation) -> Mapping[int, int]:
+    Raises:
+        SchemaChangeError: an unknown attnum leaves open whether a column was renamed or dropped.
+    """
     by_attnum = {c.attnum: i for i, c in enumerate(older.columns) if c.attnum is not None}
     by_name = {c.name: i for i, c in enumerate(older.columns)}
     found = {}
-    for index, column in enumerate(newest.columns):
+    for index, column in enumerate(newer.columns):
         position = by_attnum.get(column.attnum) if column.attnum is not None else None
         if position is None:
             position = by_name.get(column.name)
@@ -142,19 +210,25 @@ def _match(older: Relation, newest: Relation) -> Mapping[int, int]:
                 position = position if known is None else None
         if position is not None:
             found[index] = position
+    left = [c for i, c in enumerate(older.columns) if i not in found.values()]
+    new = [c for i, c in enumerate(newer.columns) if i not in found]
+    if left and new and any(c.attnum is None for c in (*left, *new)):
+        raise SchemaChangeError(
+            relation=newer.qualified_name,
+            column=", ".join(column.name for column in left),
+            reason="the catalog no longer tells whether it was renamed or dropped",
+        )
     return found
 
 
-def _check_same(newest: Relation, older: Column, newer: Column) -> None:
-    if older.name != newer.name:
-        reason = f'it was renamed to "{newer.name}"'
-    elif delta_type(older).ddl != delta_type(newer).ddl or older.base_type != newer.base_type:
-        reason = f"its type changed from {full_type(older)} to {full_type(newer)}"
-    elif not keeps_values(older, newer):
-        reason = (
-            "the length or precision of its type changed from "
-            f"{full_type(older)} to {full_type(newer)}"
+def _check_step(older: Relation, newer: Relation) -> None:
+    """Check that older rows have the values of the newer version, as far as types go."""
+    for index, position in match_columns(older, newer).items():
+        before, after = older.columns[position], newer.columns[index]
+        if is_followed(before, after):
+            continue
+        raise SchemaChangeError(
+            relation=newer.qualified_name,
+            column=after.name,
+            reason=f"its type changed from {full_type(before)} to {full_type(after)}",
         )
-    else:
-        return
-    raise SchemaChangeError(relation=newest.qualified_name, column=older.name, reason=reason)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.spark.sql import string
 from pgcdc_assets.tables.columns import (
     COMMIT_TS,
     LSN,
@@ -54,6 +55,9 @@ class Field:
     Attributes:
         default: the text of the column in rows that are older than the column; None: NULL.
         chosen: the Delta type that the settings choose; None: the default type.
+        convert_default: returns the SQL of that text in the column's present type; None: the same.
+        source: the column of the source, see `tables/source_columns.py`; None if unknown.
+        is_retained: the source dropped the column, and the table keeps its past.
     """
 
     name: str
@@ -61,15 +65,32 @@ class Field:
     comment: str
     default: str | None = None
     chosen: str | None = None
+    convert_default: Callable[[str], str] | None = field(default=None, compare=False)
+    source: str | None = None
+    is_retained: bool = False
+
+    @property
+    def default_sql(self) -> str | None:
+        """The SQL of the text of the column in older rows; None: NULL."""
+        if self.default is None:
+            return None
+        text = string(self.default)
+        return text if self.convert_default is None else self.convert_default(text)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions of the fields in tuples of one relation version; None: missing there."""
+    """The positions of the fields in tuples of one relation version; None: missing there.
+
+    Attributes:
+        conversions: by field index, the functions that return the SQL of the text of the newest
+            type for the SQL of this version's text; without an entry the texts are the same.
+    """
 
     version: int
     positions: tuple[int | None, ...]
     has_full_identity: bool
+    conversions: Mapping[int, Callable[[str], str]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,7 @@ class TableSchema:
         key: indexes of the key's fields; empty for a table without a key.
         layouts: of every relation version of the tuples.
         system: the system columns.
+        epoch: of the relation version.
         nullable_key: fields of the key that may be NULL: the settings name them, and the replica
             identity is FULL.
     """
@@ -91,11 +113,22 @@ class TableSchema:
     layouts: tuple[Layout, ...]
     system: SystemColumns = SCD1_COLUMNS
     nullable_key: tuple[int, ...] = ()
+    epoch: int = 1
+
+    @property
+    def source_prefix(self) -> str:
+        """How the identities of the source's columns begin, see `tables/source_columns.py`."""
+        return f"{self.epoch}/{self.relation.relation_id}."
 
     @property
     def may_rescue(self) -> bool:
         """Whether a column cannot hold every text."""
-        return any(field.type.may_rescue for field in self.fields)
+        return any(each.type.may_rescue for each in self.fields)
+
+    @property
+    def retained(self) -> tuple[int, ...]:
+        """Indexes of the fields that the source has dropped."""
+        return tuple(i for i, each in enumerate(self.fields) if each.is_retained)
 
     @property
     def stored_position(self) -> tuple[str, str, str]:
@@ -103,6 +136,10 @@ class TableSchema:
         if self.system is SCD2_COLUMNS:
             return VALID_FROM_LSN, VALID_FROM, OP
         return LSN, COMMIT_TS, "CAST(NULL AS STRING)"
+
+    def copied_text(self, index: int) -> str:
+        """Write the SQL of a field's text in a tuple of a snapshot, column `new`."""
+        return "CAST(NULL AS STRING)" if self.fields[index].is_retained else f"new[{index}]"
 
     @property
     def chosen_types(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.spark.sql import string
 from pgcdc_assets.tables.columns import normalize_name
+from pgcdc_assets.tables.source_columns import SOURCE
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,18 @@ def name_columns(schema: TableSchema, comments: Mapping[str, str] | None = None)
     Args:
         comments: the owner's comments by normalized name.
     """
-    numbered = [(f"value_{i}", f.name, f.comment) for i, f in enumerate(schema.fields)]
-    numbered += [(name.removeprefix("_"), name, comment) for name, _, comment in schema.system]
     kept = comments or {}
-    return [
-        F.col(number).alias(name, metadata={"comment": kept.get(normalize_name(name), comment)})
-        for number, name, comment in numbered
+
+    def named(number: str, name: str, comment: str, source: str | None = None) -> Column:
+        metadata = {"comment": kept.get(normalize_name(name), comment)}
+        if source is not None:
+            metadata[SOURCE] = source
+        return F.col(number).alias(name, metadata=metadata)
+
+    fields = enumerate(schema.fields)
+    columns = [named(f"value_{i}", f.name, f.comment, f.source) for i, f in fields]
+    return columns + [
+        named(name.removeprefix("_"), name, comment) for name, _, comment in schema.system
     ]
 
 
@@ -106,4 +113,4 @@ def type_snapshot_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> Data
         "false AS deleted",
         "CAST(NULL AS BIGINT) AS deleted_at_lsn",
     ]
-    return type_columns(copied, schema, lambda i: f"new[{i}]", keep)
+    return type_columns(copied, schema, schema.copied_text, keep)

@@ -64,10 +64,8 @@ _SCALARS = {
     "uuid": DeltaType("STRING", as_text, is_fixed_length=True),
 }
 
-# Types whose typmod is an upper limit.
-_LIMITED = frozenset({"varchar", "varbit", "numeric"}) | frozenset(
-    {"timestamp", "timestamptz", "time", "timetz"}
-)
+# Types whose typmod is a length or a precision, and is shown as it is.
+_LIMITED = frozenset({"varbit", "timestamp", "timestamptz", "time", "timetz"})
 
 # Types whose arrays use another delimiter than a comma.
 _OTHER_DELIMITER = frozenset({"box"})
@@ -78,21 +76,6 @@ def delta_type(column: Column) -> DeltaType:
     if column.element_type is not None:
         return _array_type(column)
     return _scalar_type(column.base_type, column.base_typmod)
-
-
-def keeps_values(older: Column, newer: Column) -> bool:
-    """Return whether a changed length or precision of a type keeps all values.
-
-    Otherwise Postgres rewrites the table, and the stream has no events for the rewrite.
-    """
-    kind = newer.element_type or newer.base_type
-    before, after = _typmod(older), _typmod(newer)
-    if before == after:
-        return True
-    if kind == "numeric" and before >= 4 and after >= 4:
-        (digits, scale), (more_digits, same_scale) = _precision(before), _precision(after)
-        return scale == same_scale and more_digits >= digits
-    return kind in _LIMITED and (after == -1 or -1 < before <= after)
 
 
 def full_type(column: Column) -> str:
@@ -111,10 +94,6 @@ def full_type(column: Column) -> str:
         return name
     # The limit comes before an array's brackets and a timestamp's zone.
     return re.sub(r"^(.*?)((?: with(?:out)? time zone)?(?:\[\])?)$", rf"\1({limit})\2", name)
-
-
-def _typmod(column: Column) -> int:
-    return column.base_typmod if column.element_type is None else column.element_typmod
 
 
 def _scalar_type(base_type: str | None, typmod: int) -> DeltaType:

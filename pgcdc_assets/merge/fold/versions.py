@@ -48,7 +48,10 @@ def typed_events(
         current: all current rows of the table before the range; None without rows.
         stored: the current rows with keys of the events.
     """
-    keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "op", "is_content"]
+    keep = [
+        *(*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "op", "is_content"),
+        *fold.origin_columns,
+    ]
     if not fold.unknown:
         if fold.stats.is_full:
             events = _untangle(events, fold, stored)
@@ -99,10 +102,11 @@ def build_versions(
     """
     keys = ", ".join(fold.key_columns)
     values = [*(f"value_{i}" for i in range(len(fold.schema.fields))), "rescued"]
-    names = [*fold.key_columns, *values, *_COPIED, "epoch"]
+    names = [*fold.key_columns, *values, *_COPIED, *fold.origin_columns, "epoch"]
     rows = events.selectExpr("*", f"{epoch} AS epoch").selectExpr(*names, "false AS is_stored")
     if stored is not None:
-        there = stored_rows(stored, fold, "_valid_from_epoch AS epoch")
+        nothing = [f"CAST(NULL AS INT) AS {name}" for name in fold.origin_columns]
+        there = stored_rows(stored, fold, "_valid_from_epoch AS epoch", *nothing)
         rows = rows.unionAll(there.selectExpr(*names, "true AS is_stored"))
     order = "is_stored DESC, lsn, ordinal, is_content"
     window = f"OVER (PARTITION BY {keys} ORDER BY {order})"
@@ -119,6 +123,13 @@ def build_versions(
     # A plain column keeps its name: a second name would carry the column through the shuffle twice.
     named = [part if part in values else f"compared_{n}" for n, part in enumerate(parts)]
     is_same = "".join(f" AND before_{n} <=> {name}" for n, name in enumerate(named))
+    # A row that a change no longer has says nothing about a column that was dropped before it.
+    dropped = [i for i in fold.kept if tracked is None or i in tracked]
+    is_same += "".join(
+        f" AND (NOT {fold.has_field(i)} OR dropped_{i} IS NULL OR dropped_{i}.content <=> "
+        f"{_dropped_content_sql(fold, i)})"
+        for i in dropped
+    )
     steps = (
         rows.selectExpr(
             *names,
@@ -131,6 +142,11 @@ def build_versions(
             f"lag(is_content) {window} AS follows_content",
             f"lag(segment) {window} AS last_segment",
             *(f"lag({name}) {window} AS before_{n}" for n, name in enumerate(named)),
+            *(
+                f"lag(IF({fold.has_field(i)}, struct({_dropped_content_sql(fold, i)} AS content), "
+                f"NULL)) {window} AS dropped_{i}"
+                for i in dropped
+            ),
         )
         .selectExpr(
             *names,
@@ -142,7 +158,7 @@ def build_versions(
     )
     changed = "false"
     if tracked is not None:
-        steps = _with_last_values(steps, values, keys, order)
+        steps = _with_last_values(steps, fold, values, keys, order)
         changed = "has_changed"
     started = steps.where("starts").selectExpr(
         "*", f"lead(struct(lsn, ordinal, commit_ts AS ts)) {window} AS next_at"
@@ -187,8 +203,13 @@ def stored_rows(stored: DataFrame, fold: Fold, *further: str) -> DataFrame:
     )
 
 
-def _with_last_values(steps: DataFrame, values: list[str], keys: str, order: str) -> DataFrame:
-    """Return each version with its last values: untracked fields may have changed."""
+def _with_last_values(
+    steps: DataFrame, fold: Fold, values: list[str], keys: str, order: str
+) -> DataFrame:
+    """Return each version with its last values: untracked fields may have changed.
+
+    A dropped field has its last value before the drop.
+    """
     numbered = steps.selectExpr(
         "*",
         f"sum(IF(starts, 1, 0)) OVER (PARTITION BY {keys} ORDER BY {order} "
@@ -199,17 +220,45 @@ def _with_last_values(steps: DataFrame, values: list[str], keys: str, order: str
         "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)"
     )
     others = [name for name in steps.columns if name not in values]
-    return numbered.selectExpr(
+    retained, fields = fold.schema.retained, fold.schema.fields
+    texts = {i: f"try_element_at(rescued, {string(fields[i].name)})" for i in retained}
+    newest = numbered.selectExpr(
         *others,
         f"last(struct({', '.join(values)})) {whole} AS newest",
+        *(
+            f"last(IF({fold.has_field(i)}, struct(value_{i} AS value, {texts[i]} AS text), NULL), "
+            f"true) {whole} AS dropped_{i}"
+            for i in retained
+        ),
         f"count(*) {whole} > 1 AS has_changed",
-    ).selectExpr(*others, "has_changed", "newest.*")
+    )
+    if not retained:
+        return newest.selectExpr(*others, "has_changed", "newest.*")
+    empty = "CAST(map() AS MAP<STRING, STRING>)"
+    names = ", ".join(string(fields[i].name) for i in retained)
+    entries = ", ".join(f"{string(fields[i].name)}, dropped_{i}.text" for i in retained)
+    rescued = (
+        f"map_concat(map_filter(coalesce(newest.rescued, {empty}), (k, v) -> k NOT IN ({names})), "
+        f"map_filter(map({entries}), (k, v) -> v IS NOT NULL))"
+    )
+    live = [f"newest.{name}" for i, name in enumerate(values[:-1]) if i not in retained]
+    last = [f"dropped_{i}.value AS value_{i}" for i in retained]
+    return newest.selectExpr(
+        *others,
+        "has_changed",
+        *live,
+        *last,
+        f"IF(size({rescued}) = 0, NULL, {rescued}) AS rescued",
+    )
 
 
 def _untangle(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
     """Fold a transaction in which a key had two rows, or fewer than none, to one step."""
     keys = ", ".join(fold.key_columns)
-    names = [*fold.key_columns, "commit_lsn", "ordinal", "commit_ts", "op", "is_content", "tuple"]
+    names = [
+        *(*fold.key_columns, "commit_lsn", "ordinal", "commit_ts", "op", *fold.origin_columns),
+        *("is_content", "tuple"),
+    ]
     rows = bag.selectExpr(*names, "false AS is_stored")
     if stored is not None:
         there = stored_rows(stored, fold).selectExpr(
@@ -218,6 +267,7 @@ def _untangle(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame
             "ordinal",
             "commit_ts",
             "op",
+            *(f"CAST(NULL AS INT) AS {name}" for name in fold.origin_columns),
             "is_content",
             "CAST(NULL AS ARRAY<STRING>) AS tuple",
             "true AS is_stored",
@@ -306,18 +356,27 @@ def contents_sql(schema: TableSchema) -> str:
 
 
 def comparable_parts_sql(schema: TableSchema, tracked: Sequence[int] | None = None) -> list[str]:
-    """Write the SQL of the values by which two contents are compared.
+    """Write the SQL of the values by which two contents are compared, without dropped fields.
 
     Args:
         tracked: indexes of the compared fields; None: all.
     """
-    wanted = range(len(schema.fields)) if tracked is None else tracked
+    compared = range(len(schema.fields)) if tracked is None else tracked
+    wanted = [i for i in compared if not schema.fields[i].is_retained]
     parts = [comparable_sql(f"value_{i}", schema.fields[i].type.ddl) for i in wanted]
     if schema.may_rescue:
         # Maps cannot be compared, and the order of their entries is arbitrary.
         entries = "array_sort(map_entries(rescued))"
-        if tracked is not None:
-            names = ", ".join(string(schema.fields[i].name) for i in tracked)
-            entries = f"filter({entries}, e -> e.key IN ({names}))"
+        if len(wanted) < len(schema.fields):
+            names = ", ".join(string(schema.fields[i].name) for i in wanted) or "NULL"
+            texts = "coalesce(rescued, CAST(map() AS MAP<STRING, STRING>))"
+            entries = f"filter(array_sort(map_entries({texts})), e -> e.key IN ({names}))"
         parts.append(entries)
     return parts
+
+
+def _dropped_content_sql(fold: Fold, index: int) -> str:
+    """Write the SQL of the value by which two contents are compared, for a dropped field."""
+    field = fold.schema.fields[index]
+    value = comparable_sql(f"value_{index}", field.type.ddl)
+    return f"struct({value} AS value, try_element_at(rescued, {string(field.name)}) AS text)"

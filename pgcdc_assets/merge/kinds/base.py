@@ -9,8 +9,10 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats, Truncation
-from pgcdc_assets.merge.fold.chosen_types import check_retypes, choose_types
+from pgcdc_assets.merge.column_changes import find_column_changes, rewrite_columns
+from pgcdc_assets.merge.fold.chosen_types import check_retypes
 from pgcdc_assets.merge.fold.events import Fold, null_key_sql
 from pgcdc_assets.merge.fold.key_range import KeyRange
 from pgcdc_assets.merge.fold.schema import build_schema
@@ -20,14 +22,17 @@ from pgcdc_assets.merge.fold.versions import AffectedRows, find_affected_rows, s
 from pgcdc_assets.merge.read import (
     build_changes_schema,
     read_changes,
+    read_past,
     read_snapshot,
+    with_chosen_types,
 )
 from pgcdc_assets.merge.schema_evolution import (
     add_columns,
+    allow_types,
     fields_to_fill,
     fill_columns,
+    follows_relation,
     replace_table,
-    retype_columns,
     set_properties,
 )
 from pgcdc_assets.merge.task import MergeTask
@@ -39,6 +44,7 @@ from pgcdc_assets.merge.write import (
     overwrite,
     run_merge,
 )
+from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import timestamp
@@ -46,7 +52,7 @@ from pgcdc_assets.spark.tuning import SMALL_BYTES
 from pgcdc_assets.tables.columns import SCD1_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import find_owned, versions_of_table
-from pgcdc_assets.tables.state import ScdState, check_written
+from pgcdc_assets.tables.state import ScdState, check_written, overtaken_error, read_scd_state
 
 # Their readers would see every row that is written again go and come.
 _SEES_EVERY_ROW = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
@@ -94,17 +100,19 @@ class Counts:
 class TableKind(ABC):
     """Writes one SCD table. Each method makes at most one commit with rows, which carries a step.
 
-    Added columns and changed types are commits of their own before the rows.
+    Changed and added columns are commits of their own before the rows.
 
     Attributes:
         spark: a session that no other thread uses at the same time.
         filled: added columns whose default was written to the existing rows.
         row_condition: SQL that is true for the rows `t` of the table that represent a source row.
+        shows_the_past: the table keeps columns that the source has dropped.
     """
 
     system: ClassVar[SystemColumns] = SCD1_COLUMNS
     row_condition: ClassVar[str] = "true"
     partitioned_by: ClassVar[tuple[str, ...]] = ()
+    shows_the_past: ClassVar[bool] = False
 
     spark: SparkSession
     zone: RawZone
@@ -128,13 +136,24 @@ class TableKind(ABC):
             state: None if the changes create the table.
         """
 
-    def build_snapshot_schema(self) -> TableSchema:
-        """Build the schema of a snapshot's tuples."""
+    def build_snapshot_schema(self, state: ScdState | None = None) -> TableSchema:
+        """Build the schema of a snapshot's tuples.
+
+        Args:
+            state: the table that gets the differences; None if the snapshot is the whole table.
+        """
         version = self.task.snapshot_version
         assert version is not None
         key, known = self.task.plan.target.key, self.task.relations
-        schema = build_schema([version], key, system=self.system, known=known)
-        return choose_types(schema, self.task.plan.target.types)
+        past = None if state is None else read_past(self.task, state, version)
+        schema = build_schema([version], key, system=self.system, known=known, past=past)
+        return with_chosen_types(self.task, schema)
+
+    def build_changes_schema(self, state: ScdState | None) -> TableSchema:
+        """Build the schema of the task's changes; `state` as in `read.build_changes_schema`."""
+        return build_changes_schema(
+            self.task, state, self.system, keeps_dropped=self.shows_the_past
+        )
 
     def read_snapshot(self, snapshot: Snapshot, schema: TableSchema) -> DataFrame:
         """Read a snapshot's tuples, column `new`. A NULL in the configured key raises an error."""
@@ -146,37 +165,62 @@ class TableKind(ABC):
             rows = rows.selectExpr(f"IF({is_there}, new, NULL) AS new")
         return rows
 
-    def follow_columns(self, state: ScdState, schema: TableSchema, step: Step) -> Step:
-        """Add missing columns to the table, and write their defaults to the existing rows.
+    def follow_columns(
+        self, state: ScdState, schema: TableSchema, step: Step
+    ) -> tuple[ScdState, Step]:
+        """Give the table the columns of a schema, and added columns their defaults.
 
         Returns:
-            The step for the rows, after a step of its own for the defaults.
+            The new state, and the step for the rows, after steps for the columns.
         """
+        version = self._find_version(schema)
+        columns = read_past(self.task, state, version)
+        changes = find_column_changes(columns, schema)
+        if changes.needs_rewrite:
+            allow_types(self.spark, state, schema)
+            rewrite = step.keeping(state.watermark)
+            rewrite_columns(self.spark, state.path, changes, self.partitioned_by, rewrite)
+            step = self.follow_write(rewrite, step)
+            failpoints.reach(failpoints.AFTER_COLUMNS_REWRITTEN)
+            state = self.read_state()
+            columns = read_past(self.task, state, version)
         fields = [] if state.is_empty else fields_to_fill(state, schema)
-        add_columns(self.spark, state, schema, fields)
-        if not fields:
-            return step
-        failpoints.reach(failpoints.AFTER_COLUMNS_ADDED)
-        fill = step.keeping(state.watermark)
-        fill_columns(self.spark, state.path, fields, self.row_condition, fill)
-        step = self.follow_write(fill, step)
-        self.filled.extend(each.name for each in fields)
-        return step
+        add_columns(self.spark, state, schema, columns, fields)
+        if fields:
+            failpoints.reach(failpoints.AFTER_COLUMNS_ADDED)
+            fill = step.keeping(state.watermark)
+            fill_columns(self.spark, state.path, fields, self.row_condition, fill)
+            step = self.follow_write(fill, step)
+            self.filled.extend(each.name for each in fields)
+        if changes.missing:
+            state = self.read_state()
+        elif not follows_relation(state, schema):
+            set_properties(self.spark, state, schema, columns)
+        return state, step
 
-    def follow_relation(self, state: ScdState, schema: TableSchema, step: Step) -> Step:
+    def follow_relation(
+        self, state: ScdState, schema: TableSchema, step: Step
+    ) -> tuple[ScdState, Step]:
         """Adopt the columns of a new snapshot, and record the snapshot's relation in the table.
 
         Returns:
-            The step for the rows, after a step of its own for a rewrite of columns.
+            As `follow_columns`.
         """
-        path = self.task.path
-        step = self.follow_columns(state, schema, step)
-        rewrite = step.keeping(state.watermark)
         check_retypes(schema, state.properties, state.schema)
-        if retype_columns(self.spark, path, schema, self.partitioned_by, rewrite):
-            step = self.follow_write(rewrite, step)
-        set_properties(self.spark, path, state.properties, schema)
-        return step
+        state, step = self.follow_columns(state, schema, step)
+        columns = read_past(self.task, state, self._find_version(schema))
+        set_properties(self.spark, state, schema, columns)
+        return state, step
+
+    def read_state(self) -> ScdState:
+        """Read the state of the table after a write."""
+        state = read_scd_state(self.zone.lake, self.zone.name, self.task.path)
+        if state is None:
+            raise overtaken_error(self.task.path)
+        return state
+
+    def _find_version(self, schema: TableSchema) -> RelationVersion:
+        return RelationVersion(schema.epoch, schema.version, Lsn(0), schema.relation)
 
     def follow_write(self, written: Step, step: Step) -> Step:
         """Check that a write before the rows was committed, and return the step for the rows."""
@@ -218,6 +262,8 @@ class TableKind(ABC):
 class AccumulatingTable(TableKind):
     """Writes a table to which a later snapshot adds its differences, such as a history."""
 
+    shows_the_past: ClassVar[bool] = True
+
     @abstractmethod
     def write_first_snapshot(self, copied: SnapshotRows, step: Step) -> None:
         """Create the table from a snapshot."""
@@ -250,14 +296,17 @@ class AccumulatingTable(TableKind):
         """Create the table from the snapshot, or add the differences to the table."""
         at = self.task.snapshot_at
         assert at is not None
-        schema = self.build_snapshot_schema()
+        if state is not None:
+            step = self.add_system_columns(state, step)
+            state = self.read_state()
+        schema = self.build_snapshot_schema(state)
         lsn = snapshot.snapshot_lsn
         rows = self.read_snapshot(snapshot, schema)
         copied = SnapshotRows(rows, schema, lsn, at, snapshot.key)
         if state is None:
             self.write_first_snapshot(copied, step)
             return Counts(snapshot.row_count, may_be_rescued=schema.may_rescue)
-        step = self.follow_relation(state, schema, self.add_system_columns(state, step))
+        state, step = self.follow_relation(state, schema, step)
         stored = None if state.is_empty else self.read_stored()
         events = self.snapshot_events(copied, stored)
         return self._write(state, events, stored, Fold(schema, ChangeStats()), step)
@@ -271,8 +320,8 @@ class AccumulatingTable(TableKind):
             clause = self.truncating(stats.truncates[0])
             altered = alter_all(self.spark, task.path, clause, step)
             return Counts(updated=altered)
-        schema = build_changes_schema(task, state, self.system)
-        step = self.follow_columns(state, schema, step)
+        schema = self.build_changes_schema(state)
+        state, step = self.follow_columns(state, schema, step)
         fold = Fold(schema, stats)
         changes = read_changes(self.spark, self.zone, task, keeps_truncated=True)
         stored = None if state.is_empty else self.read_stored()
@@ -335,7 +384,7 @@ def snapshot_events(copied: SnapshotRows, current: DataFrame | None) -> DataFram
         *position,
         "true AS is_content",
     ]
-    rows = type_columns(copied.frame, copied.schema, lambda i: f"new[{i}]", keep)
+    rows = type_columns(copied.frame, copied.schema, copied.schema.copied_text, keep)
     if current is None:
         return rows
     there = stored_rows(current, fold)

@@ -28,7 +28,7 @@ from pgcdc_assets.merge.fold.toast import (
 from pgcdc_assets.merge.fold.typed_columns import name_columns, type_columns, type_snapshot_rows
 from pgcdc_assets.merge.fold.versions import stored_rows
 from pgcdc_assets.merge.kinds.base import Counts, TableKind, is_large, rows_in
-from pgcdc_assets.merge.read import build_changes_schema, is_made_by_its_changes, read_changes
+from pgcdc_assets.merge.read import is_made_by_its_changes, read_changes
 from pgcdc_assets.merge.write import (
     NEWER,
     SOURCE_VIEW,
@@ -43,6 +43,7 @@ from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.spark.tuning import is_tiny
 from pgcdc_assets.tables.columns import COMMIT_TS, LSN, ORDINAL, RESCUED
 from pgcdc_assets.tables.fence import Step
+from pgcdc_assets.tables.properties import MAPPING
 from pgcdc_assets.tables.state import ScdState, check_written, read_scd_state
 
 
@@ -156,7 +157,7 @@ def read_files(spark: SparkSession, state: ScdState) -> DataFrame:
     """
     names = state.files.column("path").to_pylist()
     is_plain = not state.has_deletion_vectors and not any(set("/:%") & set(n) for n in names)
-    if not names or not is_plain or "delta.columnMapping.mode" in state.properties:
+    if not names or not is_plain or MAPPING in state.properties:
         return spark.read.format("delta").load(state.path)
     schema = StructType.fromJson(json.loads(state.schema))
     return spark.read.schema(schema).parquet(*(f"{state.path}/{name}" for name in names))
@@ -249,7 +250,7 @@ class CurrentImage(TableKind):
         if not task.version_order:
             return self.empty(state, step)
         makes_table = self.merges_snapshot_with_changes
-        schema = build_changes_schema(task, None if makes_table else state, self.system)
+        schema = self.build_changes_schema(None if makes_table else state)
         fold = Fold(schema, stats)
         changes = read_changes(self.spark, self.zone, task)
         if makes_table:
@@ -257,7 +258,7 @@ class CurrentImage(TableKind):
             self.replace_table(state, rows, schema, step)
             return Counts(None, 0, before, schema.may_rescue)
         assert state is not None
-        step = self.follow_columns(state, schema, step)
+        state, step = self.follow_columns(state, schema, step)
         if state.is_empty or stats.truncates:
             rows = rows_alone(fold_changes(changes, fold, None), fold)
             replace_contents(task.path, rows, schema, step)

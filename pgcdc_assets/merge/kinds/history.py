@@ -21,6 +21,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.change_stats import Truncation
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.key_range import KeyRange, match_sql
+from pgcdc_assets.merge.fold.schema import resolve_names
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.truncates import truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import SnapshotRows, name_columns, type_columns
@@ -47,6 +48,7 @@ from pgcdc_assets.tables.columns import (
     SystemColumns,
 )
 from pgcdc_assets.tables.fence import Step
+from pgcdc_assets.tables.source_columns import source_of
 from pgcdc_assets.tables.state import ScdState, check_written
 
 # A range is rewritten if it has at most this many current versions for each change. With ten the
@@ -70,7 +72,7 @@ def write_first_snapshot(path: str, copied: SnapshotRows, epoch: int, step: Step
         "CAST(-1 AS BIGINT) AS ordinal",
         "'S' AS op",
     ]
-    rows = type_columns(copied.frame, copied.schema, lambda i: f"new[{i}]", keep)
+    rows = type_columns(copied.frame, copied.schema, copied.schema.copied_text, keep)
     create_or_replace(path, rows, copied.schema, step, PARTITIONED_BY, copied.key)
 
 
@@ -245,14 +247,20 @@ def _tracked(task: MergeTask, schema: TableSchema) -> list[int] | None:
     names = task.plan.target.tracked
     if names is None:
         return None
-    known = [field.name for field in schema.fields]
-    missing = [name for name in names if name not in known]
+    present = resolve_names(names, schema.relation, task.relations)
+    once = {source_of(v, c): c.name for v in task.relations for c in v.relation.columns}
+    known = {field.name for field in schema.fields} | set(once.values())
+    missing = [name for name in present if name not in known]
     if missing:
         raise ConfigurationError(
             reason=f"Table {task.plan.target.qualified_name}: tracked column "
             f'"{missing[0]}" is not among its published columns. Correct `tracked` in the settings.'
         )
-    return [known.index(name) for name in names]
+    return [
+        index
+        for index, field in enumerate(schema.fields)
+        if (once.get(field.source or "") in names if field.is_retained else field.name in present)
+    ]
 
 
 def _nulls(files: pa.Table, column: str) -> int | None:

@@ -16,7 +16,7 @@ from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.typed_columns import type_columns
 from pgcdc_assets.merge.fold.versions import contents_sql
 from pgcdc_assets.merge.kinds.base import Counts, TableKind, rows_in
-from pgcdc_assets.merge.read import build_changes_schema, read_changes, read_snapshot
+from pgcdc_assets.merge.read import read_changes, read_snapshot
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.merge.write import (
     SOURCE_VIEW,
@@ -57,8 +57,8 @@ class KeylessBag(TableKind):
         if not task.version_order:
             return self.empty(state, step)
         _check_whole_rows(task, stats)
-        schema = build_changes_schema(task, state, self.system)
-        step = self.follow_columns(state, schema, step)
+        schema = self.build_changes_schema(state)
+        state, step = self.follow_columns(state, schema, step)
         fold = Fold(schema, stats)
         changes = read_changes(self.spark, self.zone, task)
         if state.is_empty or stats.truncates:
@@ -79,17 +79,18 @@ class KeylessLog(TableKind):
 
     system: ClassVar[SystemColumns] = CHANGE_LOG_COLUMNS
     row_condition: ClassVar[str] = "t._op <> 'T'"
+    shows_the_past: ClassVar[bool] = True
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Append the rows of the snapshot; earlier rows of the log stay."""
-        task, schema = self.task, self.build_snapshot_schema()
+        task, schema = self.task, self.build_snapshot_schema(state)
         rows = copied_rows(
             read_snapshot(self.spark, self.zone, snapshot), schema, snapshot.snapshot_lsn
         )
         if state is None:
             create_or_replace(task.path, rows, schema, step, begins_with=snapshot.key)
         else:
-            step = self.follow_relation(state, schema, step)
+            state, step = self.follow_relation(state, schema, step)
             append(task.path, rows, schema, step)
         return Counts(snapshot.row_count, may_be_rescued=schema.may_rescue)
 
@@ -99,8 +100,8 @@ class KeylessLog(TableKind):
         assert stats is not None and state is not None
         if task.version_order:
             _check_whole_rows(task, stats)
-        schema = build_changes_schema(task, state, self.system)
-        step = self.follow_columns(state, schema, step)
+        schema = self.build_changes_schema(state)
+        state, step = self.follow_columns(state, schema, step)
         changes = read_changes(self.spark, self.zone, task, keeps_truncated=True)
         rows = logged_changes(changes, Fold(schema, stats))
         append(task.path, rows, schema, step)
@@ -135,7 +136,7 @@ def copied_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:
         "CAST(NULL AS TIMESTAMP) AS commit_ts",
         "'S' AS op",
     ]
-    return type_columns(copied, schema, lambda i: f"new[{i}]", keep)
+    return type_columns(copied, schema, schema.copied_text, keep)
 
 
 def fold_bag(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:

@@ -10,9 +10,11 @@ import pytest
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fold.schema import build_schema
+from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.tables.source_columns import TableColumn
 from pgcdc_assets_tests.support.merge.history import column, relation
 
 
@@ -119,13 +121,8 @@ def _change_of(**change: Any) -> tuple[Relation, Relation]:
 @pytest.mark.parametrize(
     ("versions", "reason"),
     [
-        (_change_of(name="w"), "renamed"),
-        (_change_of(base_type="int4", type="integer"), "type changed"),
-        (_change_of(attnum=9), "dropped"),
-        (
-            (relation(column("id"), column("v")), relation(column("id"))),
-            "dropped",
-        ),
+        (_change_of(base_type="int4", type="integer"), "its type changed"),
+        (_change_of(name="w", attnum=None), "renamed or dropped"),
         (
             (relation(column("id")), relation(column("id"), relation_id=2000)),
             "created again",
@@ -146,6 +143,16 @@ def test_a_change_of_columns_that_cannot_be_replayed_names_the_table(
         (("varchar", 9), ("varchar", -1), True),
         (("varchar", 9), ("varchar", 8), False),
         (("varchar", -1), ("varchar", 9), False),
+        (("varchar", 9), ("text", -1), True),
+        (("int2", -1), ("int8", -1), True),
+        (("int8", -1), ("int4", -1), False),
+        (("int4", -1), ("numeric", _numeric(12, 2)), True),
+        (("int4", -1), ("numeric", _numeric(11, 2)), False),
+        (("numeric", _numeric(4, 1)), ("numeric", _numeric(8, 3)), True),
+        (("numeric", _numeric(4, 1)), ("numeric", _numeric(5, 3)), False),
+        (("float4", -1), ("float8", -1), True),
+        (("date", -1), ("timestamp", 0), True),
+        (("date", -1), ("timestamptz", -1), False),
         (("bpchar", 9), ("bpchar", 14), False),
         (("timestamp", 0), ("timestamp", 3), True),
         (("timestamptz", 6), ("timestamptz", 0), False),
@@ -163,8 +170,10 @@ def test_a_limit_may_be_widened_and_not_narrowed(
     if is_replayed:
         build_schema(_versions(*versions), None)
         return
-    with pytest.raises(SchemaChangeError, match="length or precision"):
+    with pytest.raises(SchemaChangeError, match="its type changed from"):
         build_schema(_versions(*versions), None)
+    # A snapshot has the values.
+    build_schema(_versions(*versions), None, steps=())
 
 
 def test_another_key_than_the_table_was_made_with_is_refused() -> None:
@@ -172,6 +181,68 @@ def test_another_key_than_the_table_was_made_with_is_refused() -> None:
     with pytest.raises(SchemaChangeError, match="key"):
         build_schema(_versions(made), None, known_key='"v"')
     assert build_schema(_versions(made), None, known_key='"id"').key == (0,)
+
+
+def test_the_columns_of_a_key_may_be_renamed_and_in_another_order() -> None:
+    before = relation(column("a"), column("b"), column("v"), key=("a", "b"))
+    after = replace(before, columns=_renamed(before, b="c"), primary_key=("c", "a"))
+    schema = build_schema(_versions(before, after), None, known_key='"a", "b"')
+    assert schema.key_names == ("c", "a")
+    configured = build_schema(
+        versions := _versions(before, after), ("a", "b"), known_key='"a", "b"', known=versions[:1]
+    )
+    assert configured.key_names == ("a", "c")
+    other = replace(after, columns=tuple(replace(c, is_key=True) for c in after.columns))
+    with pytest.raises(SchemaChangeError, match="key"):
+        build_schema(
+            _versions(before, replace(other, primary_key=("a", "v"))), None, known_key='"a", "b"'
+        )
+
+
+def _renamed(before: Relation, **names: str) -> tuple[Column, ...]:
+    return tuple(replace(c, name=names.get(c.name, c.name)) for c in before.columns)
+
+
+def _schema_of_past(*relations: Relation, past: tuple[TableColumn, ...] = ()) -> TableSchema:
+    versions = _versions(*relations)
+    return build_schema(versions, None, known=versions, past=past)
+
+
+def test_a_table_that_shows_the_past_keeps_a_dropped_column_under_a_name_of_its_own() -> None:
+    before = relation(column("id"), column("v", "text"), column("w", "date"))
+    id_column, v, w = before.columns
+    dropped = replace(before, columns=(id_column, w))
+    (*_, field) = _schema_of_past(before, dropped).fields
+    assert (field.name, field.is_retained, field.type.ddl) == ("v", True, "STRING")
+    assert [x.positions for x in _schema_of_past(before, dropped).layouts] == [
+        (0, 2, 1),
+        (0, 1, None),
+    ]
+    assert build_schema(_versions(before, dropped), None).retained == ()
+
+    # Another column has the name, or had it: live merges and a rebuild choose one name.
+    again = replace(dropped, columns=(id_column, w, replace(_at(4, "v"), name="v")))
+    later = replace(dropped, columns=(id_column, w, _at(4, "u")))
+    stored = TableColumn("v", "string", "text", "1/1000.2", is_dropped=True)
+    for schema in (
+        _schema_of_past(before, dropped, again),
+        _schema_of_past(dropped, again, past=(stored,)),
+        _schema_of_past(before, again, later),
+        _schema_of_past(again, later, past=(replace(stored, name="v_dropped_2"),)),
+    ):
+        (field,) = (each for each in schema.fields if each.is_retained)
+        assert (field.name, field.source) == ("v_dropped_2", "1/1000.2")
+    owners = TableColumn("v_dropped_2", "int", "")
+    (field,) = (
+        each
+        for each in _schema_of_past(before, dropped, again, past=(owners,)).fields
+        if each.is_retained
+    )
+    assert field.name == "v_dropped_2_2"
+    # Where the catalog no longer knew the attnum, the name tells.
+    lost = replace(before, columns=(id_column, replace(v, attnum=None), w))
+    (field,) = (f for f in _schema_of_past(before, lost, dropped).fields if f.is_retained)
+    assert (field.name, field.source) == ("v", "1/1000.2")
 
 
 @pytest.mark.parametrize(
