@@ -42,6 +42,7 @@ _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 # PySpark sets this variable in a client of a server: its functions then build Connect columns.
 _IN_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_RAW_LITERALS = "spark.sql.parser.escapedStringLiterals"
 
 
 def spark_session(
@@ -66,7 +67,7 @@ def spark_session(
             builder = builder.remote(remote)
         for key, value in settings.items():
             builder = builder.config(key, value)
-        return release_at_exit(builder.getOrCreate())
+        return release_at_exit(_with_escapes(builder.getOrCreate()))
 
 
 def runs_embedded() -> bool:
@@ -170,7 +171,7 @@ def own_session(spark: SparkSession) -> SparkSession:
         session.conf.set("spark.sql.artifact.isolation.alwaysApplyClassloader", "false")
     for key, value in SESSION_CONF.items():
         session.conf.set(key, value)
-    return session
+    return _with_escapes(session)
 
 
 def activate(session: SparkSession) -> None:
@@ -211,6 +212,16 @@ def own_sessions(spark: SparkSession, count: int) -> Iterator[list[SparkSession]
     finally:
         for session in opened:
             release_session(session)
+
+
+def _with_escapes(session: SparkSession) -> SparkSession:
+    """Return the session, in which a backslash in a string literal begins an escape.
+
+    Spark prints a warning if the setting is set, so a session with the default is left alone.
+    """
+    if session.conf.get(_RAW_LITERALS) != "false":
+        session.conf.set(_RAW_LITERALS, "false")
+    return session
 
 
 def _exits_soon(session: SparkSession) -> bool:

@@ -19,7 +19,6 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "true",
     # In names and literals of SQL, a text such as `${env:HOME}` would become the variable's value.
     "spark.sql.variable.substitute": "false",
-    "spark.sql.parser.escapedStringLiterals": "false",
     # The default type INT96 has nanoseconds: some readers overflow outside the years 1677 to 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
