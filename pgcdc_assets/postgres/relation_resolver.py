@@ -81,7 +81,7 @@ def complete_relation(
         announced,
         columns=tuple(columns),
         primary_key=primary_key,
-        attribute_count=None if current is None else current.attribute_count,
+        attribute_count=_attribute_count(columns, current),
     )
 
 
@@ -235,6 +235,20 @@ class _CatalogEntry:
     lsn: Lsn
     relation: Relation | None
     types: Mapping[int, ResolvedType] = field(default_factory=dict)
+
+
+def _attribute_count(announced: Sequence[Column], current: Relation | None) -> int | None:
+    """Return `relnatts` at the time of the message; None if it is unknown.
+
+    A column of the catalog beyond the announced columns was added after the message, or is not
+    published.
+    """
+    if current is None:
+        return None
+    highest = max((column.attnum or 0 for column in announced), default=0)
+    if any((column.attnum or 0) > highest for column in current.columns):
+        return None
+    return current.attribute_count
 
 
 def _has_types(announced: Relation, current: Relation | None) -> bool:

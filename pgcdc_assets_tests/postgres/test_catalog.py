@@ -254,3 +254,14 @@ def test_attnums_are_matched_by_name_and_never_against_the_order(
         relation([Column(name, 23) for name in announced]), {7: known} if catalog else {}
     )
     assert [column.attnum for column in completed.columns] == expected
+
+
+@pytest.mark.parametrize(("announced", "expected"), [("abc", 4), ("ab", None), ("xy", None)])
+def test_the_attribute_count_is_unknown_if_the_catalog_may_be_newer(
+    announced: str, expected: int | None
+) -> None:
+    """F6: a column that was added after the message must not count as a column of the message."""
+    columns = tuple(Column(name, 23, attnum=place) for place, name in enumerate("abc", 1))
+    known = Relation(7, "public", "t", ReplicaIdentity.DEFAULT, columns, attribute_count=4)
+    message = replace(known, columns=tuple(Column(name, 23) for name in announced))
+    assert complete_relation(message, {7: known}).attribute_count == expected
