@@ -124,7 +124,7 @@ def check_columns(
     """
     by_name = {relation.name: relation for relation in relations}
     by_id = {relation.relation_id: relation for relation in by_name.values()}
-    for table in tables:
+    for table in sorted(tables, key=lambda table: table.name):
         relation = by_name.get(table.name) or by_id.get((relation_ids or {}).get(table.name, 0))
         if relation is None:
             continue

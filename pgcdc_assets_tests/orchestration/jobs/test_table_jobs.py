@@ -14,6 +14,7 @@ from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, INVARIANTS_IN_FULL
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
+from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES
 from pgcdc_assets.policies import RetentionPolicy
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
@@ -98,7 +99,8 @@ def test_a_run_that_materialises_does_not_ask_the_source(
         for evaluation in result.get_asset_check_evaluations()
         if evaluation.asset_key == table
     }
-    assert evaluated == dict.fromkeys((INVARIANTS, INVARIANTS_IN_FULL, SOURCE_TABLE), True)
+    expected = (INVARIANTS, INVARIANTS_IN_FULL, SOURCE_TABLE, SCHEMA_CHANGES)
+    assert evaluated == dict.fromkeys(expected, True)
 
 
 def test_the_rebuild_job_corrects_tables_and_the_sensor_brings_them_up_to_date(
