@@ -1,0 +1,161 @@
+"""Random DDL and random row changes, while syncs run and are killed. In the end each SCD1 table
+equals its source, and the current rows of each history equal SCD1.
+
+Repeat one seed with `--seed N`. `PGCDC_SOAK_SECONDS` sets the duration of the long form.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.orchestration.settings_metadata import write_capture_settings
+from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.verify import check_all
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.support.convergence.schema_steps import DISRUPTIVE, PUBLICATION
+from pgcdc_assets_tests.support.convergence.schema_workload import (
+    NAMES,
+    TABLES,
+    SchemaWorkload,
+)
+from pgcdc_assets_tests.support.database import Database
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+CHILD_SECONDS = 500
+
+
+@dataclass
+class Run:
+    """One random history: the source, the lake, the Dagster instance, and the processes."""
+
+    live: Orchestrated
+    home: Path
+    seed: int
+    kills: int = 0
+    decide: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.decide = random.Random(self.seed)
+
+    def sync(self, kill_after: float | None = None) -> None:
+        """Run a sync in a process of its own, and kill the process after a time."""
+        facts = {
+            "capture": write_capture_settings(self.live.capture).data,
+            "conninfo": self.live.database.conninfo,
+            "lake": self.live.lake.uri,
+            "home": str(self.home),
+        }
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pgcdc_assets_tests.support.convergence.dagster_sync"),
+                json.dumps(facts),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) not in ("ready\n", ""):
+            pass
+        if line and kill_after is not None:
+            time.sleep(kill_after)
+            process.kill()
+        output, _ = process.communicate(timeout=CHILD_SECONDS)
+        assert process.returncode in (0, -signal.SIGKILL), output[-3000:]
+        self.kills += process.returncode != 0
+
+    def check(self, spark: SparkSession) -> None:
+        """Compare SCD1 with the source, and the histories with SCD1."""
+        for table in self.live.capture.tables:
+            assert self.live.equals_source(table.table), table.qualified_name
+            for scd in table.scd:
+                findings = check_all(spark, self.live.zone, table, scd)
+                assert findings.is_sound, (table.qualified_name, scd, findings)
+
+    @property
+    def snapshots(self) -> int:
+        """The number of snapshots of tables."""
+        return len(self.live.zone.snapshots.complete_snapshots())
+
+
+@pytest.fixture
+def run(
+    database: Database, lake: Lake, instance: dg.DagsterInstance, tmp_path: Path, seed: int
+) -> Run:
+    database.execute(TABLES)
+    database.execute(
+        f"create publication {PUBLICATION} for table {', '.join(NAMES)} "
+        "with (publish_via_partition_root)"
+    )
+    tables = tuple(CdcTable("public", name, scd=(1, 2)) for name in NAMES)
+    capture = CdcCapture(
+        NAME,
+        PUBLICATION,
+        tables,
+        slot=f"s_{database.name}",
+        windows=WindowPolicy(max_age_seconds=0, retry_seconds=0),
+    )
+    return Run(Orchestrated(database, lake, instance, capture), tmp_path / "dagster", seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_tables_follow_random_schema_changes(run: Run, spark: SparkSession) -> None:
+    """C10, C11, E3, E5, F1 to F11."""
+    run.sync()
+    first = run.snapshots
+    with SchemaWorkload(run.live.database.conninfo, run.seed, pause_seconds=0.15) as workload:
+        for kill_after in (None, run.decide.uniform(1, 25)):
+            run.sync(kill_after)
+    run.sync()
+    print(f"{dict(workload.counts)}, {run.kills} kills, {run.snapshots - first} new snapshots")
+    run.check(spark)
+    assert workload.ddl_count > 20
+    assert workload.counts["rows"] > 50
+    assert run.snapshots - first <= _most_snapshots(workload)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_tables_follow_random_schema_changes_over_a_long_time(
+    run: Run, spark: SparkSession
+) -> None:
+    """The same for minutes, with repeated comparisons."""
+    deadline = time.monotonic() + float(os.environ.get("PGCDC_SOAK_SECONDS", "600"))
+    run.sync()
+    total = 0
+    number = 0
+    while time.monotonic() < deadline:
+        number += 1
+        first = run.snapshots
+        with SchemaWorkload(run.live.database.conninfo, run.seed + number) as workload:
+            for _ in range(3):
+                run.sync(run.decide.choice([None, run.decide.uniform(1, 60)]))
+        run.sync()
+        run.check(spark)
+        total += workload.ddl_count
+        assert run.snapshots - first <= _most_snapshots(workload)
+        print(f"round {number}: {total} schema changes, {run.kills} kills, no difference")
+
+
+def _most_snapshots(workload: SchemaWorkload) -> int:
+    """Return a bound of the automatic snapshots: one for each step that no row change describes."""
+    return sum(workload.counts[step] for step in DISRUPTIVE) + len(NAMES)
