@@ -1,6 +1,7 @@
 """Load the fixtures of `support/` as plugins."""
 
 pytest_plugins = [
+    "pgcdc_assets_tests.support.signals",
     "pgcdc_assets_tests.support.seed",
     "pgcdc_assets_tests.support.servers",
     "pgcdc_assets_tests.support.database",
