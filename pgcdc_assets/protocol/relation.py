@@ -122,6 +122,34 @@ class Relation:
             return self.primary_key
         return () if self.has_full_identity else identity
 
+    @property
+    def highest_attnum(self) -> int:
+        """The highest attnum ever assigned; if unknown, the highest one among the columns."""
+        if self.attribute_count is not None:
+            return self.attribute_count
+        return max((column.attnum or 0 for column in self.columns), default=0)
+
+    def match_columns(self, newer: Relation) -> dict[int, int]:
+        """Match the columns with those of a newer version, by attnum, else by name.
+
+        Returns:
+            Positions in this version by positions in the newer version.
+        """
+        by_attnum = {c.attnum: i for i, c in enumerate(self.columns) if c.attnum is not None}
+        by_name = {c.name: i for i, c in enumerate(self.columns)}
+        found = {}
+        for index, column in enumerate(newer.columns):
+            position = by_attnum.get(column.attnum) if column.attnum is not None else None
+            if position is None:
+                position = by_name.get(column.name)
+                if position is not None and column.attnum is not None:
+                    known = self.columns[position].attnum
+                    # The same name with another attnum is another column.
+                    position = position if known is None else None
+            if position is not None:
+                found[index] = position
+        return found
+
     def describes(self, other: Relation) -> bool:
         """Return whether `other` is the same version of the table.
 

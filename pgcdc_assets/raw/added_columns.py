@@ -60,7 +60,8 @@ def find_added_default(
             told = found if found.missing is not None else told
         elif not is_known:
             is_older_known = True
-            if min(map(_highest_attnum, _alike(version.relation, ours))) >= attnum:
+            alike = _alike(version.relation, ours)
+            if min(each.highest_attnum for each in alike) >= attnum:
                 return None
     if told is None or told.missing is None:
         return None
@@ -74,9 +75,3 @@ def _alike(relation: Relation, known: Sequence[RelationVersion]) -> list[Relatio
     version.
     """
     return [v.relation for v in known if v.relation.columns == relation.columns]
-
-
-def _highest_attnum(relation: Relation) -> int:
-    if relation.attribute_count is not None:
-        return relation.attribute_count
-    return max((column.attnum or 0 for column in relation.columns), default=0)

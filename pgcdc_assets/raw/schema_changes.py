@@ -44,37 +44,21 @@ def compare_relations(
     if before.name != after.name:
         detail = f"The table {before.qualified_name} is named {after.qualified_name} now."
         found.append(SchemaChangeFound(SchemaChange.TABLE_RENAMED, (), detail, False))
-    matched = _match(before, after)
-    known = {id(column) for column, _ in matched}
-    for column in before.columns:
-        if id(column) not in known:
+    positions = before.match_columns(after)
+    matched = [(before.columns[then], after.columns[now]) for now, then in positions.items()]
+    for then, column in enumerate(before.columns):
+        if then not in positions.values():
             detail = f"Column {column.name} was dropped."
             found.append(
                 SchemaChangeFound(SchemaChange.COLUMN_DROPPED, (column.name,), detail, False)
             )
-    known = {id(column) for _, column in matched}
     for earlier, later in matched:
         found += _compare_columns(earlier, later)
-    for column in after.columns:
-        if id(column) not in known:
+    for now, column in enumerate(after.columns):
+        if now not in positions:
             found.append(_added(before, column, is_rewritten))
     found += _compare_keys(before, after, matched)
     return found
-
-
-def _match(before: Relation, after: Relation) -> list[tuple[Column, Column]]:
-    """Return the columns that both versions have, by attnum; without an attnum by name."""
-    numbered = {c.attnum: c for c in before.columns if c.attnum is not None}
-    named = {c.name: c for c in before.columns}
-    matched = []
-    for column in after.columns:
-        if column.attnum is not None and column.attnum in numbered:
-            matched.append((numbered[column.attnum], column))
-            continue
-        earlier = named.get(column.name)
-        if earlier is not None and (earlier.attnum is None or column.attnum is None):
-            matched.append((earlier, column))
-    return matched
 
 
 def _compare_columns(before: Column, after: Column) -> Iterator[SchemaChangeFound]:
@@ -104,7 +88,7 @@ def _added(before: Relation, column: Column, is_rewritten: bool | None) -> Schem
     if column.attnum is None:
         detail = f"Column {column.name} cannot be matched with a column of the catalog."
         return SchemaChangeFound(SchemaChange.COLUMN_ADDED, name, detail, True)
-    if column.attnum <= _highest_attnum(before):
+    if column.attnum <= before.highest_attnum:
         detail = f"Column {column.name} is published now, and was not published before."
         return SchemaChangeFound(SchemaChange.PUBLICATION_CHANGED, name, detail, True)
     if column.missing is not None:
@@ -120,12 +104,6 @@ def _added(before: Relation, column: Column, is_rewritten: bool | None) -> Schem
         return SchemaChangeFound(SchemaChange.COLUMN_ADDED, name, detail, True)
     detail = f"Column {column.name} was added, and is NULL in older rows."
     return SchemaChangeFound(SchemaChange.COLUMN_ADDED, name, detail, False)
-
-
-def _highest_attnum(relation: Relation) -> int:
-    if relation.attribute_count is not None:
-        return relation.attribute_count
-    return max((column.attnum or 0 for column in relation.columns), default=0)
 
 
 def _compare_keys(

@@ -197,19 +197,7 @@ def match_columns(older: Relation, newer: Relation) -> Mapping[int, int]:
     Raises:
         SchemaChangeError: an unknown attnum leaves open whether a column was renamed or dropped.
     """
-    by_attnum = {c.attnum: i for i, c in enumerate(older.columns) if c.attnum is not None}
-    by_name = {c.name: i for i, c in enumerate(older.columns)}
-    found = {}
-    for index, column in enumerate(newer.columns):
-        position = by_attnum.get(column.attnum) if column.attnum is not None else None
-        if position is None:
-            position = by_name.get(column.name)
-            if position is not None and column.attnum is not None:
-                known = older.columns[position].attnum
-                # The same name with another attnum is another column.
-                position = position if known is None else None
-        if position is not None:
-            found[index] = position
+    found = older.match_columns(newer)
     left = [c for i, c in enumerate(older.columns) if i not in found.values()]
     new = [c for i, c in enumerate(newer.columns) if i not in found]
     if left and new and any(c.attnum is None for c in (*left, *new)):
