@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgcdc_assets.lsn import Lsn
@@ -25,7 +24,7 @@ from pgcdc_assets.protocol.table_definition import (
 )
 from pgcdc_assets.raw.compaction import removals
 from pgcdc_assets.raw.scan import data_files, scan
-from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.table_name import TableName
 
 
@@ -120,22 +119,14 @@ class DefinitionStore:
             }
             for relation_id, seen in sorted(tables.items())
         ]
-        with self.table.writer() as writer:
-            writer.write(pa.Table.from_pylist(rows, schema=self.table.schema))
-            files = writer.finish()
-            try:
-                self.table.commit(
-                    loaded,
-                    files,
-                    removed=removals(data_files(loaded)),
-                    app_id=f"pgcdc:{self.capture}:definitions",
-                    app_version=int(loaded.version()) + 1,
-                    record={"definitions": len(rows)},
-                )
-            except CommitRefused:
-                writer.discard()
-                return False
-        return True
+        return self.table.commit_rows(
+            loaded,
+            rows,
+            removed=removals(data_files(loaded)),
+            app_id=f"pgcdc:{self.capture}:definitions",
+            app_version=int(loaded.version()) + 1,
+            record={"definitions": len(rows)},
+        )
 
     def _rows(self, loaded: DeltaTable) -> Iterator[dict[str, Any]]:
         for batch in scan(self.table, data_files(loaded), self.table.schema.names):

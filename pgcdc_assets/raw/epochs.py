@@ -5,12 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass, fields
 
-import pyarrow as pa
-
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.scan import data_files, scan
-from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.raw.table import RawTable
 
 
 @dataclass(frozen=True)
@@ -86,23 +84,17 @@ class EpochLog:
                 reason=f"epoch {epoch.epoch} cannot be recorded, the next epoch is {expected}.",
             )
         row = {f.name: getattr(epoch, f.name) for f in fields(Epoch)}
-        rows = pa.Table.from_pylist([row], schema=self.table.schema)
-        with self.table.writer() as writer:
-            writer.write(rows)
-            files = writer.finish()
-        try:
-            self.table.commit(
-                table,
-                files,
-                app_id=f"pgcdc:{self.capture}:epochs",
-                app_version=epoch.epoch,
-                record={"epoch": epoch.epoch, "slot": epoch.slot},
-            )
-        except CommitRefused as refusal:
+        if not self.table.commit_rows(
+            table,
+            [row],
+            app_id=f"pgcdc:{self.capture}:epochs",
+            app_version=epoch.epoch,
+            record={"epoch": epoch.epoch, "slot": epoch.slot},
+        ):
             raise TransientError(
                 reason=f"Another process recorded an epoch in {self.table.uri} at the same time. "
                 "Run it again."
-            ) from refusal
+            )
 
     def check_source(self, *, slot: str, database: str, system_identifier: str) -> Epoch | None:
         """Return the current epoch; None before the first epoch.

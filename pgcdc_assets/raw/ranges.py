@@ -7,13 +7,13 @@ completes the table's snapshot names the data files, and then the table's file h
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import TransientError
@@ -164,14 +164,15 @@ class RangeStore:
                 "schema": landed.schema,
                 "table": landed.table,
             }
-            with self.table.writer(partition) as writer:
-                rows = [_row(each) for each in [*self._read(old), landed]]
-                columns = [f for f in self.table.schema if f.name not in PARTITION_BY]
-                writer.write(pa.Table.from_pylist(rows, schema=pa.schema(columns)))
-                files = writer.finish()
-            if self._replace(loaded, landed.epoch, landed.name, old, files):
+            if self.table.commit_rows(
+                loaded,
+                [_row(each) for each in [*self._read(old), landed]],
+                partition_values=partition,
+                removed=removals(old),
+                app_id=self._app_id(landed.epoch, landed.name),
+                app_version=loaded.version() + 1,
+            ):
                 return
-            writer.discard()
         raise TransientError(
             reason=f"Other processes write to {self.table.uri} at the same time. A range of "
             f"{landed.name} was not recorded; run it again."
@@ -182,7 +183,13 @@ class RangeStore:
         for _ in range(_ATTEMPTS):
             loaded = self.table.load()
             old = [] if loaded is None else _files_of(loaded, epoch, name)
-            if loaded is None or not old or self._replace(loaded, epoch, name, old, []):
+            if loaded is None or not old:
+                return
+            app_id, app_version = self._app_id(epoch, name), loaded.version() + 1
+            with contextlib.suppress(CommitRefused):
+                self.table.commit(
+                    loaded, [], removed=removals(old), app_id=app_id, app_version=app_version
+                )
                 return
 
     def remove_abandoned(self) -> None:
@@ -196,25 +203,8 @@ class RangeStore:
             if read_at < oldest:
                 self.remove(epoch, name)
 
-    def _replace(
-        self,
-        loaded: DeltaTable,
-        epoch: int,
-        name: TableName,
-        old: Sequence[DataFile],
-        new: Sequence[WrittenFile],
-    ) -> bool:
-        try:
-            self.table.commit(
-                loaded,
-                new,
-                removed=removals(old),
-                app_id=f"pgcdc:{self.capture}:{epoch}:ranges:{name.record_name}",
-                app_version=loaded.version() + 1,
-            )
-        except CommitRefused:
-            return False
-        return True
+    def _app_id(self, epoch: int, name: TableName) -> str:
+        return f"pgcdc:{self.capture}:{epoch}:ranges:{name.record_name}"
 
     def _read(self, files: Iterable[DataFile]) -> list[LandedRange]:
         names = [f.name for f in fields(LandedRange) if f.name not in PARTITION_BY]

@@ -10,13 +10,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.scan import data_files, scan
-from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.table_name import TableName
 
 _ATTEMPTS = 5
@@ -101,22 +99,14 @@ class RelationRegistry:
                 if found is not None and found.relation != version.relation:
                     raise self._clash(version)
             missing = [version for version in self._new if _key(version) not in stored]
-            rows = pa.Table.from_pylist([_row(v) for v in missing], schema=self.table.schema)
-            with self.table.writer() as writer:
-                writer.write(rows)
-                files = writer.finish()
-            try:
-                if missing:
-                    self.table.commit(
-                        table,
-                        files,
-                        app_id=f"pgcdc:{self.capture}:relations",
-                        app_version=len(stored) + len(missing),
-                        record={"relations": [v.relation.name.record_name for v in missing]},
-                    )
-            except CommitRefused:
-                continue
-            self._new = []
+            if not missing or self.table.commit_rows(
+                table,
+                [_row(version) for version in missing],
+                app_id=f"pgcdc:{self.capture}:relations",
+                app_version=len(stored) + len(missing),
+                record={"relations": [v.relation.name.record_name for v in missing]},
+            ):
+                self._new = []
         if self._new:
             raise self._clash(self._new[0])
 

@@ -13,14 +13,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.scan import data_files, scan
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.table_name import TableName
 
 # Each refused commit means that another process committed events.
@@ -147,30 +146,18 @@ class SchemaEventLog:
             ]
             if not new:
                 return []
-            if self._commit(loaded, new, len(stored) + len(new)):
+            if self.table.commit_rows(
+                loaded,
+                [_row(event) for event in new],
+                app_id=f"pgcdc:{self.capture}:schema_events",
+                app_version=len(stored) + len(new),
+                record={"schema_events": len(new)},
+            ):
                 return new
         raise TransientError(
             reason=f"Other processes recorded schema events in {self.table.uri} at each attempt. "
             "Nothing of this attempt was committed; run it again."
         )
-
-    def _commit(self, loaded: DeltaTable, new: list[SchemaEvent], count: int) -> bool:
-        rows = pa.Table.from_pylist([_row(event) for event in new], schema=self.table.schema)
-        with self.table.writer() as writer:
-            writer.write(rows)
-            files = writer.finish()
-            try:
-                self.table.commit(
-                    loaded,
-                    files,
-                    app_id=f"pgcdc:{self.capture}:schema_events",
-                    app_version=count,
-                    record={"schema_events": len(new)},
-                )
-            except CommitRefused:
-                writer.discard()
-                return False
-        return True
 
     def _read(self, loaded: DeltaTable) -> list[SchemaEvent]:
         events = [

@@ -238,6 +238,45 @@ class RawTable:
         if self.lake.is_local:
             self._push_log_to_disk(table.version() + 1)
 
+    def commit_rows(
+        self,
+        table: DeltaTable,
+        rows: list[dict[str, Any]],
+        *,
+        app_id: str,
+        app_version: int,
+        partition_values: Mapping[str, str] | None = None,
+        removed: Sequence[RemoveAction] = (),
+        record: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Write a few rows to a new file, and commit the file. For arguments see `commit`.
+
+        Returns:
+            False if another process committed after `table` was loaded. Nothing is stored.
+
+        Raises:
+            TransientError: the lake cannot be written, or the end of the commit is uncertain.
+        """
+        columns = [column for column in self.schema if column.name not in self.partition_by]
+        with self.writer(partition_values) as writer:
+            writer.write(pa.Table.from_pylist(rows, schema=pa.schema(columns)))
+            files = writer.finish()
+        # Outside of the block, which removes the files after an error: a commit whose end is
+        # uncertain may need the files.
+        try:
+            self.commit(
+                table,
+                files,
+                removed=removed,
+                app_id=app_id,
+                app_version=app_version,
+                record=record,
+            )
+        except CommitRefused:
+            writer.discard()
+            return False
+        return True
+
     def set_file_retention(self, table: DeltaTable) -> None:
         """Set the file retention of new tables on a table of an early release.
 
