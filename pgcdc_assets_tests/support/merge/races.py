@@ -172,7 +172,7 @@ def during_the_write(spark: SparkSession, folder: Path, act: Callable[[], Any]) 
 
     kind: Any = type(spark.range(0))
     write, view = kind.write.fget, kind.createOrReplaceTempView
-    waits = F.udf(wait, "boolean", useArrow=False)(F.lit(1))
+    waits = F.udf(wait, "boolean", useArrow=True)(F.lit(1))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kind, "write", property(lambda rows: write(rows.where(waits))))
         patched.setattr(
