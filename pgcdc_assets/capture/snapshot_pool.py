@@ -31,7 +31,6 @@ from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader, begin_at, read_page_counts
 from pgcdc_assets.postgres.copy_ranges import RangeSource, read_range_source
-from pgcdc_assets.postgres.moved_tables import declared_name
 from pgcdc_assets.postgres.slots import ExportedSnapshot, read_server_identity
 from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.table_name import TableName
@@ -175,7 +174,7 @@ class SnapshotPool:
         zone.snapshots.table.load_or_create()
         recorded = zone.ranges.all()
         for table, version in zip(tables, versions, strict=True):
-            relation, name = table.relation, declared_name(table)
+            relation, name = table.relation, table.declared_name
             landed = find_usable_ranges(zone, self.epoch, table, version, source, recorded)
             for epoch in {r.epoch for r in recorded if not landed and r.name == name}:
                 zone.ranges.remove(epoch, name)

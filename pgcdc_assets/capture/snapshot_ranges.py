@@ -20,7 +20,6 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.table_copy import RangeCounts, TableCopy
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader
-from pgcdc_assets.postgres.moved_tables import declared_name
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.raw.scan import DataFile, data_files, scan
@@ -57,7 +56,7 @@ def find_usable_ranges(
     found = [
         landed
         for landed in ranges
-        if landed.name == declared_name(table)
+        if landed.name == table.declared_name
         and landed.epoch == epoch
         and landed.relation_id == relation.relation_id
         and landed.relation_version == version

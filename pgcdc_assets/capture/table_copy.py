@@ -13,7 +13,6 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.postgres.catalog import PublishedTable
-from pgcdc_assets.postgres.moved_tables import declared_name
 from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.table_name import TableName
 
@@ -102,7 +101,7 @@ class TableCopy:
     @property
     def name(self) -> TableName:
         """The declared schema and table."""
-        return declared_name(self.table)
+        return self.table.declared_name
 
     def begin(self) -> None:
         """Start the clock with the first range."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pgcdc_assets.postgres.publication import read_members, read_publication
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -73,12 +74,19 @@ class PublishedTable:
         is_partitioned: the rows are in partitions. If false, a copy reads ONLY the table itself.
         row_filter: SQL text of the publication's WHERE clause; None without a row filter.
         publication: the publication's name.
+        declared: the declared name of a table that was renamed since; None: the relation's name.
     """
 
     relation: Relation
     is_partitioned: bool = False
     row_filter: str | None = None
     publication: str = ""
+    declared: TableName | None = None
+
+    @property
+    def declared_name(self) -> TableName:
+        """The name under which the lake has the table."""
+        return self.declared or self.relation.name
 
 
 def published_tables(conn: Connection, publication: str) -> list[PublishedTable]:

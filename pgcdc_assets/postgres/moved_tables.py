@@ -9,7 +9,7 @@ these cases the SCD tables would become stale without an error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import TableMoved
@@ -89,19 +89,6 @@ def read_source_places(
     return places
 
 
-@dataclass(frozen=True, slots=True)
-class RenamedTable(PublishedTable):
-    """A published table whose declared name differs from its name at the source."""
-
-    declared: TableName | None = None
-
-
-def declared_name(table: PublishedTable) -> TableName:
-    """Return the name under which the lake has a table."""
-    declared = table.declared if isinstance(table, RenamedTable) else None
-    return declared or table.relation.name
-
-
 def find_declared_table(
     published: Iterable[PublishedTable], table: TableName, relation_id: int | None
 ) -> PublishedTable | None:
@@ -116,9 +103,7 @@ def find_declared_table(
         if found.relation.name == table:
             return found
         if found.relation.relation_id == relation_id:
-            renamed = RenamedTable(
-                found.relation, found.is_partitioned, found.row_filter, found.publication, table
-            )
+            renamed = replace(found, declared=table)
     return renamed
 
 
