@@ -364,8 +364,9 @@ def comparable_parts_sql(schema: TableSchema, tracked: Sequence[int] | None = No
     compared = range(len(schema.fields)) if tracked is None else tracked
     wanted = [i for i in compared if not schema.fields[i].is_retained]
     parts = [comparable_sql(f"value_{i}", schema.fields[i].type.ddl) for i in wanted]
-    if schema.may_rescue:
-        # Maps cannot be compared, and the order of their entries is arbitrary.
+    if not all(field.type.is_text for field in schema.fields):
+        # A type that holds every text of its own may not hold the text of an earlier type. Maps
+        # cannot be compared, and the order of their entries is arbitrary.
         entries = "array_sort(map_entries(rescued))"
         if len(wanted) < len(schema.fields):
             names = ", ".join(string(schema.fields[i].name) for i in wanted) or "NULL"
