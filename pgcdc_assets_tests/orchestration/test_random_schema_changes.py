@@ -126,10 +126,10 @@ def test_tables_follow_random_schema_changes(run: Run, spark: SparkSession) -> N
         for kill_after in (None, run.decide.uniform(1, 25)):
             run.sync(kill_after)
     run.sync()
-    print(f"{dict(workload.counts)}, {run.kills} kills, {run.snapshots - first} new snapshots")
+    print(f"{dict(workload.outcomes)}, {run.kills} kills, {run.snapshots - first} new snapshots")
     run.check(spark)
     assert workload.ddl_count > 20
-    assert workload.counts["rows"] > 50
+    assert workload.outcomes["rows"] > 50
     assert run.snapshots - first <= _most_snapshots(workload)
 
 
@@ -158,4 +158,4 @@ def test_tables_follow_random_schema_changes_over_a_long_time(
 
 def _most_snapshots(workload: SchemaWorkload) -> int:
     """Return a bound of the automatic snapshots: one for each step that no row change describes."""
-    return sum(workload.counts[step] for step in DISRUPTIVE) + len(NAMES)
+    return sum(workload.outcomes[step] for step in DISRUPTIVE) + len(NAMES)

@@ -1,17 +1,14 @@
 """Random DDL of one connection beside random row changes of other connections.
 
-Each DDL step is one transaction that holds a lock for a short time, or fails. `counts` tells how
-often each step was committed. The tables are known by their OIDs, because they are renamed.
+Each DDL step is one transaction that holds a lock for a short time, or fails. The tables are known
+by their OIDs, because they are renamed.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from threading import Event, Lock, Thread
+from collections.abc import Callable
+from contextlib import closing
 
 import psycopg2
 from psycopg2.extensions import cursor as Cursor
@@ -23,6 +20,9 @@ from pgcdc_assets_tests.support.convergence.row_writer import (
     write_rows,
 )
 from pgcdc_assets_tests.support.convergence.schema_steps import STEPS, Target, create_again
+from pgcdc_assets_tests.support.convergence.writers import Actor, Writers
+
+Act = Callable[[Cursor, random.Random], str]
 
 TABLES = """
     create schema elsewhere;
@@ -40,33 +40,23 @@ TABLES = """
 NAMES = ("orders", "items", "events")
 
 
-@dataclass
-class SchemaWorkload:
+class SchemaWorkload(Writers):
     """Connections that commit random transactions, and one that commits random DDL.
 
-    Attributes:
+    The outcomes are the committed DDL steps by name, `rows` for transactions of row changes, and
+    `nothing` for what failed, was rolled back, or found nothing to change.
+
+    Args:
         pause_seconds: mean pause between two DDL steps.
-        counts: committed DDL steps by name, and `rows` for transactions of row changes.
     """
 
-    conninfo: str
-    seed: int
-    connections: int = 3
-    pause_seconds: float = 0.4
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self._stop = Event()
-        self._is_running = Event()
-        self._is_running.set()
-        self._guard = Lock()
-        self._errors: list[BaseException] = []
+    def __init__(
+        self, conninfo: str, seed: int, connections: int = 3, pause_seconds: float = 0.4
+    ) -> None:
+        actors = {f"rows {n}": Actor(self._committed(self._rows), 0.1) for n in range(connections)}
+        actors["ddl"] = Actor(self._committed(self._ddl), 2 * pause_seconds)
+        super().__init__(conninfo, seed, actors)
         self._ids: dict[str, int] = {}
-        self._threads = [
-            Thread(target=self._work, args=(self._rows, f"rows {number}", 0.05))
-            for number in range(self.connections)
-        ]
-        self._threads.append(Thread(target=self._work, args=(self._ddl, "ddl", self.pause_seconds)))
 
     def __enter__(self) -> SchemaWorkload:
         with closing(psycopg2.connect(self.conninfo)) as connection:
@@ -74,61 +64,34 @@ class SchemaWorkload:
                 for name in NAMES:
                     cursor.execute("select %s::regclass::oid::bigint", (name,))
                     ((self._ids[name],),) = cursor.fetchall()
-        for thread in self._threads:
-            thread.start()
+        self.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self._is_running.set()
-        for thread in self._threads:
-            thread.join(60)
-        if self._errors:
-            raise self._errors[0]
+        self.stop()
 
     @property
     def ddl_count(self) -> int:
         """The number of committed DDL steps."""
-        return self.counts.total() - self.counts["rows"]
+        return self.outcomes.total() - self.outcomes["rows"] - self.outcomes["nothing"]
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Pause new transactions for the block."""
-        self._is_running.clear()
-        try:
-            yield
-        finally:
-            self._is_running.set()
+    @staticmethod
+    def _committed(act: Act) -> Act:
+        """Return an action that commits, or rolls back after an expected error or by chance."""
 
-    def _work(self, act: Callable[[Cursor, random.Random], str], name: str, pause: float) -> None:
-        decide = random.Random(f"{self.seed}-{name}")
-        try:
-            with closing(psycopg2.connect(self.conninfo, application_name=name)) as connection:
-                with connection.cursor() as cursor:
-                    cursor.execute("set lock_timeout = '500ms'; set deadlock_timeout = '50ms'")
-                    connection.commit()
-                    while not self._stop.is_set():
-                        self._attempt(cursor, act, decide)
-                        self._stop.wait(decide.random() * 2 * pause)
-                        self._is_running.wait()
-        except BaseException as error:
-            self._errors.append(error)
-
-    def _attempt(
-        self, cursor: Cursor, act: Callable[[Cursor, random.Random], str], decide: random.Random
-    ) -> None:
-        try:
-            done = act(cursor, decide)
-            if decide.random() < 0.05:
+        def commit(cursor: Cursor, decide: random.Random) -> str:
+            try:
+                done = act(cursor, decide)
+                if decide.random() < 0.05:
+                    cursor.connection.rollback()
+                    return "nothing"
+                cursor.connection.commit()
+            except EXPECTED:
                 cursor.connection.rollback()
-                return
-            cursor.connection.commit()
-        except EXPECTED:
-            cursor.connection.rollback()
-            return
-        if done:
-            with self._guard:
-                self.counts[done] += 1
+                return "nothing"
+            return done
+
+        return commit
 
     def _rows(self, cursor: Cursor, decide: random.Random) -> str:
         write_rows(cursor, decide, list(self._ids.values()))
@@ -141,7 +104,7 @@ class SchemaWorkload:
         assert table is not None
         target = Target(name, table, read_columns(cursor, self._ids[name]))
         if not step(cursor, decide, target):
-            return ""
+            return "nothing"
         if step is create_again:
             cursor.connection.commit()
             cursor.execute("select %s::regclass::oid::bigint", (name,))

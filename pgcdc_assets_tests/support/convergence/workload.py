@@ -1,21 +1,19 @@
 """Random transactions from several connections at once.
 
-Each connection has a random generator, seeded by the run's seed and the connection's number. A run
-is therefore repeatable except for the interleaving of connections. Keys are from a small range:
-most statements affect rows of other connections, and many fail or wait.
+Keys are from a small range: most statements affect rows of other connections, and many fail or
+wait.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import Event, Thread
+from collections.abc import Callable
 from typing import Any
 
 import psycopg2
 from psycopg2.extensions import cursor as Cursor
+
+from pgcdc_assets_tests.support.convergence.writers import Actor, Writers
 
 TABLES = """
     create table accounts (
@@ -55,57 +53,19 @@ _EXPECTED = (
 )
 
 
-class Workload:
+class Workload(Writers):
     """Connections that commit random transactions until the end of the block."""
 
     def __init__(self, conninfo: str, seed: int, connections: int) -> None:
-        self._conninfo = conninfo
-        self._stop = Event()
-        self._is_running = Event()
-        self._is_running.set()
-        self._errors: list[BaseException] = []
-        self.outcomes: Counter[str] = Counter()
-        self._threads = [
-            Thread(target=self._work, args=(random.Random(f"{seed}-{number}"),))
-            for number in range(connections)
-        ]
+        actor = Actor(_transaction, 0.1)
+        super().__init__(conninfo, seed, {str(number): actor for number in range(connections)})
 
     def __enter__(self) -> Workload:
-        for thread in self._threads:
-            thread.start()
+        self.start()
         return self
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Pause new transactions for the block."""
-        self._is_running.clear()
-        try:
-            yield
-        finally:
-            self._is_running.set()
-
     def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self._is_running.set()
-        for thread in self._threads:
-            thread.join(60)
-        if self._errors:
-            raise self._errors[0]
-
-    def _work(self, decide: random.Random) -> None:
-        try:
-            connection = psycopg2.connect(self._conninfo, application_name="random workload")
-            with connection.cursor() as cursor:
-                cursor.execute("set lock_timeout = '300ms'; set deadlock_timeout = '50ms'")
-                connection.commit()
-                while not self._stop.is_set():
-                    self.outcomes[_transaction(cursor, decide)] += 1
-                    # A pause: the time of a kill depends on the run's length, not on its volume.
-                    self._stop.wait(decide.random() * 0.1)
-                    self._is_running.wait()
-            connection.close()
-        except BaseException as error:
-            self._errors.append(error)
+        self.stop()
 
 
 def _transaction(cursor: Cursor, decide: random.Random) -> str:
