@@ -120,13 +120,13 @@ def rewrite_columns(
     new = {}
     if changes.types:
         entries = ", ".join(
-            f"{string(name)}, IF({_typed(by_name[name], before)} IS NULL, "
+            f"{string(name)}, IF({retyped_sql(by_name[name], before)} IS NULL, "
             f"{_text(by_name[name], before)}, NULL)"
             for name, before in changes.types.items()
         )
         names = ", ".join(map(string, changes.types))
         kept = f"map_filter(coalesce(_rescued, {EMPTY_MAP}), (k, v) -> k NOT IN ({names}))"
-        new = {name: F.expr(_typed(by_name[name], t)) for name, t in changes.types.items()}
+        new = {name: F.expr(retyped_sql(by_name[name], t)) for name, t in changes.types.items()}
         new[RESCUED] = F.expr(rescued_sql(kept, entries))
     columns = []
     for column in rows.schema:
@@ -234,8 +234,12 @@ def _array_text(name: str, before: str) -> str:
     return f"concat('{{', array_join(transform({name}, e -> {item}), ','), '}}')"
 
 
-def _typed(field: Field, before: str) -> str:
-    """Write the SQL of a column's value in its new type; NULL if the type cannot hold it."""
+def retyped_sql(field: Field, before: str) -> str:
+    """Write the SQL of a column's value in its new type; NULL if the type cannot hold it.
+
+    Args:
+        before: the column's present type, as Spark's `simpleString` names it.
+    """
     name = identifier(field.name)
     if before == "float" and field.type.ddl == "DOUBLE":
         return f"CAST({name} AS DOUBLE)"
@@ -245,5 +249,6 @@ def _typed(field: Field, before: str) -> str:
     typed = field.type.expression(_text(field, before))
     if field.type.is_text or field.chosen is not None or before.startswith("array") or is_array:
         return typed
-    # A cast to fewer digits rounds.
-    return f"IF(try_cast({typed} AS {before}) <=> {name}, {typed}, NULL)"
+    # A cast to fewer digits rounds. The way back is by text, because Spark has no cast between some
+    # types, such as a number and a date.
+    return f"IF(try_cast(CAST({typed} AS STRING) AS {before}) <=> {name}, {typed}, NULL)"
