@@ -143,11 +143,12 @@ def snapshot_each_table(
             with query_connection(settings, "snapshot") as conn:
                 wanted = _wanted(conn, zone, epoch, publication, tables)
         copies = _Copies(policy)
-        while snapshot is not None:
+        while True:
             yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
             found = [outcome for outcome in wanted if isinstance(outcome, PublishedTable)]
             if not found:
                 return
+            assert snapshot is not None
             pool = SnapshotPool(settings, zone, epoch, snapshot, policy, on_progress)
             yield from copies.of(pool, found)
             open_snapshot.close()

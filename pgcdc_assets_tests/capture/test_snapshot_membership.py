@@ -6,6 +6,7 @@ import pytest
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
@@ -104,3 +105,15 @@ def test_a_publication_that_is_altered_for_another_table_costs_no_second_snapsho
     epoch = zone.epochs.latest()
     assert epoch is not None
     assert report.snapshot_lsn == epoch.start_lsn
+
+
+def test_a_later_snapshot_of_an_unpublished_table_alone_fails(
+    database: Database, zone: RawZone
+) -> None:
+    """No slot is made for it, so no snapshot of the server exists."""
+    database.execute("create table t (id int primary key); create table u (id int primary key)")
+    database.execute("create publication pub for table t")
+    slot = f"s_{database.name}"
+    snapshot_tables(database.settings(), zone, slot, "pub")
+    with pytest.raises(ConfigurationError, match=r"public\.u is not in publication pub"):
+        snapshot_tables(database.settings(), zone, slot, "pub", [TableName("public", "u")])

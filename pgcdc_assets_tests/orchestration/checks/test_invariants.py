@@ -125,6 +125,8 @@ def test_the_merge_job_has_the_cheap_checks_and_the_check_job_the_others() -> No
         ("scd1", INVARIANTS_IN_FULL),
         ("scd1", "equals_source"),
         ("scd2", INVARIANTS_IN_FULL),
+        ("scd1", "schema_changes"),
+        ("scd2", "schema_changes"),
         ("scd1", "source_table"),
         ("scd2", "source_table"),
     }
