@@ -43,16 +43,19 @@ class SourcePlace:
         declared: the declared name.
         name: the relation's name now; None if the relation was dropped.
         error: the reason why the changes of the declared table are not captured; None if they are.
+        is_replaced: another table of the publication has the declared name. The next snapshot
+            copies this table.
     """
 
     declared: TableName
     name: TableName | None
     error: TableMoved | None = None
+    is_replaced: bool = False
 
     @property
     def is_renamed(self) -> bool:
         """Whether the relation is followed under another name than the declared name."""
-        return self.error is None and self.name != self.declared
+        return self.error is None and not self.is_replaced and self.name != self.declared
 
 
 def read_source_places(
@@ -85,7 +88,10 @@ def read_source_places(
         name = None if schema is None or table is None else TableName(schema, table)
         reason = _reason(publication, declared, name, *facts)
         error = None if reason is None else TableMoved(relation=str(declared), reason=reason)
-        places[declared] = SourcePlace(declared, name, error)
+        *_, is_taken_by_published = facts
+        places[declared] = SourcePlace(
+            declared, name, error, is_replaced=is_taken_by_published and name != declared
+        )
     return places
 
 

@@ -41,6 +41,8 @@ def test_the_place_of_each_table_is_found(database: Database) -> None:
         places = read_source_places(conn, "pub", known)
     followed = {p.declared.table: str(p.name) for p in places.values() if p.is_renamed}
     assert followed == {"renamed": "public.called", "moved": "other.moved"}
+    replaced = [place.declared.table for place in places.values() if place.is_replaced]
+    assert sorted(replaced) == ["made_again", "swapped"]
     errors = [place.error for place in places.values() if place.error is not None]
     assert {error.relation: error.reason for error in errors} == {
         "public.dropped": "was dropped",

@@ -277,6 +277,8 @@ def check_source_table(key: dg.AssetKey, place: SourcePlace | None) -> dg.AssetC
         metadata["source_name"] = str(place.name)
         if place.is_renamed:
             description = f"The table is named {place.name} now, and is followed by its OID."
+    if place is not None and place.is_replaced and error is None:
+        description = "Another table has its name now, and the next snapshot copies that table."
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=SOURCE_TABLE,

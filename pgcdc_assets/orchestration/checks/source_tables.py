@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pgcdc_assets.errors import TableMoved
+from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.moved_tables import SourcePlace, read_source_places
 from pgcdc_assets.raw.zone import RawZone
@@ -25,7 +26,9 @@ def read_table_places(
 ) -> dict[CdcTable, SourcePlace]:
     """Return the place of each captured table in the source's catalog.
 
-    A table without a snapshot in this epoch is left out.
+    A table without a snapshot in this epoch is left out. Where another table of the publication has
+    the declared name, and the table's setting `on_schema_change` is `follow`, the place has no
+    error: the lag sensor requests a snapshot of the other table.
 
     Args:
         purpose: of the connection, for `pg_stat_activity`.
@@ -39,7 +42,8 @@ def read_table_places(
     for table in capture.tables:
         place = places.get(table.name)
         if place is not None:
-            error = place.error and place.error.in_capture(capture.name)
+            is_healed = place.is_replaced and table.schema_policy == FOLLOW
+            error = None if is_healed else place.error and place.error.in_capture(capture.name)
             found[table] = replace(place, error=error)
     return found
 

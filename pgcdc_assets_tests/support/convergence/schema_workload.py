@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import psycopg2
+from psycopg2 import sql
 from psycopg2.extensions import cursor as Cursor
 
 from pgcdc_assets_tests.support.convergence.row_writer import (
@@ -69,6 +70,23 @@ class SchemaWorkload(Writers):
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+        self._restore_names()
+
+    def _restore_names(self) -> None:
+        """Give the tables their declared names, without which a table that was created again and
+        then renamed is not found."""
+        with closing(psycopg2.connect(self.conninfo)) as connection:
+            with connection, connection.cursor() as cursor:
+                for name, oid in self._ids.items():
+                    table = read_name(cursor, oid)
+                    assert table is not None
+                    schema, current = table.strings
+                    if schema != "public":
+                        cursor.execute(sql.SQL("alter table {} set schema public").format(table))
+                    if current != name:
+                        moved = sql.Identifier("public", current)
+                        to = sql.SQL("alter table {} rename to {}")
+                        cursor.execute(to.format(moved, sql.Identifier(name)))
 
     @property
     def ddl_count(self) -> int:
