@@ -50,6 +50,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "capture": Benchmark("capture", _STREAM, 5),
     "tls": Benchmark("capture_tls", _STREAM, 4, postgres=15),
     "large": Benchmark("capture_large", "one transaction of 5,000,000 inserts", 8),
+    "wide": Benchmark(
+        "capture_wide", "40,000 rows of 800 columns; 900,000 rows of 8 columns, 51 MB each", 1
+    ),
     "wire": Benchmark("capture_wire", _STREAM, 5),
     "copy": Benchmark("table_copy", "500,000 orders; 1,000,000 rows of 2 KB", 4),
     "copies": Benchmark("copy_connections", "5,000,000 orders; 100 tables of 10,000 orders", 7),

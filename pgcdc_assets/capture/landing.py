@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from pgcdc_assets.postgres.lease import Lease
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.heads import split_by_values
 from pgcdc_assets.protocol.parked import ParkedRows
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.window_summary import WindowSummary
@@ -104,7 +106,7 @@ class Landing:
             raise
 
     def _rows(self, work: Activity) -> Iterator[pa.RecordBatch]:
-        for batch in self.stream.batches():
+        for batch in chain.from_iterable(map(split_by_values, self.stream.batches())):
             decoded = self.decoder.decode(batch)
             if self.decoder.is_finished:
                 self.stream.pause()

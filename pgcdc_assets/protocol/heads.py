@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,11 @@ BODY_AT = 26
 BEGIN, COMMIT, INSERT, UPDATE, DELETE = b"BCIUD"
 
 _KEEPALIVE_BYTES = 18
+
+# Decoding a value takes about 50 bytes, and a NULL has one byte on the wire: eight megabytes of
+# NULLs would take 400 MB.
+MOST_VALUES = 1_000_000
+_MARKER_AT, _COUNT_AT, _TUPLE_AT = BODY_AT + 4, BODY_AT + 5, BODY_AT + 7
 
 
 class Heads(NamedTuple):
@@ -96,6 +103,34 @@ def read_heads(batch: MessageBatch, is_open: bool) -> Heads:
     begun = np.cumsum(actions == BEGIN)
     ended = np.cumsum(actions == COMMIT)
     return Heads(wire, starts, ends, actions, begun, begun - ended + int(is_open) == 1)
+
+
+def split_by_values(batch: MessageBatch, most_values: int = MOST_VALUES) -> Iterator[MessageBatch]:
+    """Yield the messages of a batch in parts of about `most_values` column values.
+
+    The parts share the buffer. A part exceeds the bound by less than one message.
+    """
+    counts = _count_values(batch)
+    before = np.cumsum(counts) - counts
+    borders = np.flatnonzero(np.diff(before // most_values)) + 1
+    for first, last in pairwise([0, *borders.tolist(), len(counts)]):
+        yield batch._replace(starts=batch.starts[first:last], ends=batch.ends[first:last])
+
+
+def _count_values(batch: MessageBatch) -> Positions:
+    """Return the number of column values per message, from the column count of the first tuple.
+
+    A malformed message may have any number: the decoder refuses the message.
+    """
+    wire = WireBuffer(batch.buffer)
+    counts = np.zeros(len(batch.starts), np.int64)
+    long = np.flatnonzero(batch.ends - batch.starts >= _TUPLE_AT)
+    actions = wire.bytes[batch.starts[long] + ACTION_AT]
+    changes = long[np.isin(actions, [INSERT, UPDATE, DELETE])]
+    at = batch.starts[changes]
+    has_two = (wire.bytes[at + ACTION_AT] == UPDATE) & (wire.bytes[at + _MARKER_AT] != ord("N"))
+    counts[changes] = wire.uint16[at + _COUNT_AT].astype(np.int64) * np.where(has_two, 2, 1)
+    return counts
 
 
 def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | None]:

@@ -87,6 +87,20 @@ def test_a_transaction_of_many_rows_and_subtransactions_lands_whole_in_little_me
     assert start < capturing.confirmed() == window.end
 
 
+def test_a_table_of_800_columns_is_captured_in_little_memory(capturing: Capturing) -> None:
+    """D16: a batch is bounded by its values as well as by its bytes."""
+    nulls = ", ".join(f"c{number} int" for number in range(799))
+    capturing.begin(f"create table t (id int, {nulls})")
+    rows = 30_000
+    capturing.database.execute(f"insert into t select generate_series(1, {rows})")
+
+    done = capturing.capture_process(capturing.window())
+
+    count, _, peak_mb = done.stdout.split()
+    assert int(count) == rows, done.stderr
+    assert int(peak_mb) < 550
+
+
 def test_a_row_of_200_mb_lands_and_the_stream_continues(capturing: Capturing) -> None:
     """D16."""
     capturing.begin("create table t (id int, v text)")

@@ -14,6 +14,7 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.heads import MOST_VALUES, split_by_values
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.protocol import encoding, reference
 from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED
@@ -43,17 +44,22 @@ def numbering() -> Any:
 
 
 def decode(
-    payloads: list[bytes], cuts: list[int] | None = None, start: int = 0, end: int = FAR
+    payloads: list[bytes],
+    cuts: list[int] | None = None,
+    start: int = 0,
+    end: int = FAR,
+    most_values: int = MOST_VALUES,
 ) -> tuple[list[dict[str, Any]], Decoder]:
-    """Decode the payloads in batches that end at the cuts."""
+    """Decode the payloads in batches that end at the cuts, and in parts of `most_values`."""
     decoder = Decoder(numbering(), end, start)
     rows: list[dict[str, Any]] = []
     borders = [0, *sorted(cuts or []), len(payloads)]
     for first, last in itertools.pairwise(borders):
-        batch = decoder.decode(MessageBatch.of(payloads[first:last]))
-        if batch is not None:
-            batch.validate(full=True)
-            rows += batch.to_pylist()
+        for part in split_by_values(MessageBatch.of(payloads[first:last]), most_values):
+            batch = decoder.decode(part)
+            if batch is not None:
+                batch.validate(full=True)
+                rows += batch.to_pylist()
     return rows, decoder
 
 
@@ -71,10 +77,28 @@ def test_any_stream_in_any_batches_gives_the_rows_of_the_reference_decoder(
     cuts = data.draw(st.lists(st.integers(0, len(payloads)), max_size=6))
     start = data.draw(st.sampled_from([0, 1000, 1100]))
     end = data.draw(st.sampled_from([FAR, FAR, 1050, 1150]))
+    most_values = data.draw(st.sampled_from([1, 5, MOST_VALUES]))
 
-    rows, _ = decode(payloads, cuts, start, end)
+    rows, _ = decode(payloads, cuts, start, end, most_values)
 
     assert rows == reference.decode(payloads, start, end)
+
+
+def test_a_batch_is_decoded_in_parts_of_bounded_values() -> None:
+    """D16: a NULL is one byte on the wire, and about fifty bytes while it is decoded."""
+    wide = Relation(
+        9, "s", "wide", ReplicaIdentity.FULL, tuple(Column(f"c{i}", 23) for i in range(40))
+    )
+    one, two = encoding.insert(9, [None] * 40), encoding.update(9, [None] * 40, [None] * 40, b"O")
+    payloads = transaction(encoding.relation(wide), *[one] * 20, *[two] * 10, *[one] * 5)
+    batch = MessageBatch.of(payloads)
+
+    parts = list(split_by_values(batch, 400))
+
+    # Begin and the two announcements have no values. An update has twice as many as an insert.
+    assert [len(part.starts) for part in parts] == [13, 10, 5, 5, 6]
+    assert all(part.buffer is batch.buffer for part in parts)
+    assert decode(payloads, most_values=400)[0] == decode(payloads)[0]
 
 
 def test_null_unchanged_and_empty_text_are_three_different_values() -> None:
@@ -268,6 +292,6 @@ def test_damaged_messages_end_as_protocol_errors_and_nothing_else(
     damaged[index] = bytes(message)
 
     try:
-        decode(damaged, [index])
+        decode(damaged, [index], most_values=3)
     except ProtocolError as error:
         assert error.offset >= 0
