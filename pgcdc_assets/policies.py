@@ -119,6 +119,9 @@ class SnapshotPolicy:
             share.
         max_seconds: after this time no range is begun in the same snapshot of the server; a copy
             that takes longer continues in a new one. None: no limit.
+        max_xmin_age: the same for the number of transaction ids that were assigned since the oldest
+            transaction that the snapshot does not see. None: half of the server's
+            autovacuum_freeze_max_age, at which VACUUM warns.
         lock_timeout_seconds: limit of one wait for a lock, slot creation included; None: the limit
             of the connection.
         statement_timeout_seconds: limit of the statement that reads a range; None: no limit.
@@ -127,6 +130,7 @@ class SnapshotPolicy:
     parallelism: int = 4
     range_bytes: int = 256 * MEGABYTE
     max_seconds: float | None = None
+    max_xmin_age: int | None = None
     lock_timeout_seconds: float | None = None
     statement_timeout_seconds: float | None = None
 
@@ -134,7 +138,12 @@ class SnapshotPolicy:
         for name in ("parallelism", "range_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(reason=f"snapshot.{name} must be 1 or more")
-        for name in ("max_seconds", "lock_timeout_seconds", "statement_timeout_seconds"):
+        for name in (
+            "max_seconds",
+            "max_xmin_age",
+            "lock_timeout_seconds",
+            "statement_timeout_seconds",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigurationError(reason=f"snapshot.{name} must be above zero")

@@ -142,7 +142,7 @@ def snapshot_each_table(
             # the snapshot. The copy checks that the table was not altered after the snapshot.
             with query_connection(settings, "snapshot") as conn:
                 wanted = _wanted(conn, zone, epoch, publication, tables)
-        copies = _Copies(policy)
+        copies = _Copies()
         while True:
             yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
             found = [outcome for outcome in wanted if isinstance(outcome, PublishedTable)]
@@ -175,12 +175,10 @@ class _Copies:
     """The copies of one run, over one or several snapshots of the server.
 
     Attributes:
-        policy: the time limit of a snapshot.
-        left: tables that need another snapshot: they were altered after the last one, or the time
-            limit was over before their last range.
+        left: tables that need another snapshot: they were altered after the last one, or a limit of
+            its age was exceeded before their last range.
     """
 
-    policy: SnapshotPolicy
     left: list[TableName] = field(default_factory=list)
     _altered: Counter[TableName] = field(default_factory=Counter)
     _stalled: set[TableName] = field(default_factory=set)
@@ -194,10 +192,16 @@ class _Copies:
             match outcome:
                 case UnfinishedSnapshot():
                     if not outcome.has_progress and outcome.name in self._stalled:
-                        yield SnapshotFailure(*outcome.name, self._too_slow(outcome.name))
+                        yield SnapshotFailure(*outcome.name, self._too_slow(outcome))
                         continue
                     if not outcome.has_progress:
                         self._stalled.add(outcome.name)
+                    _logger.warning(
+                        "The snapshot of the server has reached %s. The copy of %s continues in a "
+                        "new one",
+                        outcome.limit,
+                        outcome.name,
+                    )
                     self.left.append(outcome.name)
                 case SnapshotFailure(error=TableChanged() as error):
                     self._altered[outcome.name] += 1
@@ -209,12 +213,12 @@ class _Copies:
                 case _:
                     yield outcome
 
-    def _too_slow(self, name: TableName) -> PgcdcError:
+    def _too_slow(self, unfinished: UnfinishedSnapshot) -> PgcdcError:
         return TransientError(
-            reason=f"Table {name} was not complete within snapshot.max_seconds "
-            f"({self.policy.max_seconds:g}), twice. A table without a key is copied in one "
-            "snapshot of the server, and the ranges that earlier snapshots have read are brought "
-            "up to date in one. Raise snapshot.max_seconds, or snapshot.parallelism."
+            reason=f"Table {unfinished.name} was not complete within {unfinished.limit}, twice. A "
+            "table without a key is copied in one snapshot of the server, and the ranges that "
+            "earlier snapshots have read are brought up to date in one. Raise the limit, or "
+            "snapshot.parallelism."
         )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.capture.snapshot_limits import SnapshotLimits
 from pgcdc_assets.capture.snapshot_ranges import (
     cut_unread_pages,
     find_usable_ranges,
@@ -32,6 +33,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader, begin_at, read_page_counts
 from pgcdc_assets.postgres.copy_ranges import RangeSource, read_range_source
 from pgcdc_assets.postgres.slots import ExportedSnapshot, read_server_identity
+from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_warning_age
 from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.table_name import TableName
 
@@ -58,6 +60,7 @@ class SnapshotReport:
         rescued_count: number of values that are not UTF-8, written as hex.
         ranges: number of ranges.
         ranges_continued: number of those that an earlier snapshot of the server had read.
+        age: age of the server's snapshot at the commit; None: not measured.
     """
 
     schema: str
@@ -70,6 +73,7 @@ class SnapshotReport:
     rescued_count: int = 0
     ranges: int = 1
     ranges_continued: int = 0
+    age: SnapshotAge | None = None
 
     @property
     def name(self) -> TableName:
@@ -98,14 +102,16 @@ class SnapshotFailure:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedSnapshot:
-    """A table that was not complete when the time limit of the snapshot was over.
+    """A table that was not complete when a limit of the snapshot's age was exceeded.
 
     Attributes:
         has_progress: the next snapshot has fewer ranges to read.
+        limit: the limit, for a sentence.
     """
 
     name: TableName
     has_progress: bool
+    limit: str
 
 
 Outcome = SnapshotReport | SnapshotFailure | UnfinishedSnapshot
@@ -132,14 +138,7 @@ class SnapshotPool:
     snapshot: ExportedSnapshot
     policy: SnapshotPolicy
     on_progress: Callable[[SnapshotProgress], None] = ignore_progress
-    began: float = field(default_factory=time.monotonic)
     stopping: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time limit of the snapshot is over."""
-        limit = self.policy.max_seconds
-        return limit is not None and time.monotonic() - self.began >= limit
 
     def copy(self, tables: Sequence[PublishedTable]) -> Generator[Outcome, None, None]:
         """Copy tables, and yield the result of each table in the order of completion.
@@ -149,19 +148,22 @@ class SnapshotPool:
         Raises:
             PgcdcError: the server or the lake is not available at all.
         """
-        source, page_counts = self._examine(tables)
+        began = time.monotonic()
+        source, page_counts, warning_age = self._examine(tables)
+        limits = SnapshotLimits.of(self.policy, source.xmin, warning_age)
+        limits.began = began
         copies = list(self._begin(tables, source, page_counts))
-        crew = _Crew(self, source, deque(self._parts(copies)))
+        crew = _Crew(self, source, limits, deque(self._parts(copies)))
         with crew.at_work():
             for _ in copies:
                 yield crew.next_outcome()
 
-    def _examine(self, tables: Sequence[PublishedTable]) -> tuple[RangeSource, dict[int, int]]:
+    def _examine(self, tables: Sequence[PublishedTable]) -> tuple[RangeSource, dict[int, int], int]:
         with query_connection(self.settings, "snapshot", statement_timeout_ms=0) as conn:
             timeline = read_server_identity(conn).timeline
-            page_counts = read_page_counts(conn, tables)
+            page_counts, warning_age = read_page_counts(conn, tables), read_warning_age(conn)
             begin_at(conn, self.snapshot.snapshot_name)
-            return read_range_source(conn, tables, timeline), page_counts
+            return read_range_source(conn, tables, timeline), page_counts, warning_age
 
     def _begin(
         self, tables: Sequence[PublishedTable], source: RangeSource, page_counts: dict[int, int]
@@ -196,8 +198,8 @@ class SnapshotPool:
             yield from ((copy, pages, None) for pages in unread)
             yield from ((copy, Pages(r.start_page, r.end_page), r) for r in copy.landed)
 
-    def report(self, copy: TableCopy) -> SnapshotReport:
-        """Commit a table's files, and return the report."""
+    def report(self, copy: TableCopy, age: SnapshotAge) -> SnapshotReport:
+        """Commit a table's files, and return the report with the age of the snapshot."""
         failpoints.reach(failpoints.BEFORE_COPY_COMMIT)
         row_count = copy.landing.commit(self.snapshot.taken_at)
         failpoints.reach(failpoints.AFTER_COPY_COMMIT)
@@ -214,15 +216,23 @@ class SnapshotPool:
             rescued_count=copy.rescued_count + sum(r.rescued_count for r in copy.landed),
             ranges=copy.parts,
             ranges_continued=len(copy.landed),
+            age=age,
         )
 
 
 class _Crew:
     """The threads that read ranges, each with its own connection."""
 
-    def __init__(self, pool: SnapshotPool, source: RangeSource, parts: deque[_Part]) -> None:
+    def __init__(
+        self,
+        pool: SnapshotPool,
+        source: RangeSource,
+        limits: SnapshotLimits,
+        parts: deque[_Part],
+    ) -> None:
         self._pool = pool
         self._source = source
+        self._limits = limits
         self._parts = parts
         self._outcomes: queue.SimpleQueue[Outcome | SnapshotProgress | BaseException] = (
             queue.SimpleQueue()
@@ -274,17 +284,18 @@ class _Crew:
             except PgcdcError as error:
                 self._end_unopened(error)
                 return
-            is_over = False
+            limit: str | None = None
             while not self._pool.stopping.is_set():
                 try:
                     part = self._parts.popleft()
                 except IndexError:
                     return
                 try:
-                    self._read(reader, part, is_over)
+                    self._read(reader, part, limit)
+                    self._measure(reader)
                     self._end_part(part[0])
-                    # Only here: each snapshot makes some progress, however short the limit is.
-                    is_over = self._pool.is_over
+                    # Only here: each snapshot makes some progress, however low the limit is.
+                    limit = self._limits.exceeded
                 except BaseException as error:
                     self._outcomes.put(error)
                     return
@@ -297,10 +308,16 @@ class _Crew:
             return
         _logger.warning("One of %d connections is not used. %s", len(self._readers), error)
 
-    def _read(self, reader: SnapshotReader, part: _Part, is_over: bool) -> None:
+    def _measure(self, reader: SnapshotReader) -> None:
+        """Measure the age of the snapshot, on the connection that has read a range."""
+        transactions = reader.read_xmin_age(self._limits.xmin)
+        if transactions is not None:
+            self._limits.transactions = transactions
+
+    def _read(self, reader: SnapshotReader, part: _Part, limit: str | None) -> None:
         copy, pages, landed = part
-        copy.is_cut = copy.is_cut or is_over
-        if copy.failure is not None or copy.is_cut:
+        copy.cut_by = copy.cut_by or limit
+        if copy.failure is not None or copy.cut_by is not None:
             return
         copy.begin()
         try:
@@ -317,8 +334,8 @@ class _Crew:
         with copy.lock:
             copy.open_parts -= 1
             is_last = not copy.open_parts
-        if copy.parts > 1 and copy.failure is None and not copy.is_cut:
-            self._outcomes.put(copy.progress())
+        if copy.parts > 1 and copy.failure is None and copy.cut_by is None:
+            self._outcomes.put(copy.progress(self._limits.age))
         if not is_last:
             return
         outcome = self._outcome(copy)
@@ -329,12 +346,13 @@ class _Crew:
         self._outcomes.put(outcome)
 
     def _outcome(self, copy: TableCopy) -> Outcome:
-        if copy.failure is None and copy.is_cut:
+        if copy.failure is None and copy.cut_by is not None:
             copy.landing.discard()
-            return UnfinishedSnapshot(copy.name, copy.new_ranges > 0 or copy.began is None)
+            has_progress = copy.new_ranges > 0 or copy.began is None
+            return UnfinishedSnapshot(copy.name, has_progress, copy.cut_by)
         if copy.failure is None:
             try:
-                return self._pool.report(copy)
+                return self._pool.report(copy, self._limits.age)
             except PgcdcError as error:
                 copy.failure = error
         copy.landing.discard()

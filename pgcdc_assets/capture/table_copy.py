@@ -13,6 +13,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.postgres.catalog import PublishedTable
+from pgcdc_assets.postgres.snapshot_age import SnapshotAge
 from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.table_name import TableName
 
@@ -34,6 +35,7 @@ class SnapshotProgress:
         byte_count: their size in memory.
         seconds: time since the first range of this run.
         seconds_left: estimate, by the ranges of this run.
+        age: age of the server's snapshot.
     """
 
     name: TableName
@@ -43,12 +45,14 @@ class SnapshotProgress:
     byte_count: int
     seconds: float
     seconds_left: float
+    age: SnapshotAge
 
     def __str__(self) -> str:
         return (
             f"Copied {self.ranges_done} of {self.ranges} ranges of {self.name}: "
             f"{self.row_count:,} rows and {self.byte_count / 1e6:,.0f} MB in {self.seconds:,.0f} "
-            f"s, about {self.seconds_left:,.0f} s left"
+            f"s, about {self.seconds_left:,.0f} s left. The snapshot is held for "
+            f"{self.age.seconds:,.0f} s and is {self.age.transactions:,} transactions old"
         )
 
 
@@ -75,7 +79,7 @@ class TableCopy:
         parts: number of ranges to read or to bring to the snapshot.
         open_parts: number of those that are not done.
         new_ranges: number of ranges that this copy has recorded.
-        is_cut: the time limit of the snapshot was over before the last range.
+        cut_by: the limit of the snapshot's age that was exceeded before the last range.
         failure: the first error, after which the other ranges are skipped.
     """
 
@@ -92,7 +96,7 @@ class TableCopy:
     row_count: int = 0
     byte_count: int = 0
     rescued_count: int = 0
-    is_cut: bool = False
+    cut_by: str | None = None
     failure: PgcdcError | None = None
     work: Activity | None = None
     shown: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -138,8 +142,8 @@ class TableCopy:
         if self.stopping.is_set():
             raise CopiesAbandoned
 
-    def progress(self) -> SnapshotProgress:
-        """Describe the state of the copy."""
+    def progress(self, age: SnapshotAge) -> SnapshotProgress:
+        """Describe the state of the copy, whose snapshot has this age."""
         with self.lock:
             done = self.parts - self.open_parts
             seconds = time.monotonic() - (self.began or time.monotonic())
@@ -151,6 +155,7 @@ class TableCopy:
                 self.byte_count,
                 seconds,
                 seconds / max(done, 1) * self.open_parts,
+                age,
             )
 
 

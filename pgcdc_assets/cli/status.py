@@ -20,6 +20,7 @@ from pgcdc_assets.orchestration.state import CaptureState, TableState, read_stat
 from pgcdc_assets.postgres.moved_tables import SourcePlace
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_held_snapshot
 from pgcdc_assets.raw.ranges import UnfinishedCopy
 from pgcdc_assets.raw.zone import RawZone
 
@@ -31,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
         for loaded in captures:
             with loaded.postgres.query_connection("status") as conn:
                 slot = read_slot_status(conn, loaded.capture.slot)
+                held = read_held_snapshot(conn, loaded.postgres.settings())
             zone = loaded.lake.zone(loaded.capture.name)
             state = read_state(zone, loaded.capture)
             _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
@@ -38,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
             _print_tables(state, stopped)
             if state.epoch is not None:
                 _print_copies(zone.ranges.unfinished_copies(state.epoch.epoch))
+            _print_held_snapshot(held)
             for place in _renamed(loaded, zone):
                 print(f"  RENAMED {place.declared} is named {place.name} at the source")
     return 0
@@ -135,6 +138,15 @@ def _word(table: TableState, stopped: Mapping[str, str]) -> str:
 
 def _text(position: Position | None) -> str:
     return "never" if position is None else str(position.lsn)
+
+
+def _print_held_snapshot(held: SnapshotAge | None) -> None:
+    """Print the age of the snapshot that running copies hold."""
+    if held is not None:
+        print(
+            f"  SNAPSHOT of the server held for {duration(held.seconds)}, "
+            f"{held.transactions:,} transactions old"
+        )
 
 
 def _print_copies(copies: Sequence[UnfinishedCopy]) -> None:

@@ -166,6 +166,12 @@ class SnapshotModel(dg.Model, Resolvable):
         "age delays VACUUM there; the copy continues in a new snapshot. A table without a key must "
         "be copied within this time. Unset: no limit.",
     )
+    max_xmin_age: int | None = Field(
+        default=None,
+        description="The same limit in transaction ids that the server has assigned since the "
+        "snapshot. Unset: half of the server's `autovacuum_freeze_max_age`, the age at which "
+        "VACUUM warns of old transactions.",
+    )
     lock_timeout_seconds: float | None = Field(
         default=None,
         description="How long a snapshot waits for a lock on a table, or for open transactions at "

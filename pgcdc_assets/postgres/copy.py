@@ -35,6 +35,7 @@ from pgcdc_assets.postgres.copy_ranges import newer_sql, older_sql
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.copy_transport import CHUNK_BYTES, copy_chunks
 from pgcdc_assets.postgres.errors import reported_failure, statement_failure
+from pgcdc_assets.postgres.snapshot_age import read_xmin_age
 from pgcdc_assets.postgres.stream.transport import ServerError
 from pgcdc_assets.postgres.table_lock import lock_unchanged
 from pgcdc_assets.table_name import quoted
@@ -221,6 +222,14 @@ class SnapshotReader:
                 # All rows were read. The next read opens a new connection.
                 pass
         self._close()
+
+    def read_xmin_age(self, xmin: int) -> int | None:
+        """Return the age of the snapshot's `xmin`; None without a connection after an error."""
+        try:
+            return None if self._current is None else read_xmin_age(self._current, xmin)
+        except psycopg2.Error:
+            # A lost connection is the error of the next read.
+            return None
 
     def cancel(self) -> None:
         """Cancel the statement that another thread runs on this connection, if any."""

@@ -275,8 +275,13 @@ def test_status_shows_the_progress_of_an_unfinished_copy(
     zone.epochs.append(replace(EPOCH, slot="pgcdc_shop", database=database.name))
     for number in (0, 1):
         zone.ranges.append(landed_range(number))
-    assert main(["status"]) == 0
+    with database.connect(autocommit=False) as held, held.cursor() as cursor:
+        cursor.execute("set application_name = 'pgcdc snapshot shop'")
+        cursor.execute("commit; begin isolation level repeatable read; select 1")
+        assert main(["status"]) == 0
     out = capsys.readouterr().out
+    assert "SNAPSHOT of the server held for " in out
+    assert " transactions old" in out
     assert "COPY of shop.orders: 20 of 100 pages in 2 ranges, 10 rows, 100 B; the last" in out
 
 

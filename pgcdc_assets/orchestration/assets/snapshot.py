@@ -19,6 +19,7 @@ from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG
 from pgcdc_assets.orchestration.state import read_gates, watermarks
+from pgcdc_assets.postgres.snapshot_age import SnapshotAge
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.tables.schema_gate import SchemaGate
@@ -155,4 +156,12 @@ def snapshot_metadata(report: SnapshotReport, gate: SchemaGate | None) -> dict[s
         "values_not_utf8": report.rescued_count,
         "ranges": report.ranges,
         "ranges_continued": report.ranges_continued,
+        **({} if report.age is None else _age_metadata(report.age)),
+    }
+
+
+def _age_metadata(age: SnapshotAge) -> dict[str, Any]:
+    return {
+        "snapshot_seconds": round(age.seconds, 3),
+        "snapshot_xmin_age": age.transactions,
     }

@@ -1,0 +1,182 @@
+"""The age of the server's snapshot is measured and bounded, and a long copy is cut (C15)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.capture import snapshot
+from pgcdc_assets.capture.snapshot import snapshot_each_table
+from pgcdc_assets.capture.snapshot_limits import SnapshotLimits
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.table_copy import SnapshotProgress
+from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.copy import SnapshotReader, hold_snapshot
+from pgcdc_assets.postgres.slots import create_slot
+from pgcdc_assets.postgres.snapshot_age import read_held_snapshot, read_warning_age
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
+from pgcdc_assets_tests.support.resumed_copies import (
+    PAGE,
+    STATEMENTS,
+    TABLE,
+    copy_t,
+    is_exact,
+    slot_of,
+    source_rows,
+)
+from pgcdc_assets_tests.support.snapshot_copies import act_before_third_range
+from pgcdc_assets_tests.support.waits import wait_until
+
+pytestmark = pytest.mark.postgres
+
+
+def _exceeded_in_the_first(count: int) -> Callable[[SnapshotLimits], str | None]:
+    """Return whether a limit is exceeded: after each range of the first snapshots."""
+    snapshots: list[SnapshotLimits] = []
+
+    def exceeded(limits: SnapshotLimits) -> str | None:
+        if not any(limits is known for known in snapshots):
+            snapshots.append(limits)
+        return "a limit" if limits in snapshots[:count] else None
+
+    return exceeded
+
+
+def test_a_long_copy_is_cut_into_several_snapshots(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """C15: the snapshot of the server is given back after `snapshot.max_seconds`."""
+    database.execute(TABLE.format(rows=1000))
+    lsns = []
+    original = snapshot._temporary_snapshot
+
+    def counted(*arguments: Any) -> Any:
+        lsns.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(snapshot, "_temporary_snapshot", counted)
+    monkeypatch.setattr(SnapshotLimits, "exceeded", property(_exceeded_in_the_first(3)))
+    policy = SnapshotPolicy(2, 8 * PAGE, max_seconds=60)
+    with writers(database, 2, seed, STATEMENTS, key_count=1200):
+        report = copy_t(database, zone, policy=policy)
+    assert isinstance(report, SnapshotReport), report
+    # The first snapshot is the slot's.
+    assert len(lsns) == 3
+    assert report.ranges_continued >= 6
+    rows = copied_rows(zone, "t", report.snapshot_lsn)
+    assert replay(database, slot_of(database), rows, report.snapshot_lsn) == source_rows(database)
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit"),
+    [
+        (SnapshotPolicy(1, 16 * PAGE, max_seconds=1e-6), "snapshot.max_seconds (1e-06)"),
+        (SnapshotPolicy(1, 16 * PAGE, max_xmin_age=1), "snapshot.max_xmin_age (1 transactions)"),
+    ],
+)
+def test_a_limit_that_is_too_low_fails_and_keeps_the_ranges(
+    database: Database,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: SnapshotPolicy,
+    limit: str,
+) -> None:
+    """C15."""
+    database.execute(TABLE.format(rows=400))
+    original = SnapshotReader.read_xmin_age
+
+    def measured(reader: SnapshotReader, xmin: int) -> int | None:
+        database.value("select pg_current_xact_id()")
+        return original(reader, xmin)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotReader, "read_xmin_age", measured)
+        outcome = copy_t(database, zone, policy=policy)
+    assert isinstance(outcome, SnapshotFailure)
+    assert isinstance(outcome.error, TransientError)
+    assert f"within {limit}, twice" in str(outcome.error)
+    assert len(zone.ranges.all()) >= 3
+    report = copy_t(database, zone, policy=SnapshotPolicy(1, 16 * PAGE))
+    assert is_exact(database, zone, report)
+
+
+def test_a_copy_ends_its_snapshot_at_the_age_in_transactions(
+    database: Database,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """C15: the age is reported, and the copy continues in a snapshot that is younger."""
+    database.execute(TABLE.format(rows=400))
+    seen: list[SnapshotProgress] = []
+
+    def assign_ids() -> None:
+        with database.connect() as conn, conn.cursor() as cursor:
+            for _ in range(70):
+                cursor.execute("select pg_current_xact_id()")
+
+    act_before_third_range(monkeypatch, assign_ids)
+    with caplog.at_level(logging.WARNING):
+        [report] = snapshot_each_table(
+            database.settings(),
+            zone,
+            slot_of(database),
+            "pub",
+            policy=SnapshotPolicy(1, 4 * PAGE, max_xmin_age=60),
+            on_progress=seen.append,
+        )
+    assert is_exact(database, zone, report)
+    assert isinstance(report, SnapshotReport)
+    assert report.ranges_continued == 3
+    assert "has reached snapshot.max_xmin_age (60 transactions)" in caplog.text
+    old = [progress.age.transactions >= 60 for progress in seen]
+    assert old == [number == 2 for number in range(len(seen))]
+    assert f"{seen[2].age.transactions} transactions old" in str(seen[2])
+    assert report.age is not None
+    assert report.age.transactions < 60
+
+
+def test_the_age_of_a_held_snapshot_is_that_of_the_oldest_session(database: Database) -> None:
+    """C15: `pgcdc status` shows it; other sessions do not count."""
+    settings = database.settings()
+    with query_connection(settings, "status") as conn:
+        assert read_held_snapshot(conn, settings) is None
+        with create_slot(settings, slot_of(database), temporary=True) as made:
+            held = hold_snapshot(settings, made.snapshot_name)
+            held.__enter__()
+        with database.connect(autocommit=False) as other, other.cursor() as cursor:
+            cursor.execute("select pg_current_xact_id()")
+            before = read_held_snapshot(conn, settings)
+            for _ in range(5):
+                database.value("select pg_current_xact_id()")
+            after = read_held_snapshot(conn, settings)
+        held.__exit__(None, None, None)
+        assert before is not None and after is not None
+        assert after.transactions >= before.transactions + 5
+        assert after.seconds > before.seconds >= 0
+        wait_until(lambda: read_held_snapshot(conn, settings) is None, "the end of the session")
+
+
+def test_without_a_setting_the_limit_is_half_of_the_age_at_which_the_server_warns(
+    database: Database,
+) -> None:
+    with query_connection(database.settings(), "test") as conn:
+        warning = read_warning_age(conn)
+    assert warning == 200_000_000
+    limits = SnapshotLimits.of(SnapshotPolicy(), 7, warning)
+    limits.transactions = 99_999_999
+    assert limits.exceeded is None
+    limits.transactions += 1
+    assert limits.exceeded == "half of autovacuum_freeze_max_age (100000000 transactions)"
+
+
+def test_a_limit_of_no_transactions_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"snapshot\.max_xmin_age must be above zero"):
+        SnapshotPolicy(max_xmin_age=0)

@@ -1,0 +1,90 @@
+"""Copies of a table `t` in ranges, which end early and continue."""
+
+from __future__ import annotations
+
+from pgcdc_assets.capture.snapshot import snapshot_each_table
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.table_copy import SnapshotProgress
+from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.handover import copied_rows
+
+PAGE = 8192
+T = TableName("public", "t")
+
+# About ten rows a page, and a value outside the row that most updates leave unchanged.
+TABLE = """
+create table t (id int primary key, n int, note text, pad text);
+alter table t alter note set storage external, alter pad set storage plain;
+insert into t select i, 0, repeat(md5(i::text), 80), repeat('p', 700)
+  from generate_series(1, {rows}) i;
+create publication pub for table t
+"""
+
+STATEMENTS = (
+    "insert into t select %s, 0, repeat(md5(random()::text), 80), repeat('i', 600) "
+    "on conflict do nothing",
+    "update t set n = n + 1 where id = %s",
+    # The row finds no room on its page, and moves to an earlier or a later one.
+    "update t set n = n + 1, pad = repeat('m', 200 + (random() * 1800)::int) where id = %s",
+    "update t set note = repeat(md5(random()::text), 80) where id = %s",
+    "update t set id = -id where id = %s and not exists (select from t x where x.id = -t.id)",
+    "delete from t where id = %s",
+)
+
+
+def slot_of(database: Database) -> str:
+    return f"s_{database.name}"
+
+
+def source_rows(database: Database) -> dict[str | None, list[str | None]]:
+    rows = database.query("select id::text, n::text, note, pad from t")
+    return {row[0]: list(row) for row in rows}
+
+
+class Interrupted(Exception):
+    """Stands for the end of a run."""
+
+
+def copy_t(
+    database: Database,
+    zone: RawZone,
+    *,
+    interrupt_after: int | None = None,
+    policy: SnapshotPolicy | None = None,
+) -> SnapshotReport | SnapshotFailure | None:
+    """Copy table `t` in this process; return None if the copy was interrupted.
+
+    Args:
+        interrupt_after: interrupt the copy after so many ranges.
+    """
+    done = []
+
+    def count(progress: SnapshotProgress) -> None:
+        done.append(progress)
+        if len(done) == interrupt_after:
+            raise Interrupted
+
+    try:
+        [outcome] = snapshot_each_table(
+            database.settings(),
+            zone,
+            slot_of(database),
+            "pub",
+            [T],
+            policy=policy or SnapshotPolicy(1, 4 * PAGE),
+            on_progress=count,
+        )
+    except Interrupted:
+        return None
+    return outcome
+
+
+def is_exact(database: Database, zone: RawZone, outcome: object) -> bool:
+    """Return whether the copy of a table that did not change since has the rows of the source."""
+    assert isinstance(outcome, SnapshotReport), outcome
+    rows = copied_rows(zone, "t", outcome.snapshot_lsn)
+    assert len(rows) == outcome.row_count
+    return {row[0]: row for row in rows} == source_rows(database)
