@@ -1,5 +1,6 @@
 """Random DDL and random row changes, while syncs run and are killed. In the end each SCD1 table
-equals its source, and the current rows of each history equal SCD1.
+equals its source, the current rows of each history equal SCD1, and the versions equal an audit of
+the source.
 
 Repeat one seed with `--seed N`. `PGCDC_SOAK_SECONDS` sets the duration of the long form.
 """
@@ -27,6 +28,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.support.convergence.history_audit import compare_history
 from pgcdc_assets_tests.support.convergence.schema_steps import DISRUPTIVE, PUBLICATION
 from pgcdc_assets_tests.support.convergence.schema_workload import (
     NAMES,
@@ -98,12 +100,15 @@ class Run:
         self.kills += process.returncode != 0
 
     def check(self, spark: SparkSession) -> None:
-        """Compare SCD1 with the source, and the histories with SCD1."""
+        """Compare SCD1 with the source, and the histories with SCD1 and with the audit."""
         for table in self.live.capture.tables:
             assert self.live.equals_source(table.table), table.qualified_name
             for scd in table.scd:
                 findings = check_all(spark, self.live.zone, table, scd)
                 assert findings.is_sound, (table.qualified_name, scd, findings)
+            difference = compare_history(spark, self.live.database, self.live.zone, table.name)
+            assert not difference.missing, (table.qualified_name, difference.missing[:5])
+            assert not difference.invented, (table.qualified_name, difference.invented[:5])
 
     @property
     def snapshots(self) -> int:

@@ -15,6 +15,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.merge.fold.chosen_types import choose_types
 from pgcdc_assets.merge.fold.schema import build_schema
+from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.protocol.relation import Column
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationVersion
@@ -231,6 +232,18 @@ def _check_changed_settings(pipeline: Pipeline, target: CdcTable) -> None:
     (sentence,) = _merge(pipeline, replace(target, types=fewer))
     assert "changed from DOUBLE to STRING" in sentence and "pgcdc rebuild" in sentence
     assert _shown(pipeline, 1, "f", "STRING")[1,] == ("0.00", None)
+
+    # The raw zone has the texts of the table that cannot be rewritten.
+    texts = dict(pipeline.database.query("select id, f::text from t"))
+    for scd in (1, 2):
+        rebuild_table(pipeline.spark, pipeline.zone, replace(target, types=fewer), scd)
+        found = _shown(pipeline, scd, "f", "STRING")
+        assert {key: value for (key,), value in found.items()} == {
+            key: (text, None) for key, text in texts.items()
+        }
+    pipeline.database.execute("update t set n = 3 where id = 0")
+    pipeline.capture()
+    assert _merge(pipeline, replace(target, types=fewer)) == []
 
 
 @pytest.mark.parametrize(

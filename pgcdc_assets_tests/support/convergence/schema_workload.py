@@ -14,6 +14,7 @@ import psycopg2
 from psycopg2 import sql
 from psycopg2.extensions import cursor as Cursor
 
+from pgcdc_assets_tests.support.convergence.history_audit import AUDIT, audit_table
 from pgcdc_assets_tests.support.convergence.row_writer import (
     EXPECTED,
     read_columns,
@@ -62,9 +63,16 @@ class SchemaWorkload(Writers):
     def __enter__(self) -> SchemaWorkload:
         with closing(psycopg2.connect(self.conninfo)) as connection:
             with connection.cursor() as cursor:
+                cursor.execute("select to_regclass('audit') is null")
+                ((is_first,),) = cursor.fetchall()
+                if is_first:
+                    cursor.execute(AUDIT)
                 for name in NAMES:
+                    if is_first:
+                        audit_table(cursor, sql.Identifier("public", name), name)
                     cursor.execute("select %s::regclass::oid::bigint", (name,))
                     ((self._ids[name],),) = cursor.fetchall()
+            connection.commit()
         self.start()
         return self
 
