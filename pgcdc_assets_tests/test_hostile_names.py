@@ -89,7 +89,12 @@ def change(database: Database, table: TableName, number: int) -> None:
 
 
 @pytest.fixture
-def module(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def module(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quick_dagster_storage: None,
+) -> str:
     """A code location over the folder that `pgcdc init` writes to."""
     name = f"location_{database.name}"
     (tmp_path / f"{name}.py").write_text(MODULE.format(folder=str(tmp_path / "defs")))

@@ -27,7 +27,9 @@ NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
 
 
 @pytest.fixture(autouse=True)
-def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_surroundings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_dagster_storage: None
+) -> Iterator[None]:
     home = tmp_path / "dagster"
     home.mkdir()
     monkeypatch.setenv("DAGSTER_HOME", str(home))

@@ -30,7 +30,12 @@ defs = build_cdc_definitions(
 
 
 @pytest.fixture
-def module(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def module(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quick_dagster_storage: None,
+) -> str:
     """A code location with one capture, in an environment of the test."""
     name = f"location_{database.name}"
     (tmp_path / f"{name}.py").write_text(MODULE.format(slot=f"s_{database.name}"))

@@ -153,7 +153,7 @@ class Orchestrated:
 
 
 @pytest.fixture(scope="session")
-def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fresh_home(tmp_path_factory: pytest.TempPathFactory, quick_dagster_storage: None) -> Path:
     """The folder of an empty instance, to copy: Dagster needs a second to create an instance."""
     from pgcdc_assets.orchestration.project.home import CONFIG
 
@@ -190,7 +190,8 @@ def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -
             "pub",
             (CdcTable("public", "a"), CdcTable("public", "b")),
             slot=f"s_{database.name}",
-            windows=WindowPolicy(max_age_seconds=0, retry_seconds=0),
+            # A run ends after its window: the wait for the next one is shown by `continuing`.
+            windows=WindowPolicy(max_age_seconds=0, retry_seconds=0, run_seconds=0),
         ),
     )
 
