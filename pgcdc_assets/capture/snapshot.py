@@ -364,16 +364,17 @@ def _wanted(
 
 
 def _known_ids(zone: RawZone) -> dict[TableName, int]:
-    """Return the OID of each declared table in its newest snapshot, by the declared name.
+    """Return the OID of each declared table with a snapshot, by the declared name.
 
     A new epoch has no snapshots yet. An earlier epoch of the same cluster has the same OIDs.
     """
     epochs = zone.epochs.all()
+    events = zone.schema_events.read()
     known: dict[TableName, int] = {}
     for epoch in epochs:
         if epoch.system_identifier == epochs[-1].system_identifier:
             relations = zone.source_relations(epoch.epoch)
-            known |= relations.newest_ids(relations.tables)
+            known |= relations.followed_ids(relations.tables, events)
     return known
 
 

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
 from pgcdc_assets.table_name import TableName
 
@@ -51,6 +52,7 @@ class SourceRelations:
     def __init__(
         self, epoch: int, snapshots: Iterable[Snapshot], versions: Sequence[RelationVersion]
     ) -> None:
+        self._epoch = epoch
         self._by_id: dict[int, list[RelationVersion]] = {}
         self._by_name: dict[TableName, list[RelationVersion]] = {}
         self._snapshots: dict[TableName, list[tuple[Lsn, RelationVersion]]] = {}
@@ -97,6 +99,26 @@ class SourceRelations:
         """Return the OID of each table's newest snapshot; tables without one are left out."""
         found = {table: self.newest_id(table) for table in tables}
         return {table: oid for table, oid in found.items() if oid is not None}
+
+    def followed_ids(
+        self, tables: Iterable[TableName], events: Iterable[SchemaEvent]
+    ) -> dict[TableName, int]:
+        """Return the OIDs that the next snapshots copy; tables never seen are left out.
+
+        The OID is that of the newest snapshot. If another table had the declared name later, its
+        OID is followed, also after a further rename.
+
+        Args:
+            events: schema events; those of other epochs are ignored.
+        """
+        found = self.newest_ids(tables)
+        of_epoch = (event for event in events if event.epoch == self._epoch)
+        for event in sorted(of_epoch, key=lambda event: event.lsn):
+            taken = self._snapshots.get(event.table)
+            is_later = taken is not None and event.lsn > taken[-1][0]
+            if event.change is SchemaChange.TABLE_RECREATED and event.table in found and is_later:
+                found[event.table] = event.relation_id
+        return found
 
     def relation_ids(self, table: TableName) -> frozenset[int]:
         """Return the OIDs of all snapshots of a table."""

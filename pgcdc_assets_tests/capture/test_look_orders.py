@@ -73,6 +73,21 @@ def test_a_snapshot_has_the_changes_from_before_it(capturing: Capturing) -> None
     assert capturing.zone.schema_events.read() == events
 
 
+def test_a_table_that_was_created_again_and_renamed_is_copied(capturing: Capturing) -> None:
+    """The look that saw another table under the declared name knows its OID."""
+    execute = capturing.database.execute
+    execute("create table t (id int primary key)")
+    execute("create publication pub for all tables")
+    _snapshot(capturing, _T)
+    execute("drop table t; create table t (id int primary key, n int)")
+    assert shown(poll(capturing)) == ["t table_dropped", "t table_recreated!"]
+    execute("create schema s; alter table t rename to moved; alter table moved set schema s")
+    oid = capturing.database.value("select 's.moved'::regclass::oid::bigint")
+    _snapshot(capturing, _T)
+    assert capturing.zone.source_relations(1).newest_ids([_T]) == {_T: oid}
+    assert _open(capturing) == []
+
+
 def test_a_new_epoch_begins_without_events(capturing: Capturing) -> None:
     _begin(capturing)
     capturing.database.execute(f"select pg_drop_replication_slot('{capturing.slot}')")

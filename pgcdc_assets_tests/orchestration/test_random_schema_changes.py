@@ -92,7 +92,11 @@ class Run:
         if line and kill_after is not None:
             time.sleep(kill_after)
             process.kill()
-        output, _ = process.communicate(timeout=CHILD_SECONDS)
+        try:
+            output, _ = process.communicate(timeout=CHILD_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail(f"A sync did not end: {process.communicate()[0][-5000:]}")
         if not is_quiet and _MISSING.search(output):
             self.reports += 1
             return

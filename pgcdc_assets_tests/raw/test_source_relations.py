@@ -9,6 +9,7 @@ import pyarrow as pa
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.tuples import TEXTS_TYPE
 from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.source_relations import SourceRelations, find_snapshot_version
 from pgcdc_assets.raw.zone import RawZone
@@ -51,6 +52,19 @@ def test_the_newest_snapshot_decides_under_whatever_name_it_was_read() -> None:
     assert after.snapshot_name(B, 2, Lsn(250)) == B
     assert after.snapshot_name(A, 2, Lsn(149)) is None
     assert SourceRelations(2, later, VERSIONS).newest_ids([A]) == {}
+
+
+def test_a_table_that_was_created_again_is_followed_until_the_next_snapshot() -> None:
+    def created_again(lsn: int, relation_id: int, epoch: int = 1) -> SchemaEvent:
+        change = SchemaChange.TABLE_RECREATED
+        return SchemaEvent(epoch, Lsn(lsn), A, relation_id, change, (), "", True, "catalog")
+
+    events = [created_again(120, 8), created_again(110, 7), created_again(130, 9, epoch=2)]
+    relations = SourceRelations(1, [_snapshot(10, "a", 1, 1), _snapshot(10, "b", 1, 2)], VERSIONS)
+    assert relations.followed_ids([A, B, C], events) == {A: 8, B: 2}
+    assert relations.followed_ids([B], events) == {B: 2}
+    healed = SourceRelations(1, [_snapshot(10, "a", 1, 1), _snapshot(120, "a", 2, 2)], VERSIONS)
+    assert healed.followed_ids([A], events) == {A: 2}
 
 
 def test_a_name_was_of_another_relation_only_once_it_was_seen() -> None:

@@ -14,11 +14,20 @@ from pgcdc_assets.table_name import TableName
 
 
 def read_relation_ids(zone: RawZone, capture: CdcCapture) -> dict[TableName, int]:
-    """Return the OID of each captured table with a snapshot in this epoch, by declared name."""
+    """Return the OID of each captured table with a snapshot in this epoch, by declared name.
+
+    A table with the setting `on_schema_change: follow` is identified by the OID that the next
+    snapshot copies, the others by the OID in the newest snapshot.
+    """
     epoch = zone.epochs.latest()
     if epoch is None:
         return {}
-    return zone.source_relations(epoch.epoch).newest_ids(capture.table_names)
+    relations = zone.source_relations(epoch.epoch)
+    following = [table.name for table in capture.tables if table.schema_policy == FOLLOW]
+    return {
+        **relations.newest_ids(capture.table_names),
+        **relations.followed_ids(following, zone.schema_events.read()),
+    }
 
 
 def read_table_places(
