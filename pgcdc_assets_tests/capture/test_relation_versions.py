@@ -24,6 +24,7 @@ def _attnums_by_row(capturing: Capturing) -> list[dict[str, int | None]]:
 def test_a_column_dropped_and_added_again_is_another_column_from_there_on(
     capturing: Capturing,
 ) -> None:
+    """F4."""
     capturing.begin("create table t (id int primary key, a int, b int)")
     database = capturing.database
     database.execute("insert into t values (1, 10, 20)")
@@ -57,7 +58,7 @@ def test_two_columns_that_swap_their_names_keep_their_numbers(capturing: Capturi
 def test_a_schema_that_recurs_within_a_backlog_is_identified_by_its_transactions(
     capturing: Capturing,
 ) -> None:
-    """A column is renamed, another column gets its name, and the first is dropped, all unread."""
+    """F6: a column is renamed, another one gets its name, and the first is dropped, all unread."""
     capturing.begin("create table t (id int primary key, b int)")
     database = capturing.database
     database.execute("insert into t values (1, 20)")

@@ -114,6 +114,7 @@ def _alter(capturing: Capturing) -> None:
 
 
 def test_a_look_finds_each_change_without_a_row(capturing: Capturing) -> None:
+    """F1 to F5, F7 to F9, F11."""
     _create(capturing)
     assert poll(capturing) == []
     _alter(capturing)
@@ -127,6 +128,7 @@ def test_a_look_finds_each_change_without_a_row(capturing: Capturing) -> None:
 def test_the_stream_announces_each_change_and_the_look_of_the_capture_adds_nothing(
     capturing: Capturing,
 ) -> None:
+    """F1 to F5, F8, F9, F11."""
     _create(capturing)
     for name in _DDL:
         capturing.database.execute(f"update {name} set f = 2")

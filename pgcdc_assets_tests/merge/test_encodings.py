@@ -38,7 +38,7 @@ def latin1(database: Database, server: EmbeddedServer) -> Iterator[Database]:
 def test_a_latin1_database_arrives_by_snapshot_and_by_stream(
     latin1: Database, spark: SparkSession, zone: RawZone
 ) -> None:
-    """Names of columns, enum labels, keys, arrays, JSON and bytes."""
+    """G7: names of columns, enum labels, keys, arrays, JSON and bytes."""
     pipeline = Pipeline(latin1, zone, spark)
     pipeline.start(
         "create type größe as enum ('groß', 'très petit')",

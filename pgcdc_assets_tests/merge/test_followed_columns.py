@@ -1,4 +1,4 @@
-"""Columns that are renamed, dropped, swapped and widened are followed by the merge (F5)."""
+"""Columns that are renamed, dropped, swapped and widened are followed by the merge (F4, F5, F6)."""
 
 from __future__ import annotations
 
