@@ -6,8 +6,9 @@ the exported snapshot of the slot contains all earlier transactions. If the proc
 steps, the next run finds either no slot, or an unread slot at its consistent point, or an epoch
 with some complete snapshots and some ranges of others.
 
-An existing slot exports no snapshot. A temporary slot then exports the snapshot: its consistent
-point is above the position of the permanent slot, so the stream contains every later change. A slot
+An existing slot exports no snapshot. A session then exports the snapshot, if its LSN can be proved
+(`snapshot_export.py`), or else a temporary slot, whose creation waits for open transactions. The
+LSN is above the position of the permanent slot, so the stream contains every later change. A slot
 that another program has read is adopted with consent (`--adopt-slot`) only: a confirmation would
 remove WAL that the other program needs.
 """
@@ -17,14 +18,19 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.capture.snapshot_export import (
+    export_by_new_slot,
+    export_later,
+    relation_ids,
+)
 from pgcdc_assets.capture.snapshot_pool import (
     SnapshotFailure,
     SnapshotPool,
@@ -44,7 +50,6 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import hold_snapshot
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
@@ -55,7 +60,6 @@ from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
     claim_slot,
-    create_slot,
     read_server_identity,
     read_slot_status,
     slot_taken_error,
@@ -136,12 +140,11 @@ def snapshot_each_table(
             # between the slot's snapshot and the copy.
             poll_catalog(conn, zone, tables or (), publication)
             wanted = _wanted(conn, zone, epoch, publication, tables)
-        if snapshot is None and any(isinstance(outcome, PublishedTable) for outcome in wanted):
-            snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
-            # Read the tables again: a column that was added during the creation of the slot is in
-            # the snapshot. The copy checks that the table was not altered after the snapshot.
-            with query_connection(settings, "snapshot") as conn:
-                wanted = _wanted(conn, zone, epoch, publication, tables)
+        read_again = partial(_read_wanted, settings, zone, epoch, publication)
+        if snapshot is None and relation_ids(wanted):
+            snapshot, wanted = export_later(
+                settings, slot, wanted, partial(read_again, tables), open_snapshot
+            )
         copies = _Copies()
         while True:
             yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
@@ -155,9 +158,10 @@ def snapshot_each_table(
             if not copies.left:
                 return
             try:
-                snapshot = open_snapshot.enter_context(_temporary_snapshot(settings, slot))
-                with query_connection(settings, "snapshot") as conn:
-                    wanted = _wanted(conn, zone, epoch, publication, copies.left)
+                left = tuple(copies.left)
+                snapshot, wanted = export_later(
+                    settings, slot, read_again(left), partial(read_again, left), open_snapshot
+                )
             except PgcdcError as error:
                 yield from (SnapshotFailure(*name, error) for name in copies.left)
                 return
@@ -263,7 +267,7 @@ def _establish(
             if known is not None:
                 return known.epoch, None
             if status is None:
-                snapshot = open_snapshot.enter_context(_kept_snapshot(settings, slot))
+                snapshot = open_snapshot.enter_context(export_by_new_slot(settings, slot))
                 start = snapshot.consistent_point
             else:
                 if status.was_read and not adopt_slot:
@@ -320,23 +324,15 @@ def _check_slot(
         )
 
 
-@contextlib.contextmanager
-def _kept_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[ExportedSnapshot]:
-    """Create the permanent slot. The snapshot outlives the replication connection."""
-    with contextlib.ExitStack() as stack:
-        with create_slot(settings, slot) as made:
-            name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
-        yield replace(made, snapshot_name=name)
-
-
-@contextlib.contextmanager
-def _temporary_snapshot(settings: ConnectionSettings, slot: str) -> Iterator[ExportedSnapshot]:
-    """Export a snapshot by a temporary slot, which is dropped after the snapshot is re-exported."""
-    marker = f"{slot[:45]}_copy_{uuid.uuid4().hex[:8]}"
-    with contextlib.ExitStack() as stack:
-        with create_slot(settings, marker, temporary=True) as made:
-            name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
-        yield replace(made, snapshot_name=name)
+def _read_wanted(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    epoch: int,
+    publication: str,
+    tables: Sequence[TableName] | None,
+) -> list[PublishedTable | SnapshotFailure]:
+    with query_connection(settings, "snapshot") as conn:
+        return _wanted(conn, zone, epoch, publication, tables)
 
 
 def _wanted(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,22 +75,28 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """The snapshot of a slot's creation.
+    """An exported snapshot, and its LSN.
 
     A transaction that commits before `consistent_point` is in the snapshot. A transaction that
     commits at or after `consistent_point` is in the stream.
 
     Attributes:
-        slot: the slot's name.
+        slot: the name of the slot that exported the snapshot; empty without one.
         consistent_point: LSN at which the stream of the slot begins.
         snapshot_name: argument of SET TRANSACTION SNAPSHOT.
         taken_at: the server's clock before the creation; later commits have later times.
+        table_ids: OIDs of the tables for which the LSN is exact; None: all tables.
     """
 
     slot: str
     consistent_point: Lsn
     snapshot_name: str
     taken_at: dt.datetime
+    table_ids: frozenset[int] | None = None
+
+    def is_exact_for(self, table_ids: Iterable[int]) -> bool:
+        """Return whether the LSN is exact for tables."""
+        return self.table_ids is None or self.table_ids.issuperset(table_ids)
 
 
 @contextlib.contextmanager

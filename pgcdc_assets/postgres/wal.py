@@ -69,6 +69,15 @@ def read_current_lsn(conn: Connection) -> Lsn:
     return Lsn.parse(row[0])
 
 
+def advance_wal(conn: Connection) -> None:
+    """Commit a transaction without changes: its commit record is behind all records before it.
+
+    The server must be a primary. The commit is asynchronous; a publication sends nothing of it.
+    """
+    with conn.cursor() as cursor:
+        cursor.execute("select pg_current_xact_id()")
+
+
 def emit_heartbeat(conn: Connection) -> None:
     """Write an empty logical message in a transaction of its own.
 

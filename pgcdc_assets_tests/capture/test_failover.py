@@ -1,8 +1,12 @@
-"""A promoted standby that had not received all captured WAL is detected (B16)."""
+"""A promoted standby that had not received all captured WAL is detected (B16).
+
+A standby can also be a source itself (B17).
+"""
 
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +73,7 @@ class Pair:
             )
 
         wait_until(is_ready, "the standby to take the slot over")
-        end = _flush_lsn(self.old)
-        wait_until(
-            lambda: Lsn.parse(self.new.value("select pg_last_wal_replay_lsn()::text")) >= end,
-            "the standby to have all",
-        )
+        _wait_for_replay(self, _flush_lsn(self.old))
 
     def promote(self) -> None:
         def is_promoted() -> bool:
@@ -216,6 +216,53 @@ def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_r
     _capture(pair.new, zone)
     assert _ids(zone) == [1, 2, 5000]
     assert _errors(pair.new, zone) == []
+
+
+def test_a_standby_is_the_source_of_snapshots_and_windows(pair: Pair, zone: RawZone) -> None:
+    """B17: a slot of the standby needs a record of running transactions from the primary."""
+    slot, settings = "pgcdc_of_standby", pair.new.settings()
+    pair.old.execute("insert into t values (1)")
+    _wait_for_replay(pair, _flush_lsn(pair.old))
+    stop = threading.Event()
+
+    def log_running_transactions() -> None:
+        while not stop.wait(0.2):
+            pair.old.execute("select pg_log_standby_snapshot()")
+
+    logging = threading.Thread(target=log_running_transactions)
+    logging.start()
+    try:
+        [first] = snapshot_tables(settings, zone, slot, "pub")
+        [second] = snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")])
+    finally:
+        stop.set()
+        logging.join()
+    assert (first.row_count, second.row_count) == (1, 1)
+    assert first.snapshot_lsn < second.snapshot_lsn
+
+    def capture() -> Lsn:
+        end = _flush_lsn(pair.old)
+        _wait_for_replay(pair, end)
+        start = zone.changes.captured_through(1) or first.snapshot_lsn
+        capture_window(settings, zone, slot, "pub", LsnWindow.of(1, start, end))
+        return end
+
+    pair.old.execute("insert into t values (2)")
+    capture()
+    assert _ids(zone) == [2]
+    # Nothing of the publication: the slot advances all the same.
+    end = capture()
+    confirmed = pair.new.value(
+        "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", (slot,)
+    )
+    assert Lsn.parse(confirmed) >= end
+
+
+def _wait_for_replay(pair: Pair, end: Lsn) -> None:
+    wait_until(
+        lambda: Lsn.parse(pair.new.value("select pg_last_wal_replay_lsn()::text")) >= end,
+        "the standby to have all",
+    )
 
 
 _HISTORY = """\

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.capture import snapshot
 from pgcdc_assets.capture.snapshot import snapshot_each_table
+from pgcdc_assets.capture.snapshot_export import export_later
 from pgcdc_assets.capture.snapshot_limits import SnapshotLimits
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.table_copy import SnapshotProgress
@@ -55,13 +55,13 @@ def test_a_long_copy_is_cut_into_several_snapshots(
     """C15: the snapshot of the server is given back after `snapshot.max_seconds`."""
     database.execute(TABLE.format(rows=1000))
     lsns = []
-    original = snapshot._temporary_snapshot
+    original = export_later
 
     def counted(*arguments: Any) -> Any:
         lsns.append(arguments)
         return original(*arguments)
 
-    monkeypatch.setattr(snapshot, "_temporary_snapshot", counted)
+    monkeypatch.setattr("pgcdc_assets.capture.snapshot.export_later", counted)
     monkeypatch.setattr(SnapshotLimits, "exceeded", property(_exceeded_in_the_first(3)))
     policy = SnapshotPolicy(2, 8 * PAGE, max_seconds=60)
     with writers(database, 2, seed, STATEMENTS, key_count=1200):

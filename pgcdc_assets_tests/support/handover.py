@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psycopg2
+import pytest
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import query_connection
@@ -68,6 +70,14 @@ def writers(
         for thread in threads:
             thread.join()
     assert not failures
+
+
+def without_plain_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let slots export all snapshots, as on a server whose tables are written to all the time."""
+    monkeypatch.setattr(
+        "pgcdc_assets.capture.snapshot_export.export_plain_snapshot",
+        lambda settings, table_ids: contextlib.nullcontext(),
+    )
 
 
 def copied_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str | None]]:

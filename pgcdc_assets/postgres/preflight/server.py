@@ -213,8 +213,8 @@ def check_slot(
 def _check_room(server: Server, *, needs_slot: bool, is_streaming: bool) -> Iterator[Finding]:
     """Yield findings about free slots and walsenders.
 
-    A capture uses one slot and one walsender. A new snapshot of a table, `pgcdc verify` and the
-    first snapshot with an existing slot create a second, temporary slot.
+    A capture uses one slot and one walsender. `pgcdc verify` creates a second, temporary slot, and
+    so does a snapshot with an existing slot whose LSN cannot be proved.
 
     Args:
         server: the server's settings.

@@ -14,10 +14,12 @@ import dagster as dg
 import psutil
 import pytest
 
-from pgcdc_assets.failpoints import AFTER_MERGE_STEP
+from pgcdc_assets.failpoints import AFTER_MERGE_STEP, AFTER_RANGE_COMMIT
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.runs.records import THROUGH_TAG
-from pgcdc_assets.policies import StepLimit
+from pgcdc_assets.policies import SnapshotPolicy, StepLimit
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.support.handover import copied_rows
 from pgcdc_assets_tests.support.orchestration import run_process
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -57,6 +59,60 @@ def test_an_interrupted_run_is_canceled_without_a_stack_trace_and_loses_nothing(
     continuing.land()
     landed = continuing.zone.changes.windows(1)
     assert sum(summary.counts.get("public.b", {}).get("I", 0) for summary in landed) == 2
+
+
+def test_a_snapshot_that_is_terminated_in_the_ui_is_continued_by_the_next_run(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: pause is to terminate the run in the middle of a copy; resume is the next run."""
+    database = orchestrated.database
+    database.execute("insert into b select i, 1 from generate_series(1, 3000) i")
+    capture = replace(orchestrated.capture, snapshot=SnapshotPolicy(1, range_bytes=16384))
+    location = Orchestrated(database, orchestrated.lake, orchestrated.instance, capture)
+    location.copy()
+    [first] = [s for s in location.zone.snapshots.complete_snapshots() if s.table == "b"]
+    tags = {"dagster/partition": "public.b"}
+    # Stopped there, the process is in the middle of the copy when the request arrives.
+    monkeypatch.setenv("PGCDC_FAILPOINT", f"{AFTER_RANGE_COMMIT}:3:STOP")
+    with _started(location, "snapshot", tags) as process:
+        wait_until(
+            lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED,
+            "the third range",
+            limit_seconds=120,
+        )
+        run = location.instance.get_runs(dg.RunsFilter(job_name=f"{NAME}_snapshot"), limit=1)[0]
+        location.instance.report_run_canceling(run)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate(timeout=120)
+    monkeypatch.delenv("PGCDC_FAILPOINT")
+    _check_canceled(location, run.run_id, output)
+    assert len(location.zone.ranges.all()) >= 3
+    wait_until(
+        lambda: (
+            not database.query(
+                "select from pg_stat_activity where datname = current_database() "
+                "and application_name ~ '^pgcdc (copy|snapshot)'"
+            )
+        ),
+        "the sessions of the copy to end",
+    )
+    assert location.zone.snapshots.complete_snapshots()[-1].snapshot_lsn == first.snapshot_lsn
+
+    database.execute("delete from b where id = 1; update b set n = 2 where id = 3000")
+    with _started(location, "snapshot", tags) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    event = location.instance.get_latest_materialization_event(dg.AssetKey([NAME, "snapshot"]))
+    assert event is not None and event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
+    assert metadata["ranges_continued"].value >= 3  # type: ignore[operator]
+    assert "snapshot_xmin_age" in metadata
+    second = Lsn.parse(str(metadata["snapshot_lsn"].value))
+    assert second > first.snapshot_lsn
+    found = {row[0]: row[1] for row in copied_rows(location.zone, "b", second)}
+    assert found == dict(database.query("select id::text, n::text from b"))
+    assert location.zone.ranges.all() == []
 
 
 def _spark_starts(process: subprocess.Popen[str], target: Path) -> bool:
