@@ -21,7 +21,7 @@ import dagster as dg
 
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
-from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.names import Names
@@ -44,7 +44,7 @@ from pgcdc_assets.orchestration.runs.records import (
     find_unfinished,
 )
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
-from pgcdc_assets.orchestration.state import TableState, read_state
+from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.settings import CdcTable
 
 __all__ = ["SyncLimits", "SyncReport", "requested_job", "sync_capture"]
@@ -179,14 +179,15 @@ class _Sync:
             return False
         if not merges and not self.failures:
             return self.progress.is_merged
+        barrier = self.progress.barrier
         state = read_state(self.loaded.lake.zone(self.name), self.loaded.capture)
         assert state.epoch is not None
-        barrier = Position(state.epoch.epoch, self.progress.barrier)
+        epoch = state.epoch.epoch
         behind = [
             table
             for table in state.tables
             if table.table.partition_key not in self.failed_copies
-            and not _is_merged(table, barrier)
+            and not self.progress.has_merged(table, epoch)
         ]
         if not behind:
             return True
@@ -195,7 +196,7 @@ class _Sync:
             return False
         wanted = {key for request in merges for key in request.asset_selection or ()}
         return all(
-            key in self.merged and self.merged[key].end >= barrier.lsn
+            key in self.merged and self.merged[key].end >= barrier
             for key in wanted - self.failed_merges
         )
 
@@ -370,14 +371,6 @@ class _Sync:
         finally:
             seconds = time.monotonic() - started
             self.report.seconds[part] = self.report.seconds.get(part, 0.0) + seconds
-
-
-def _is_merged(table: TableState, barrier: Position) -> bool:
-    """Whether the newest copy, and all changes before the barrier, are in a table."""
-    copied, watermark, through = table.snapshot_at, table.watermark, table.merged_through
-    if copied is None or watermark is None or through is None or table.is_healing:
-        return False
-    return through >= barrier and copied <= watermark
 
 
 def requested_job(

@@ -10,7 +10,9 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.orchestration.state import TableState
+from pgcdc_assets.tables.schema_gate import SchemaGate
 
 
 @dataclass
@@ -19,23 +21,23 @@ class SyncProgress:
 
     Attributes:
         barrier: an LSN after all commits before the start; set by the first lag tick.
+        events_through: position of the newest schema event at the start, or of the barrier. Tables
+            with later events wait for a later run: where DDL never stops, the run ends.
         captured_through: end of the newest landed window.
-        merged_through: the lowest position through which a table is merged; None while a table is
-            not merged at all.
+        is_merged: all changes before the barrier are merged into every table.
         waiting: the reason why the sensor requested no run.
         is_blocked: a run of another process blocks the progress.
         is_polled: the catalog was looked at since the start.
-        is_healing: a table waits for an automatic re-snapshot.
     """
 
     name: str
     barrier: Lsn | None = None
+    events_through: Position | None = None
     captured_through: Lsn | None = None
-    merged_through: Lsn | None = None
+    is_merged: bool = False
     waiting: str = ""
     is_blocked: bool = False
     is_polled: bool = False
-    is_healing: bool = False
 
     @property
     def is_captured(self) -> bool:
@@ -46,16 +48,27 @@ class SyncProgress:
             and self.captured_through >= self.barrier
         )
 
-    @property
-    def is_merged(self) -> bool:
-        """Whether all changes before the barrier are merged into every table."""
-        return (
-            self.is_captured
-            and not self.is_healing
-            and self.merged_through is not None
-            and self.barrier is not None
-            and self.merged_through >= self.barrier
-        )
+    def heals(self, gate: SchemaGate) -> bool:
+        """Return whether the run takes the snapshot that a table waits for."""
+        if self.events_through is None:
+            return gate.heals
+        return gate.heals and gate.events[0].position <= self.events_through
+
+    def has_merged(self, table: TableState, epoch: int) -> bool:
+        """Return whether a table has the newest snapshot, and all changes before the barrier.
+
+        A table that waits before a later schema event has all changes that the run can merge.
+        """
+        if self.barrier is None or table.snapshot_at is None or table.watermark is None:
+            return False
+        barrier, gate = Position(epoch, self.barrier), table.gate
+        if gate is not None and self.heals(gate):
+            return False
+        if gate is not None and gate.heals:
+            barrier = min(barrier, gate.hold)
+        if table.merged_through is None or table.merged_through < barrier:
+            return False
+        return table.snapshot_at <= table.watermark or table.snapshot_at > barrier
 
 
 sync_progress: ContextVar[SyncProgress | None] = ContextVar("pgcdc_sync_progress", default=None)

@@ -47,6 +47,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
 from pgcdc_assets.orchestration.sensors.schema_observation import observe_schema_changes
 from pgcdc_assets.orchestration.sensors.slot_look import look_at_slot
 from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
+from pgcdc_assets.orchestration.sensors.sync_barrier import fix_events, move_barrier
 from pgcdc_assets.orchestration.state import (
     captured_through,
     newest_snapshots,
@@ -148,6 +149,8 @@ class _Tick:
 
     def run(self) -> dg.SensorResult:
         epoch = self.zone.epochs.latest()
+        if self.progress is not None and epoch is not None:
+            fix_events(self.progress, self.zone, epoch)
         self._ask_for_copies(epoch)
         if epoch is not None:
             self._watch(epoch)
@@ -165,7 +168,7 @@ class _Tick:
         through = captured_through(self.zone, epoch)
         status = self._living_slot(through.lsn)
         if self.progress is not None:
-            self._move_barrier(epoch, through)
+            move_barrier(self.progress, self.zone, self.capture, epoch, through, self.flush_lsn)
             self.progress.captured_through = through.lsn
         keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
         windows = sorted(LsnWindow.parse(key) for key in keys)
@@ -175,26 +178,6 @@ class _Tick:
         self._observe(status, through.lsn, lag_seconds)
         self._open_window(epoch, windows, through, landed_ago)
         self._prune(windows)
-
-    def _move_barrier(self, epoch: Epoch, through: Position) -> None:
-        """Put the barrier behind copies that were taken since the start.
-
-        If this very run made the slot, everything before the barrier is in the copies; a first
-        window is what merges them. A table that keeps history applies a re-snapshot after all
-        changes before the re-snapshot.
-        """
-        assert self.progress is not None
-        barrier = self.progress.barrier
-        if barrier is None:
-            return
-        if through.lsn == epoch.start_lsn and barrier <= through.lsn:
-            barrier = max(self.flush_lsn, Lsn(through.lsn + 1))
-        changed = {event.table for event in self.zone.schema_events.read() if event.needs_snapshot}
-        copied = newest_snapshots(self.zone, epoch) if changed else {}
-        declared = changed.intersection(self.capture.table_names)
-        self.progress.barrier = max(
-            [barrier, *(copied[name].lsn for name in declared if name in copied)]
-        )
 
     def _living_slot(self, through: Lsn) -> SlotStatus:
         """Return the slot's status.
@@ -227,7 +210,11 @@ class _Tick:
         needs = SnapshotNeeds(
             [table.partition_key for table in tables],
             [table.partition_key for table in tables if table.name not in copied],
-            {name.partition_key: gate for name, gate in gates.items()},
+            {
+                name.partition_key: gate
+                for name, gate in gates.items()
+                if self.progress is None or self.progress.heals(gate)
+            },
         )
         wanted = needs.plan()
         if not wanted:

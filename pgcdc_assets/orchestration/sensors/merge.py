@@ -82,9 +82,8 @@ def build_merge_sensor(
         zone = lake.zone(capture.name)
         state = read_state(zone, capture)
         if progress is not None:
-            merged = state.merged_through
-            progress.merged_through = merged.lsn if merged is not None else None
-            progress.is_healing = any(table.is_healing for table in state.tables)
+            epoch = state.epoch.epoch if state.epoch is not None else 0
+            progress.is_merged = all(progress.has_merged(table, epoch) for table in state.tables)
         copied = copying.find(context.instance, zone)
         tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging, copied)
         answer = tick.run()

@@ -226,3 +226,30 @@ def test_a_person_is_asked_for_a_change_that_the_merge_would_not_notice(
         resnapshot=orchestrated.capture.tables[:1],
     )
     assert orchestrated.equals_source("a")
+
+
+def test_a_sync_ends_while_schema_changes_continue(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """A16: changes of the schema after its start are left to the next sync."""
+    orchestrated = with_policy(orchestrated, "follow")
+    orchestrated.sync()
+    database = orchestrated.database
+    database.execute("alter table a add column n float default random()")
+    added = 0
+
+    def alter(line: str) -> None:
+        nonlocal added
+        if not line.startswith(f"{NAME}_merge") and added < 6:
+            added += 1
+            database.execute(f"alter table a add column n{added} float default random()")
+            database.execute("update a set v = v || 'x' where id = 1")
+
+    orchestrated.sync(alter)
+    assert added < 6
+    assert len(resnapshots(orchestrated)) == 1
+    assert read_gates(orchestrated.zone, orchestrated.capture)
+    orchestrated.sync()
+    assert orchestrated.equals_source("a")
+    assert current_versions(orchestrated, spark) == source_rows(orchestrated)
+    assert len(resnapshots(orchestrated)) == 2
