@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         WindowPolicy,
     )
     from pgcdc_assets.settings import CdcCapture, CdcTable
+    from pgcdc_assets.table_selection import TableSelection
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "SparkResource",
     "StepLimit",
     "StreamPolicy",
+    "TableSelection",
     "WindowPolicy",
     "__version__",
     "build_cdc_definitions",
@@ -64,6 +66,7 @@ _MODULES = {
     "StepLimit": "pgcdc_assets.policies",
     "SnapshotPolicy": "pgcdc_assets.policies",
     "StreamPolicy": "pgcdc_assets.policies",
+    "TableSelection": "pgcdc_assets.table_selection",
     "WindowPolicy": "pgcdc_assets.policies",
     "build_cdc_definitions": "pgcdc_assets.orchestration.build",
     "on_new_merges": "pgcdc_assets.orchestration.automation",

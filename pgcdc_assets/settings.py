@@ -24,6 +24,7 @@ from pgcdc_assets.policies import (
     check_schema_policy,
 )
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.table_selection import TableSelection
 
 # The name is part of asset keys, job names, a lake folder and a slot, all of which allow these
 # characters.
@@ -181,7 +182,8 @@ class CdcCapture:
     Attributes:
         name: the capture's name, part of asset keys and job names, and name of the lake folder.
         publication: the publication's name.
-        tables: the tables to keep.
+        tables: the tables to keep. With a selection: the tables with settings of their own; in
+            definitions, the tables of the list in the lake.
         slot: the replication slot, which the first snapshot creates if the slot does not exist; the
             default is `pgcdc_<name>`.
         windows: when a window is opened, and its size.
@@ -198,6 +200,9 @@ class CdcCapture:
             without the setting.
         catalog_poll_seconds: interval at which the lag sensor looks in the catalog for schema
             changes that no row announces; 0: at every tick.
+        selection: follow the publication: its tables that match the patterns are kept, and a new
+            table gets its assets by itself; None: `tables` lists all tables to keep.
+        own_settings: with a selection, the tables with settings of their own; set by the class.
     """
 
     name: str
@@ -216,6 +221,8 @@ class CdcCapture:
     on_schema_change: str = FOLLOW
     on_poisoned_row: str = RESCUE
     catalog_poll_seconds: float = 30.0
+    selection: TableSelection | None = None
+    own_settings: tuple[CdcTable, ...] | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -240,7 +247,7 @@ class CdcCapture:
         check_row_policy(self.on_poisoned_row, f"Capture {self.name}")
         if not self.publication:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")
-        if not self.tables:
+        if not self.tables and self.selection is None:
             raise ConfigurationError(
                 reason=f"Capture {self.name} lists no tables: run `pgcdc init` to "
                 "write the publication's tables",
@@ -254,9 +261,22 @@ class CdcCapture:
             )
         if not self.slot:
             object.__setattr__(self, "slot", f"pgcdc_{self.name}")
+        if self.selection is not None and self.own_settings is None:
+            self._check_selected(self.selection)
+            object.__setattr__(self, "own_settings", self.tables)
         if (self.on_schema_change, self.on_poisoned_row) != (FOLLOW, RESCUE):
             # A merge takes the settings of tables alone.
             object.__setattr__(self, "tables", tuple(map(self._with_policies, self.tables)))
+
+    def _check_selected(self, selection: TableSelection) -> None:
+        options = (selection.scd, None, None, selection.soft_deletes, selection.without_key)
+        CdcTable.parse("all_tables.*", *options)
+        for table in self.tables:
+            reason = selection.find_reason(table.name)
+            if reason is not None:
+                raise ConfigurationError(
+                    reason=f"Table {table.qualified_name} has settings of its own, but {reason}"
+                )
 
     def _with_policies(self, table: CdcTable) -> CdcTable:
         return replace(
@@ -264,6 +284,23 @@ class CdcCapture:
             on_schema_change=table.on_schema_change or self.on_schema_change,
             on_poisoned_row=table.on_poisoned_row or self.on_poisoned_row,
         )
+
+    def with_listed_tables(self, names: Iterable[TableName]) -> CdcCapture:
+        """Return a capture with a selection for the selected tables of a list."""
+        selection = self.selection
+        assert selection is not None
+        own = {table.name: table for table in self.own_settings or ()}
+        tables = (
+            own.get(name)
+            or CdcTable(
+                *name,
+                scd=selection.scd,
+                soft_deletes=selection.soft_deletes,
+                without_key=selection.without_key,
+            )
+            for name in sorted(set(names))
+        )
+        return replace(self, tables=tuple(t for t in tables if selection.selects(t.name)))
 
     def select_tables(self, names: Sequence[str]) -> list[CdcTable]:
         """Return the declared tables with these names, or all tables for an empty sequence.

@@ -19,8 +19,8 @@ from pgcdc_assets.errors import ConfigurationError
 
 DEFAULT_SCHEMA = "public"
 
-_QUOTED = r'(?:U&)?"(?:[^"]|"")+"'
-_TEXT = re.compile(rf'(?:(?P<schema>{_QUOTED}|[^."]+)\.)?(?P<table>{_QUOTED}|[^"]+)', re.DOTALL)
+QUOTED = r'(?:U&)?"(?:[^"]|"")+"'
+_TEXT = re.compile(rf'(?:(?P<schema>{QUOTED}|[^."]+)\.)?(?P<table>{QUOTED}|[^"]+)', re.DOTALL)
 _BARE_SCHEMA = re.compile(r"[\w$-]+")
 _BARE_TABLE = re.compile(r"[\w$-][\w$.-]*")
 # Control characters, and characters that editors show as a line break or not at all.
@@ -50,7 +50,9 @@ class TableName(NamedTuple):
         match = _TEXT.fullmatch(text)
         if match is None or (match["schema"] is None and "." in match["table"].split('"')[0]):
             raise _malformed(text)
-        return cls(_part(match["schema"] or DEFAULT_SCHEMA, text), _part(match["table"], text))
+        return cls(
+            parse_part(match["schema"] or DEFAULT_SCHEMA, text), parse_part(match["table"], text)
+        )
 
     def __str__(self) -> str:
         """Return the text that `parse` reads, with quotes if necessary."""
@@ -116,7 +118,12 @@ def output_name(parts: Sequence[str], reserved_endings: Sequence[str] = ()) -> s
     return "__".join(words)
 
 
-def _part(text: str, whole: str) -> str:
+def parse_part(text: str, whole: str) -> str:
+    """Return the name of one part, bare or in double quotes, of a text.
+
+    Raises:
+        ConfigurationError: the part is malformed.
+    """
     if text.startswith("U&"):
         return _unescaped(text[3:-1].replace('""', '"'), whole)
     if text.startswith('"'):

@@ -56,7 +56,8 @@ def test_every_imported_package_is_required() -> None:
     come_along = {"dagster-shared", "py4j"}
     assert imported("pgcdc_assets") - named(OF_USERS) == come_along
     others = imported("pgcdc_assets_tests") | imported("benchmarks")
-    assert others - named(ALL) <= come_along
+    # A helper of the tests reaches into Dagster's storage, which requires these packages.
+    assert others - named(ALL) <= come_along | {"alembic", "sqlalchemy"}
 
 
 def test_packages_of_benchmarks_are_development_requirements_only() -> None:

@@ -54,6 +54,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     init.add_argument("--force", action="store_true", help="replace an existing defs.yaml")
     init.add_argument(
+        "--all-tables",
+        action="store_true",
+        help="write `tables: all`, which follows the publication, instead of a list of its tables",
+    )
+    init.add_argument(
         "--update",
         action="store_true",
         help="add the publication's new tables to the existing file, change nothing else in it, "

@@ -10,23 +10,18 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves, read_relation_ids
 from pgcdc_assets.orchestration.project import home
+from pgcdc_assets.orchestration.table_list import look_at_tables
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.table_list import ListedState
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.columns import (
-    CHANGE_LOG_COLUMNS,
-    SCD1_COLUMNS,
-    SCD2_COLUMNS,
-    SOFT_DELETE_COLUMNS,
-    SystemColumns,
-    check_names,
-)
+from pgcdc_assets.tables.columns import check_names, system_columns_of
 
 if TYPE_CHECKING:
     from pgcdc_assets.orchestration.project.defs_tables import DefsTables
@@ -66,6 +61,7 @@ def check_capture(
 ) -> list[Finding]:
     """Check that the server meets the needs of a declared capture, and fits the raw zone."""
     epoch = zone.epochs.latest()
+    capture, apart = _followed_tables(settings, capture, zone)
     keys = {table.name: table.key for table in capture.tables if table.key}
     known = read_relation_ids(zone, capture)
     findings = run_preflight(
@@ -90,7 +86,39 @@ def check_capture(
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
     folders = check_folders(zone.lake, capture.table_names)
-    return [*findings, *check_columns(relations, capture.tables, known), *folders]
+    return [*findings, *apart, *check_columns(relations, capture.tables, known), *folders]
+
+
+def _followed_tables(
+    settings: ConnectionSettings, capture: CdcCapture, zone: RawZone
+) -> tuple[CdcCapture, list[Finding]]:
+    """Return a capture with the tables that its publication sends now, and a finding per other."""
+    if capture.selection is None:
+        return capture, []
+    try:
+        with query_connection(settings, "check") as conn:
+            listed = look_at_tables(conn, zone, capture, zone.table_list.read())
+    except ConfigurationError:
+        # The pre-flight reports a missing publication.
+        return capture, []
+    apart = [
+        Finding(
+            "table",
+            "warning",
+            f"Table {table.name} is {table.state}. {table.reason}",
+            table=str(table.name),
+        )
+        for table in listed
+        if table.state is not ListedState.FOLLOWED
+    ]
+    there = {table.name for table in listed if table.state is ListedState.FOLLOWED}
+    known = {str(table.name) for table in listed}
+    for own in capture.own_settings or ():
+        if own.qualified_name not in known:
+            what = f"Publication {capture.publication} does not send table {own.qualified_name}"
+            sentence = f"{what}, which has settings of its own."
+            apart.append(Finding("table", "warning", sentence, table=own.qualified_name))
+    return capture.with_listed_tables(there), apart
 
 
 def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
@@ -129,7 +157,7 @@ def check_columns(
         if relation is None:
             continue
         try:
-            for system in _system_columns(table):
+            for system in system_columns_of(table):
                 check_names(relation, system)
         except MergeConflict as error:
             yield Finding("columns", "error", str(error), table=table.qualified_name)
@@ -143,14 +171,6 @@ def check_columns(
                 "Correct `types` of this table in the capture's settings.",
                 table.qualified_name,
             )
-
-
-def _system_columns(table: CdcTable) -> Iterator[SystemColumns]:
-    if 1 in table.scd:
-        log = CHANGE_LOG_COLUMNS if table.without_key == "log" else SCD1_COLUMNS
-        yield SOFT_DELETE_COLUMNS if table.soft_deletes else log
-    if 2 in table.scd:
-        yield SCD2_COLUMNS
 
 
 def _with_places(findings: Iterable[Finding], declared: DefsTables | None) -> list[Finding]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pgcdc_assets.cli.check import check_columns, report
@@ -12,9 +14,11 @@ from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.project.defs_tables import DefsTables, component_yaml
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.preflight.finding import Finding, Severity
 from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_selection import TableSelection
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,19 +41,47 @@ def _write(options: argparse.Namespace) -> int:
             reason=f"{there[0]} exists already: --update adds the tables that it lacks{remedy}"
         )
     slot = options.slot or f"pgcdc_{options.name}"
-    tables = _published(home.conninfo(), options.name, options.publication, slot)
-    capture = CdcCapture(options.name, options.publication, tables, slot=slot)
+    if options.all_tables:
+        selection = TableSelection()
+        capture = CdcCapture(options.name, options.publication, (), slot=slot, selection=selection)
+        _report_publication(capture)
+        tables: Sequence[CdcTable] | None = None
+    else:
+        tables = _published(home.conninfo(), options.name, options.publication, slot)
+        capture = CdcCapture(options.name, options.publication, tables, slot=slot)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = component_yaml(capture.name, capture.publication, capture.tables, slot=capture.slot)
+    text = component_yaml(capture.name, capture.publication, tables, slot=capture.slot)
     path.write_text(text, "utf-8")
-    print(f"Wrote {path} with {len(tables)} tables. Next: pgcdc sync --name {options.name}")
+    count = "tables: all" if tables is None else f"{len(tables)} tables"
+    print(f"Wrote {path} with {count}. Next: pgcdc sync --name {options.name}")
     return 0
+
+
+def _report_publication(capture: CdcCapture) -> None:
+    """Check a source whose tables are followed. Errors of single tables are warnings.
+
+    Raises:
+        ConfigurationError: the server, the slot or the publication is not ready.
+    """
+    settings = ConnectionSettings(home.conninfo(), name=capture.name)
+    findings = run_preflight(settings, capture.publication, capture.slot)
+    report(
+        settings,
+        capture.publication,
+        [f if f.table is None else replace(f, severity=_at_most_warning(f)) for f in findings],
+    )
+
+
+def _at_most_warning(finding: Finding) -> Severity:
+    return "warning" if finding.severity == "error" else finding.severity
 
 
 def _update(options: argparse.Namespace) -> int:
     """Add the publication's new tables to the file, and print other differences."""
-    if options.force or options.slot is not None:
-        raise ConfigurationError(reason="--update goes with neither --force nor --slot")
+    if options.force or options.slot is not None or options.all_tables:
+        raise ConfigurationError(
+            reason="--update goes with neither --force nor --slot nor --all-tables"
+        )
     path = _find(options)
     check_defs_folders([path.parent])
     listed = DefsTables.read(path, options.name)

@@ -19,10 +19,15 @@ def run(options: argparse.Namespace) -> int:
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
+    from pgcdc_assets.orchestration.state import left_tables
+    from pgcdc_assets.orchestration.table_list import refresh_at_load
 
-    location = load_location(options.module)
+    with refresh_at_load():
+        location = load_location(options.module)
     (loaded,) = location.select(options.name)
-    tables = loaded.capture.select_tables(options.tables)
+    left = {} if options.tables else left_tables(loaded.zone, loaded.capture)
+    selected = loaded.capture.select_tables(options.tables)
+    tables = [table for table in selected if table.name not in left]
     limits = SyncLimits(wait_seconds=options.wait_seconds)
     with open_instance() as instance, progress() as display:
         report = sync_capture(

@@ -41,6 +41,10 @@ def run(options: argparse.Namespace) -> int:
             if state.epoch is not None:
                 _print_copies(zone.ranges.unfinished_copies(state.epoch.epoch))
             _print_held_snapshot(held)
+            if loaded.capture.selection is not None:
+                for table in zone.table_list.read().tables:
+                    if table.reason:
+                        print(f"  {table.state.upper()} {table.name}: {table.reason}")
             for place in _renamed(loaded, zone):
                 print(f"  RENAMED {place.declared} is named {place.name} at the source")
     return 0
@@ -133,6 +137,8 @@ def _word(table: TableState, stopped: Mapping[str, str]) -> str:
         return "BROKEN"
     if table.needs_merge:
         return "waits for its merge"
+    if table.has_left:
+        return "left the publication"
     return "waits for a re-snapshot" if table.is_held or table.is_healing else "ok"
 
 

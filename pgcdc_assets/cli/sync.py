@@ -6,10 +6,14 @@ import argparse
 import json
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from pgcdc_assets.cli.output import complain
 from pgcdc_assets.cli.progress import progress
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
+
+if TYPE_CHECKING:
+    from pgcdc_assets.orchestration.project.code_location import LoadedCapture
 
 
 def run(options: argparse.Namespace) -> int:
@@ -21,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
+    from pgcdc_assets.orchestration.table_list import refresh_at_load
 
     reports: list[SyncReport] = []
     failures: list[PgcdcError] = []
@@ -28,11 +33,17 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError(
             reason="--adopt-slot takes over the slot of one capture: name it with --name."
         )
-    location = load_location(options.module)
+    with refresh_at_load():
+        location = load_location(options.module)
     captures = location.select(options.name)
     with open_instance() as instance:
         start_up = time.monotonic() - started
         for loaded in captures:
+            _print_listed(loaded)
+            if not loaded.capture.tables and loaded.zone.epochs.latest() is None:
+                name, publication = loaded.capture.name, loaded.capture.publication
+                print(f"{name}: publication {publication} has no table to capture yet")
+                continue
             try:
                 with progress() as display:
                     report = sync_capture(
@@ -56,6 +67,15 @@ def run(options: argparse.Namespace) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
     return max((error.exit_status for error in failures), default=0)
+
+
+def _print_listed(loaded: LoadedCapture) -> None:
+    """Print the tables of a followed publication that are not captured."""
+    if loaded.capture.selection is None:
+        return
+    for table in loaded.zone.table_list.read().tables:
+        if table.reason:
+            print(f"{loaded.capture.name}: {table.name} is {table.state}: {table.reason}")
 
 
 def _summary(report: object) -> str:

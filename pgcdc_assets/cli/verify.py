@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from pgcdc_assets.orchestration.project.code_location import CodeLocation, LoadedCapture
-    from pgcdc_assets.settings import CdcCapture, CdcTable
+    from pgcdc_assets.settings import CdcTable
 
 _NULL = "NULL"
 
@@ -37,11 +37,13 @@ def run(options: argparse.Namespace) -> int:
     """
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
+    from pgcdc_assets.orchestration.table_list import refresh_at_load
 
-    location = load_location(options.module)
+    with refresh_at_load():
+        location = load_location(options.module)
     captures = location.select(options.name)
     # Print the tables that cannot be compared before the capture.
-    chosen = [_choose(loaded.capture, options.tables) for loaded in captures]
+    chosen = [_choose(loaded, options.tables) for loaded in captures]
     results: list[Comparison] = []
     failures: list[PgcdcError] = []
     with open_instance() as instance:
@@ -54,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     different = [result for result in results if not result.is_equal]
     _print(results, different)
     if not options.tables:
-        _print_left_out([loaded.capture for loaded in captures])
+        _print_left_out(captures)
     if failures:
         raise max(failures, key=lambda error: error.exit_status)
     if different:
@@ -63,25 +65,37 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _choose(capture: CdcCapture, names: Sequence[str]) -> list[CdcTable]:
+def _choose(loaded: LoadedCapture, names: Sequence[str]) -> list[CdcTable]:
     """Return the named tables, or all tables that can be compared.
 
     Raises:
         ConfigurationError: a named table is not declared, or cannot be compared.
     """
-
-    tables = capture.select_tables(names)
-    left_out = [table for table in tables if not table.mirrors_source]
+    tables = loaded.capture.select_tables(names)
+    why_not = _find_reasons(loaded)
+    left_out = [table for table in tables if table in why_not]
     if names and left_out:
-        reasons = "; ".join(f"{table.qualified_name}: {_why_not(table)}" for table in left_out)
+        reasons = "; ".join(f"{table.qualified_name}: {why_not[table]}" for table in left_out)
         raise ConfigurationError(reason=f"Cannot be compared with the source: {reasons}.")
-    return [table for table in tables if table.mirrors_source]
+    return [table for table in tables if table not in why_not]
 
 
-def _why_not(table: CdcTable) -> str:
-    if 1 not in table.scd:
-        return "only its history is kept (scd: [2]), which is not the source's rows"
-    return "without_key: log asks for its changes, which are not the source's rows"
+def _find_reasons(loaded: LoadedCapture) -> dict[CdcTable, str]:
+    """Return the tables that cannot be compared, each with the reason."""
+    from pgcdc_assets.orchestration.state import left_tables
+
+    left = left_tables(loaded.zone, loaded.capture)
+    reasons = {}
+    for table in loaded.capture.tables:
+        if table.name in left:
+            reasons[table] = left[table.name].rstrip(".")
+        elif 1 not in table.scd:
+            reasons[table] = "only its history is kept (scd: [2]), which is not the source's rows"
+        elif not table.mirrors_source:
+            reasons[table] = (
+                "without_key: log asks for its changes, which are not the source's rows"
+            )
+    return reasons
 
 
 def _verify(
@@ -136,10 +150,10 @@ def _verify(
                 yield outcome
 
 
-def _print_left_out(captures: Sequence[CdcCapture]) -> None:
-    left_out = [t for capture in captures for t in capture.tables if not t.mirrors_source]
-    for table in left_out:
-        print(f"Not compared: {table.qualified_name}: {_why_not(table)}.")
+def _print_left_out(captures: Sequence[LoadedCapture]) -> None:
+    for loaded in captures:
+        for table, reason in _find_reasons(loaded).items():
+            print(f"Not compared: {table.qualified_name}: {reason}.")
 
 
 def _print(results: Sequence[Comparison], different: Sequence[Comparison]) -> None:

@@ -28,6 +28,7 @@ from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.orchestration.sensors.lag import LagSensorAssets, build_lag_sensor
 from pgcdc_assets.orchestration.sensors.merge import build_merge_sensor
 from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, write_capture_settings
+from pgcdc_assets.orchestration.table_list import declare_listed_tables
 from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTranslator
 from pgcdc_assets.settings import CdcCapture, CdcTable
 
@@ -44,7 +45,8 @@ def build_cdc_definitions(
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensors and resources of a capture.
 
-    The call opens no connection and starts no process. Combine several captures with
+    The call opens no connection and starts no process. For a capture that follows its publication
+    (`selection`), the call reads the list of tables in the lake. Combine several captures with
     `Definitions.merge`.
 
     Args:
@@ -57,14 +59,18 @@ def build_cdc_definitions(
             `Path(__file__)`.
 
     Raises:
-        ConfigurationError: a schedule is not a cron expression.
+        ConfigurationError: a schedule is not a cron expression, or the list of tables cannot be
+            read.
     """
     _check_schedules(capture)
-    return _Builder(capture, translator or PgcdcTranslator(), declared_in).build(
-        postgres or PostgresResource(capture=capture.name),
-        lake or LakeResource(),
-        spark or SparkResource(),
-    )
+    postgres = postgres or PostgresResource(capture=capture.name)
+    lake = lake or LakeResource()
+    reconstruction: dict[str, str] = {}
+    if capture.selection is not None:
+        capture, reconstruction = declare_listed_tables(capture, postgres, lake)
+    builder = _Builder(capture, translator or PgcdcTranslator(), declared_in)
+    definitions = builder.build(postgres, lake, spark or SparkResource())
+    return definitions.with_reconstruction_metadata(reconstruction)
 
 
 class _Builder:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import dagster as dg
 from dagster.components.resolved.base import Resolvable
@@ -19,6 +20,7 @@ from pydantic import Field
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.build import build_cdc_definitions
+from pgcdc_assets.orchestration.component_tables import AllTablesModel, TableModel
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.translator import PgcdcTranslator
@@ -31,61 +33,7 @@ from pgcdc_assets.policies import (
     WindowPolicy,
 )
 from pgcdc_assets.settings import CdcCapture, CdcTable
-
-
-class TableModel(dg.Model, Resolvable):
-    """One table: its name and its settings."""
-
-    name: str = Field(
-        description="The table: `schema.table`, or `table` in schema `public`; names with other "
-        "characters in double quotes, as in SQL."
-    )
-    key: list[str] | None = Field(
-        default=None,
-        description="Columns that identify a row. Unset: the columns of the replica identity.",
-    )
-    scd: list[int] = Field(
-        default=[1],
-        description="`[1]`: the current image; `[2]`: the history; `[1, 2]`: both.",
-    )
-    tracked: list[str] | None = Field(
-        default=None,
-        description="Columns whose change opens a version in the history. Unset: all columns.",
-    )
-    soft_deletes: bool = Field(
-        default=False, description="Keep deleted rows in the current image, and mark them."
-    )
-    without_key: str = Field(
-        default="bag",
-        description="The current image of a table without a key. `bag`: its rows, with duplicates; "
-        "`log`: its changes, in commit order.",
-    )
-    on_schema_change: str | None = Field(
-        default=None,
-        description="`follow`, `ask` or `stop`, see below. Unset: the setting of the capture.",
-    )
-    on_poisoned_row: str | None = Field(
-        default=None, description="`rescue` or `stop`. Unset: the setting of the capture."
-    )
-    types: dict[str, str] = Field(
-        default={},
-        description="The Delta types of columns, by name, in place of the "
-        "[default types](types.md#types-that-you-choose).",
-    )
-
-    def table(self) -> CdcTable:
-        """Check the settings."""
-        return CdcTable.parse(
-            self.name,
-            self.scd,
-            self.key,
-            self.tracked,
-            self.soft_deletes,
-            self.without_key,
-            self.on_schema_change,
-            self.on_poisoned_row,
-            self.types,
-        )
+from pgcdc_assets.table_selection import TableSelection
 
 
 class WindowModel(dg.Model, Resolvable):
@@ -246,7 +194,13 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         "default, slot."
     )
     publication: str = Field(description="The publication to capture; it must exist.")
-    tables: list[TableModel] = Field(description="The tables to keep; see below.")
+    tables: list[TableModel] | Literal["all"] = Field(
+        description="The tables to keep, see below; or `all`: the tables of the publication, also "
+        "those that the publication gets later."
+    )
+    all_tables: AllTablesModel | None = Field(
+        default=None, description="With `tables: all`: which tables, and how; see below."
+    )
     slot: str = Field(
         default="",
         description="The replication slot. The first snapshot creates it if it is missing. Unset: "
@@ -330,11 +284,13 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
 
     def capture(self) -> CdcCapture:
         """Return the settings of the YAML file."""
+        tables, selection = self._tables()
         return CdcCapture(
             name=self.name,
             publication=self.publication,
             slot=self.slot,
-            tables=tuple(table.table() for table in self.tables),
+            tables=tables,
+            selection=selection,
             windows=WindowPolicy(**self.windows.model_dump()),
             stream=StreamPolicy(**self.stream.model_dump()),
             snapshot=SnapshotPolicy(**self.snapshot.model_dump()),
@@ -348,6 +304,16 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             on_poisoned_row=self.on_poisoned_row,
             catalog_poll_seconds=self.catalog_poll_seconds,
         )
+
+    def _tables(self) -> tuple[tuple[CdcTable, ...], TableSelection | None]:
+        if isinstance(self.tables, str):
+            wanted = self.all_tables or AllTablesModel()
+            return tuple(table.table() for table in wanted.named), wanted.selection()
+        if self.all_tables is not None:
+            raise ConfigurationError(
+                reason="all_tables has an effect with `tables: all` only", setting="all_tables"
+            )
+        return tuple(table.table() for table in self.tables), None
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Build the capture's definitions.

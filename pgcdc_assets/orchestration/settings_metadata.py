@@ -16,6 +16,7 @@ from pgcdc_assets.policies import (
     WindowPolicy,
 )
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_selection import TableSelection
 
 CAPTURE_METADATA = "pgcdc/capture"
 
@@ -29,10 +30,17 @@ def read_capture_settings(metadata: Any) -> CdcCapture:
     """Read the settings."""
     data = dict(metadata.data)
     tables = tuple(CdcTable.of_fields(table) for table in data["tables"])
+    own = data.get("own_settings")
+    selection = data.get("selection")
+    if selection is not None:
+        lists = {name: tuple(selection[name]) for name in ("include", "exclude", "scd")}
+        selection = TableSelection(**{**selection, **lists})
     return CdcCapture(
         **{
             **data,
             "tables": tables,
+            "selection": selection,
+            "own_settings": None if own is None else tuple(map(CdcTable.of_fields, own)),
             "windows": WindowPolicy(**data["windows"]),
             "stream": StreamPolicy(**data["stream"]),
             "snapshot": SnapshotPolicy(**data.get("snapshot", {})),

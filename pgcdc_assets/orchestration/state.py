@@ -15,6 +15,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.source_relations import SourceRelations
+from pgcdc_assets.raw.table_list import ListedState
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -39,6 +40,7 @@ class TableState:
             takes a new snapshot; its merge raises the error.
         is_held: the table waits before a schema event, for the snapshot or, if the table keeps
             history, for the capture of all changes before the snapshot.
+        has_left: the capture follows its publication, which does not send the table any more.
     """
 
     table: CdcTable
@@ -51,11 +53,12 @@ class TableState:
     gate: SchemaGate | None = None
     is_stopped: bool = False
     is_held: bool = False
+    has_left: bool = False
 
     @property
     def is_healing(self) -> bool:
         """Whether the table waits for an automatic re-snapshot."""
-        return self.gate is not None and self.gate.heals
+        return self.gate is not None and self.gate.heals and not self.has_left
 
     @property
     def needs_merge(self) -> bool:
@@ -80,6 +83,8 @@ class CaptureState:
     @property
     def merged_through(self) -> Position | None:
         """The lowest position through which a table is merged; None while one never was."""
+        if not self.tables:
+            return self.captured_through
         merged = [table.merged_through for table in self.tables]
         known = [position for position in merged if position is not None]
         return min(known) if known and len(known) == len(merged) else None
@@ -112,6 +117,13 @@ def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[TableName, Position]:
     for copy in zone.snapshots.complete_snapshots(epoch.epoch):
         newest[copy.name] = max(copy.position, newest.get(copy.name, copy.position))
     return newest
+
+
+def left_tables(zone: RawZone, capture: CdcCapture) -> dict[TableName, str]:
+    """Return the tables that left the publication which the capture follows, with the reason."""
+    if capture.selection is None:
+        return {}
+    return {table.name: table.reason for table in zone.table_list.read().of_state(ListedState.LEFT)}
 
 
 def read_gates(zone: RawZone, capture: CdcCapture) -> dict[TableName, SchemaGate]:
@@ -153,6 +165,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
     windows = _windows_above(zone, epoch, positions.values())
     gates, unreached = _gates(zone, capture, through)
     names = _NamesAtSource(zone)
+    left = left_tables(zone, capture)
     states = []
     for (table, scd), watermark in positions.items():
         gate = gates.get(table.name)
@@ -168,6 +181,10 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         merged = watermark
         if watermark is not None and waiting == 0 and not is_stopped:
             merged = max(watermark, reachable)
+        has_left = table.name in left
+        if has_left and waiting == 0 and not is_stopped:
+            # A snapshot that the table waits for would never come.
+            merged = through
         is_broken = (table, scd) in broken
         states.append(
             TableState(
@@ -181,6 +198,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
                 gate,
                 is_stopped,
                 is_held,
+                has_left,
             )
         )
     return CaptureState(epoch, through, tuple(states))

@@ -69,7 +69,7 @@ def maintain_raw_zone(
     changes.window_index.save(table)
     try:
         changes.table.shorten_log(table)
-        for other in (changes.window_index.table, zone.definitions.table):
+        for other in (changes.window_index.table, zone.definitions.table, zone.table_list.table):
             loaded = other.load()
             if loaded is not None:
                 other.shorten_log(loaded)
@@ -82,6 +82,7 @@ def maintain_raw_zone(
         zone.ranges,
         zone.schema_events,
         zone.definitions,
+        zone.table_list,
         changes.window_index,
     )
     removed = sum(_vacuum(part.table) for part in tables)

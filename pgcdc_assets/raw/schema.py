@@ -151,3 +151,14 @@ DEFINITIONS = pa.schema(
         pa.field("definition", pa.string(), nullable=False),
     ]
 )
+
+TABLE_LIST = pa.schema(
+    [
+        pa.field("schema", pa.string(), nullable=False),
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("relation_id", pa.int64(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+    ]
+)

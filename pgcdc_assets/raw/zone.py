@@ -19,6 +19,7 @@ from pgcdc_assets.raw.schema_events import SchemaEventLog
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.raw.table_list import TableListStore
 from pgcdc_assets.raw.window_index import WindowIndex
 
 
@@ -96,6 +97,11 @@ class RawZone:
     def definitions(self) -> DefinitionStore:
         """The definitions of the tables at the newest look at the catalog."""
         return DefinitionStore(self._table("definitions", schema.DEFINITIONS), self.name)
+
+    @cached_property
+    def table_list(self) -> TableListStore:
+        """The tables of a publication that the capture follows."""
+        return TableListStore(self._table("table_list", schema.TABLE_LIST), self.name)
 
     def _table(
         self,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pgcdc_assets.errors import MergeConflict
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.settings import CdcTable
 
 # The names of the columns that merges add: contracts with the readers of tables. The comments below
 # are contracts too: a column with another comment counts as commented by the table's owner.
@@ -59,6 +62,15 @@ SCD2_COLUMNS: SystemColumns = (
 
 # The system columns of a history that earlier releases did not write.
 EPOCH_COLUMNS = (VALID_FROM_EPOCH, VALID_TO_EPOCH)
+
+
+def system_columns_of(table: CdcTable) -> Iterator[SystemColumns]:
+    """Yield the columns that the SCD tables of a table have beside those of the source."""
+    if 1 in table.scd:
+        log = CHANGE_LOG_COLUMNS if table.without_key == "log" else SCD1_COLUMNS
+        yield SOFT_DELETE_COLUMNS if table.soft_deletes else log
+    if 2 in table.scd:
+        yield SCD2_COLUMNS
 
 
 def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> None:

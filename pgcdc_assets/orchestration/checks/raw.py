@@ -18,7 +18,7 @@ from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES, che
 from pgcdc_assets.orchestration.checks.source_tables import read_relation_ids, read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.state import read_gates
+from pgcdc_assets.orchestration.state import left_tables, read_gates
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.moved_tables import SourcePlace, find_declared_table
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
@@ -216,6 +216,7 @@ def build_source_checks(
         lake: LakeResource = getattr(context.resources, names.lake)
         selected = context.selected_asset_check_keys
         wanted = {key.name for key in selected}
+        left = left_tables(lake.zone(capture.name), capture)
         with postgres.query_connection("check") as conn:
             if SLOT_HEALTH in wanted:
                 yield evaluate_slot(raw, slot_health(read_slot_status(conn, capture.slot)))
@@ -227,6 +228,7 @@ def build_source_checks(
                         find_declared_table(published, table.name, known.get(table.name))
                     )
                     for table in capture.tables
+                    if table.name not in left
                 }
                 yield check_identities(capture, snapshot, found)
         if SOURCE_TABLE in wanted:
@@ -234,7 +236,8 @@ def build_source_checks(
                 postgres.settings(), lake.zone(capture.name), capture, "check"
             )
             for key in sorted(check.asset_key for check in selected if check.name == SOURCE_TABLE):
-                yield check_source_table(key, places.get(tables[key]))
+                table = tables[key]
+                yield check_source_table(key, places.get(table), left.get(table.name))
         if SCHEMA_CHANGES in wanted:
             zone = lake.zone(capture.name)
             events, gates = zone.schema_events.read(), read_gates(zone, capture)
@@ -263,15 +266,20 @@ def evaluate_slot(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckResult:
     )
 
 
-def check_source_table(key: dg.AssetKey, place: SourcePlace | None) -> dg.AssetCheckResult:
+def check_source_table(
+    key: dg.AssetKey, place: SourcePlace | None, left: str | None = None
+) -> dg.AssetCheckResult:
     """Check whether a table's changes are still captured. A renamed table is followed.
 
     Args:
         key: the key of an SCD asset of the table.
         place: the table in the source's catalog; None for a table without a snapshot.
+        left: of a table that left the publication which the capture follows: a sentence.
     """
     error = None if place is None else place.error
     description = None if error is None else str(error)
+    if left is not None:
+        description = f"{left} The asset stays until `exclude` has the table."
     metadata = {"reason": "none" if error is None else str(error)}
     if place is not None and place.name is not None:
         metadata["source_name"] = str(place.name)
@@ -282,8 +290,8 @@ def check_source_table(key: dg.AssetKey, place: SourcePlace | None) -> dg.AssetC
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=SOURCE_TABLE,
-        passed=error is None,
-        severity=dg.AssetCheckSeverity.ERROR,
+        passed=error is None and left is None,
+        severity=dg.AssetCheckSeverity.ERROR if left is None else dg.AssetCheckSeverity.WARN,
         description=description,
         metadata=metadata,
     )

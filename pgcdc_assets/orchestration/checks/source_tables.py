@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pgcdc_assets.errors import TableMoved
+from pgcdc_assets.orchestration.state import left_tables
 from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.moved_tables import SourcePlace, read_source_places
@@ -60,6 +61,14 @@ def read_table_places(
 def find_declared_moves(
     settings: ConnectionSettings, zone: RawZone, capture: CdcCapture, purpose: str
 ) -> list[TableMoved]:
-    """Find the declared tables whose changes are not captured any more."""
+    """Find the declared tables whose changes are not captured any more.
+
+    A capture that follows its publication expects that tables leave the publication.
+    """
     places = read_table_places(settings, zone, capture, purpose)
-    return [place.error for place in places.values() if place.error is not None]
+    left = left_tables(zone, capture)
+    return [
+        place.error
+        for table, place in places.items()
+        if place.error is not None and table.name not in left
+    ]

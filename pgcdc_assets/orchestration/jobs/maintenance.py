@@ -132,7 +132,9 @@ def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
 
     None if a table was never merged, because its first merge needs every window.
     """
-    marks = [table.watermark for table in read_state(zone, capture).tables]
+    tables = read_state(zone, capture).tables
+    # A merged table that left the publication has no place in a later epoch.
+    marks = [table.watermark for table in tables if table.needs_merge or not table.has_left]
     known = [mark for mark in marks if mark is not None]
     return min(known) if known and len(known) == len(marks) else None
 

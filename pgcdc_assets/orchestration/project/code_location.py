@@ -26,6 +26,7 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, read_capture_settings
+from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 
 DEFAULT_MODULE = "pgcdc_assets.definitions"
@@ -40,6 +41,11 @@ class LoadedCapture:
     postgres: PostgresResource
     lake: LakeResource
     spark: SparkResource
+
+    @property
+    def zone(self) -> RawZone:
+        """The raw zone of the capture."""
+        return self.lake.zone(self.capture.name)
 
 
 @dataclass(frozen=True)

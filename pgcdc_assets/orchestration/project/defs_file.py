@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml
 from dagster._utils.schedules import is_valid_cron_schedule
@@ -32,6 +32,7 @@ from pgcdc_assets.policies import (
 )
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.table_selection import ALL_TABLES, TableSelection
 
 FILE_NAMES = ("defs.yaml", "component.yaml")
 COMPONENT = "pgcdc_assets.PostgresCdcComponent"
@@ -160,7 +161,7 @@ class _File:
     def _capture(self, attributes: yaml.Node, component: type[BaseModel]) -> str | None:
         values = self._model(attributes, component, "attributes")
         nodes = self._nodes(attributes)
-        tables = self._tables(nodes["tables"]) if "tables" in nodes else ()
+        tables, selection = self._selected(attributes, nodes)
         for section, policy in _POLICIES.items():
             if isinstance(values.get(section), dict):
                 given = _known(values[section])
@@ -170,7 +171,9 @@ class _File:
         own = ("name", "publication", "slot", "merge_parallelism", "verify_wait_seconds")
         given = {key: value for key, value in _known(values).items() if key in own}
         defaults = {"name": "name", "publication": "publication"}
-        build = partial(CdcCapture, **{**defaults, **given, "tables": tables})
+        build = partial(
+            CdcCapture, **{**defaults, **given, "tables": tables, "selection": selection}
+        )
         self._judged(build, attributes, nodes)
         name = values["name"]
         return None if isinstance(name, _Template) else name
@@ -184,6 +187,28 @@ class _File:
                 f"`{section}.schedule` must be a cron expression of five fields, such as "
                 f"{RetentionPolicy.schedule}",
             )
+
+    def _selected(
+        self, attributes: yaml.Node, nodes: dict[str, yaml.Node]
+    ) -> tuple[tuple[CdcTable, ...], TableSelection | None]:
+        """Check the tables of a capture, which are a list or `all` with patterns."""
+        section = nodes.get("all_tables")
+        if _value(nodes["tables"]) != ALL_TABLES:
+            if section is not None:
+                self.fail(section, f"`all_tables` has an effect with `tables: {ALL_TABLES}` only")
+            return self._tables(nodes["tables"]), None
+        if section is None:
+            return (), TableSelection()
+        own = self._nodes(section)
+        values = _known({key: _value(node) for key, node in own.items() if key != "named"})
+        lists: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        selection = self._judged(partial(TableSelection, **lists), section, own)
+        named = self._tables(own["named"]) if "named" in own and own["named"].value else ()
+        build = partial(CdcCapture, "name", "publication", named, selection=selection)
+        self._judged(build, section, own)
+        return named, selection
 
     def _tables(self, node: yaml.Node) -> tuple[CdcTable, ...]:
         tables: dict[TableName, CdcTable] = {}
@@ -244,6 +269,11 @@ class _File:
             self._check_variables(node, value, place)
             return value
         options = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
+        words = [word for o in options if get_origin(o) is Literal for word in get_args(o)]
+        if words and isinstance(node, yaml.ScalarNode):
+            if value not in words:
+                self.fail(node, f"`{place}` must be {_allowed(options[0])}, or {words[0]}")
+            return value
         if value is None and type(None) in options:
             return None
         kind = next(option for option in options if option is not type(None))

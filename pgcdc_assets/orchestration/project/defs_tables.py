@@ -21,6 +21,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.defs_file import defs_files, shown_place
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.table_selection import ALL_TABLES
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class DefsTables:
                 if isinstance(tables, yaml.SequenceNode):
                     return cls(path, text, tables, attributes)
         raise ConfigurationError(
-            reason=f"{path} lists no tables of a capture named {capture}: name the file's folder "
-            "with --defs, or write the file by `pgcdc init` without --update"
+            reason=f"{path} lists no tables of a capture named {capture} (`tables: all` needs "
+            "none): name the file's folder with --defs, or write the file by `pgcdc init` without "
+            "--update"
         )
 
     @property
@@ -177,13 +179,17 @@ def _end(node: yaml.Node) -> int:
 
 
 def component_yaml(
-    name: str, publication: str, tables: Sequence[CdcTable], *, slot: str | None = None
+    name: str, publication: str, tables: Sequence[CdcTable] | None, *, slot: str | None = None
 ) -> str:
-    """Return the text of the `defs.yaml` that `pgcdc init` writes."""
+    """Return the text of the `defs.yaml` that `pgcdc init` writes.
+
+    Args:
+        tables: the tables; None: all tables of the publication.
+    """
     attributes: dict[str, Any] = {"name": name, "publication": publication}
     if slot is not None and slot != f"pgcdc_{name}":
         attributes["slot"] = slot
-    attributes["tables"] = [table_entry(table) for table in tables]
+    attributes["tables"] = ALL_TABLES if tables is None else list(map(table_entry, tables))
     document = {"type": "pgcdc_assets.PostgresCdcComponent", "attributes": attributes}
     return yaml.safe_dump(
         document, sort_keys=False, default_flow_style=None, width=96, allow_unicode=True

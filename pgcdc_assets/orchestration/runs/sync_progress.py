@@ -57,8 +57,11 @@ class SyncProgress:
     def has_merged(self, table: TableState, epoch: int) -> bool:
         """Return whether a table has the newest snapshot, and all changes before the barrier.
 
-        A table that waits before a later schema event has all changes that the run can merge.
+        A table that waits before a later schema event has all changes that the run can merge, and
+        so has a table that left the publication.
         """
+        if self.barrier is not None and table.has_left and not table.needs_merge:
+            return True
         if self.barrier is None or table.snapshot_at is None or table.watermark is None:
             return False
         barrier, gate = Position(epoch, self.barrier), table.gate

@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import PgcdcError, TransientError
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
@@ -50,6 +50,7 @@ from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
 from pgcdc_assets.orchestration.sensors.sync_barrier import fix_events, move_barrier
 from pgcdc_assets.orchestration.state import (
     captured_through,
+    left_tables,
     newest_snapshots,
     read_gates,
     read_state,
@@ -61,10 +62,6 @@ from pgcdc_assets.postgres.slots import (
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.tables.schema_gate import describe_event
-
-if TYPE_CHECKING:
-    from pgcdc_assets.postgres.connection import Connection
 
 MINIMUM_INTERVAL_SECONDS = 2
 
@@ -109,14 +106,23 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         try:
             with postgres.query_connection("sensor") as conn:
                 status, flush_lsn = look_at_slot(conn, zone, capture.slot, progress)
-                _poll(context, poll, conn, zone, progress)
+                notes = poll.report(context, conn, zone, progress)
         except TransientError as error:
             if progress is not None:
                 raise
             return dg.SkipReason(str(error))
         is_capturing = running is not None
         tick = _Tick(
-            capture, targets, context, zone, postgres, status, flush_lsn, progress, is_capturing
+            capture,
+            targets,
+            context,
+            zone,
+            postgres,
+            status,
+            flush_lsn,
+            progress,
+            is_capturing,
+            notes,
         )
         return tick.run()
 
@@ -136,13 +142,13 @@ class _Tick:
     flush_lsn: Lsn
     progress: SyncProgress | None
     is_capturing: bool
+    reasons: list[str]
 
     def __post_init__(self) -> None:
         self.names = Names.of(self.capture)
         self.requests: list[dg.RunRequest] = []
         self.partitions: list[Any] = []
         self.events: list[Any] = []
-        self.reasons: list[str] = []
         self.observation = LagObservation(
             self.context.instance, self.capture, self.targets.raw, self.targets.scds
         )
@@ -207,13 +213,14 @@ class _Tick:
         tables = self.capture.tables
         copied = newest_snapshots(self.zone, epoch) if epoch is not None else {}
         gates = read_gates(self.zone, self.capture) if epoch is not None else {}
+        left = left_tables(self.zone, self.capture)
         needs = SnapshotNeeds(
             [table.partition_key for table in tables],
-            [table.partition_key for table in tables if table.name not in copied],
+            [t.partition_key for t in tables if t.name not in copied and t.name not in left],
             {
                 name.partition_key: gate
                 for name, gate in gates.items()
-                if self.progress is None or self.progress.heals(gate)
+                if name not in left and (self.progress is None or self.progress.heals(gate))
             },
         )
         wanted = needs.plan()
@@ -364,20 +371,3 @@ class _Tick:
             self.partitions.append(
                 dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)
             )
-
-
-def _poll(
-    context: dg.SensorEvaluationContext,
-    poll: CatalogPoll,
-    conn: Connection,
-    zone: RawZone,
-    progress: SyncProgress | None,
-) -> None:
-    """Look in the catalog. Under the daemon, an error does not keep windows from being opened."""
-    try:
-        for event in poll.look(conn, zone, progress):
-            context.log.warning(f"{event.table}: {describe_event(event)}")
-    except PgcdcError as error:
-        if progress is not None:
-            raise
-        context.log.error(f"The catalog was not examined for schema changes. {error}")

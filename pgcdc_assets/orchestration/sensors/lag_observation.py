@@ -23,12 +23,14 @@ from pgcdc_assets.orchestration.checks.raw import (
 )
 from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.metadata import lag_metadata
+from pgcdc_assets.orchestration.state import left_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.moved_tables import SourcePlace
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
 
 EVERY_SECONDS = 30.0
 
@@ -80,18 +82,25 @@ class LagObservation:
         except TransientError:
             metadata["moved_tables"] = metadata["renamed_tables"] = "unknown"
         else:
-            self.moved = [place.error for place in places.values() if place.error is not None]
+            left = left_tables(zone, self.capture)
+            self.moved = [
+                place.error
+                for table, place in places.items()
+                if place.error is not None and table.name not in left
+            ]
             metadata["moved_tables"] = "; ".join(map(str, self.moved)) or "none"
             renamed = [p for p in places.values() if p.is_renamed]
             names = [f"{place.declared} is named {place.name} now" for place in renamed]
             metadata["renamed_tables"] = "; ".join(names) or "none"
-            self.events += self._changed(self._evaluations(places))
+            self.events += self._changed(self._evaluations(places, left))
         self.events.append(dg.AssetObservation(self.raw, metadata=metadata))
         self.events.append(slot_evaluation(self.raw, slot_health(status, through)))
 
-    def _evaluations(self, places: Mapping[CdcTable, SourcePlace]) -> list[dg.AssetCheckEvaluation]:
+    def _evaluations(
+        self, places: Mapping[CdcTable, SourcePlace], left: Mapping[TableName, str]
+    ) -> list[dg.AssetCheckEvaluation]:
         return [
-            evaluation_of(check_source_table(key, places[table]))
+            evaluation_of(check_source_table(key, places[table], left.get(table.name)))
             for (table, _), key in self.scds.items()
             if table in places
         ]

@@ -56,6 +56,26 @@ WRONG = {
         GOOD + TABLE + '    - {name: \'"shop"."orders"\'}\n',
         "7:7: table shop.orders is listed a second time",
     ),
+    "another word for all tables": (
+        GOOD + "  tables: everything\n",
+        "5:11: `tables` must be a list, with `- name: ...` for each entry, or all",
+    ),
+    "a pattern without a schema": (
+        GOOD + "  tables: all\n  all_tables: {exclude: [tmp_*]}\n",
+        "6:25: 'tmp_*' is not a pattern of table names: write schema.table, ",
+    ),
+    "patterns beside a list": (
+        GOOD + TABLE + "  all_tables: {exclude: [shop.tmp]}\n",
+        "7:15: `all_tables` has an effect with `tables: all` only",
+    ),
+    "settings of a table that is excluded": (
+        GOOD + "  tables: all\n  all_tables: {exclude: [a.*], named: [{name: a.b}]}\n",
+        "6:25: Table a.b has settings of its own, but matches the pattern a.* of exclude",
+    ),
+    "an unknown kind of all tables": (
+        GOOD + "  tables: all\n  all_tables: {scd: [3]}\n",
+        "6:21: Table all_tables.*: scd is [3], but must be [1] (the current image), ",
+    ),
     "a text for a number": (
         GOOD + TABLE + "  windows: {max_bytes: sesame}\n",
         "7:24: `windows.max_bytes` must be a whole number",

@@ -1,0 +1,102 @@
+"""The tables of a capture that is declared in YAML."""
+
+from __future__ import annotations
+
+import dagster as dg
+from dagster.components.resolved.base import Resolvable
+from pydantic import Field
+
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_selection import TableSelection
+
+
+class TableModel(dg.Model, Resolvable):
+    """One table: its name and its settings."""
+
+    name: str = Field(
+        description="The table: `schema.table`, or `table` in schema `public`; names with other "
+        "characters in double quotes, as in SQL."
+    )
+    key: list[str] | None = Field(
+        default=None,
+        description="Columns that identify a row. Unset: the columns of the replica identity.",
+    )
+    scd: list[int] = Field(
+        default=[1],
+        description="`[1]`: the current image; `[2]`: the history; `[1, 2]`: both.",
+    )
+    tracked: list[str] | None = Field(
+        default=None,
+        description="Columns whose change opens a version in the history. Unset: all columns.",
+    )
+    soft_deletes: bool = Field(
+        default=False, description="Keep deleted rows in the current image, and mark them."
+    )
+    without_key: str = Field(
+        default="bag",
+        description="The current image of a table without a key. `bag`: its rows, with duplicates; "
+        "`log`: its changes, in commit order.",
+    )
+    on_schema_change: str | None = Field(
+        default=None,
+        description="`follow`, `ask` or `stop`, see below. Unset: the setting of the capture.",
+    )
+    on_poisoned_row: str | None = Field(
+        default=None, description="`rescue` or `stop`. Unset: the setting of the capture."
+    )
+    types: dict[str, str] = Field(
+        default={},
+        description="The Delta types of columns, by name, in place of the "
+        "[default types](types.md#types-that-you-choose).",
+    )
+
+    def table(self) -> CdcTable:
+        """Check the settings."""
+        return CdcTable.parse(
+            self.name,
+            self.scd,
+            self.key,
+            self.tracked,
+            self.soft_deletes,
+            self.without_key,
+            self.on_schema_change,
+            self.on_poisoned_row,
+            self.types,
+        )
+
+
+class AllTablesModel(dg.Model, Resolvable):
+    """Which tables of the publication are kept with `tables: all`, and how."""
+
+    include: list[str] = Field(
+        default=list(TableSelection.include),
+        description="Patterns, such as `shop.*`; a table must match one of them.",
+    )
+    exclude: list[str] = Field(
+        default=[],
+        description="Patterns of tables to leave out, also if `include` has them.",
+    )
+    scd: list[int] = Field(
+        default=list(TableSelection.scd), description="`scd` of tables that `named` does not list."
+    )
+    soft_deletes: bool = Field(
+        default=TableSelection.soft_deletes, description="`soft_deletes` of such tables."
+    )
+    without_key: str = Field(
+        default=TableSelection.without_key, description="`without_key` of such tables."
+    )
+    named: list[TableModel] = Field(
+        default=[],
+        description="Tables with settings of their own. Each entry has the form of an entry of "
+        "`tables`; the settings above do not count for it.",
+    )
+
+    def selection(self) -> TableSelection:
+        """Check the settings."""
+        return TableSelection(
+            tuple(self.include),
+            tuple(self.exclude),
+            tuple(self.scd),
+            self.soft_deletes,
+            self.without_key,
+        )

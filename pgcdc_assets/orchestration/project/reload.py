@@ -1,0 +1,58 @@
+"""Reload of the code location by a sensor, so that the definitions follow a new list of tables.
+
+`dagster dev` and `dagster code-server start` run a server that keeps its address and starts another
+process with the code at each reload. Web server and daemon notice the new process by themselves.
+Runs that are under way stay in their own processes. The server of `dagster api grpc`, and a process
+that a web server or a daemon starts for itself, cannot be reloaded by a sensor.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import dagster as dg
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
+
+# The evaluation of the sensor should end before its process is replaced.
+_DELAY_SECONDS = 2.0
+_TIMEOUT_SECONDS = 120
+# A server that cannot reload answers, and changes nothing.
+_REPEAT_SECONDS = 600.0
+
+REQUESTED = "the code location is being reloaded"
+NOT_RELOADED = (
+    "reload the code location; a code server of `dagster code-server start` is reloaded by itself"
+)
+
+
+@dataclass
+class LocationReload:
+    """The reloads that one process has requested."""
+
+    _wanted: object = None
+    _requested_at: float = 0.0
+
+    def request(self, context: dg.SensorEvaluationContext, wanted: object) -> str:
+        """Reload the code location in a moment, and return what happens.
+
+        Args:
+            wanted: what the definitions should have. The same is requested again after a while.
+        """
+        origin = context.code_location_origin
+        if not isinstance(origin, GrpcServerCodeLocationOrigin):
+            return NOT_RELOADED
+        ago = time.monotonic() - self._requested_at
+        if self._wanted == wanted and ago < _REPEAT_SECONDS:
+            # A process that was replaced does not come here.
+            return REQUESTED if ago < _TIMEOUT_SECONDS else NOT_RELOADED
+        self._wanted, self._requested_at = wanted, time.monotonic()
+        thread = threading.Thread(target=_reload, args=(origin,), name="pgcdc-reload", daemon=True)
+        thread.start()
+        return REQUESTED
+
+
+def _reload(origin: GrpcServerCodeLocationOrigin) -> None:
+    time.sleep(_DELAY_SECONDS)
+    origin.create_client().reload_code(timeout=_TIMEOUT_SECONDS)

@@ -1,0 +1,168 @@
+"""The tables of a capture that follows its publication (`tables: all`).
+
+The lag sensor and `pgcdc sync` compare the catalog with the list in the lake, and store a new list
+(`refresh_table_list`). Each load of definitions reads the list (`declare_listed_tables`). A load is
+without a connection to the source, so the last known list counts while the source is down.
+
+A run is executed in a process that loads the definitions again. Dagster stores the reconstruction
+metadata of a load with each run: such a process takes the names from there, so all processes of a
+run agree although the list has changed in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from dagster._core.definitions.definitions_load_context import (
+    DefinitionsLoadContext,
+    DefinitionsLoadType,
+)
+
+from pgcdc_assets.errors import MergeConflict, PgcdcError, TransientError
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.postgres.capturable_tables import (
+    CapturableTable,
+    read_capturable_tables,
+    read_role_digest,
+)
+from pgcdc_assets.postgres.table_definitions import read_catalog_digest
+from pgcdc_assets.raw.table_list import (
+    ListedTable,
+    PublishedRelation,
+    TableList,
+    plan_table_list,
+)
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.columns import check_names, system_columns_of
+
+if TYPE_CHECKING:
+    from pgcdc_assets.postgres.connection import Connection
+
+# A look is repeated if the catalog changes while the look reads, or another process stores a list.
+_ATTEMPTS = 5
+
+_refreshes_at_load: ContextVar[bool] = ContextVar("pgcdc_refreshes_at_load", default=False)
+
+
+@contextmanager
+def refresh_at_load() -> Iterator[None]:
+    """Let loads in the block look at the source first, for commands that use the source anyway."""
+    token = _refreshes_at_load.set(True)
+    try:
+        yield
+    finally:
+        _refreshes_at_load.reset(token)
+
+
+def declare_listed_tables(
+    capture: CdcCapture, postgres: PostgresResource, lake: LakeResource
+) -> tuple[CdcCapture, dict[str, str]]:
+    """Return the capture with its listed tables, and the reconstruction metadata of the load.
+
+    Raises:
+        ConfigurationError: the lake cannot be read.
+    """
+    key = f"pgcdc/tables/{capture.name}"
+    context = DefinitionsLoadContext.get()
+    is_reconstruction = context.load_type is DefinitionsLoadType.RECONSTRUCTION
+    if is_reconstruction and key in context.reconstruction_metadata:
+        text = str(context.reconstruction_metadata[key])
+    else:
+        text = json.dumps(_read_names(capture, postgres, lake), ensure_ascii=False)
+    context.add_to_pending_reconstruction_metadata(key, text)
+    names = [TableName(*name) for name in json.loads(text)]
+    return capture.with_listed_tables(names), {key: text}
+
+
+def _read_names(
+    capture: CdcCapture, postgres: PostgresResource, lake: LakeResource
+) -> list[TableName]:
+    with dg.build_resources({"postgres": postgres, "lake": lake}) as resources:
+        zone = resources.lake.zone(capture.name)
+        if _refreshes_at_load.get():
+            try:
+                with resources.postgres.query_connection("sync") as conn:
+                    return refresh_table_list(conn, zone, capture).declared
+            except PgcdcError:
+                # The command reports the error when it uses the source itself.
+                pass
+        declared: list[TableName] = zone.table_list.read().declared
+        return declared
+
+
+def refresh_table_list(conn: Connection, zone: RawZone, capture: CdcCapture) -> TableList:
+    """Compare the catalog with the list, store a new list, and return it.
+
+    Without a change, the source gets two queries of its catalog.
+
+    Raises:
+        ConfigurationError: the publication does not exist.
+        TransientError: the server or the lake is not available now.
+    """
+    for _ in range(_ATTEMPTS):
+        base = zone.table_list.read()
+        digest = _digest(conn, capture, base)
+        if digest == base.digest:
+            return base
+        tables = look_at_tables(conn, zone, capture, base)
+        if _digest(conn, capture, base) != digest:
+            continue
+        if zone.table_list.replace(base, digest, tables):
+            return TableList(digest, tuple(tables))
+    raise TransientError(reason="The catalog changes faster than it can be read.")
+
+
+def look_at_tables(
+    conn: Connection, zone: RawZone, capture: CdcCapture, base: TableList
+) -> list[ListedTable]:
+    """Return the list that the catalog leads to, and store nothing.
+
+    Args:
+        base: the list before.
+
+    Raises:
+        ConfigurationError: the publication does not exist.
+    """
+    keys = {table.name: table.key for table in capture.own_settings or () if table.key}
+    capturable = read_capturable_tables(conn, capture.publication, keys)
+    epoch = zone.epochs.latest()
+    known = [table.name for table in base.tables]
+    ids = {} if epoch is None else zone.source_relations(epoch.epoch).newest_ids(known)
+    assert capture.selection is not None
+    return plan_table_list(
+        base.tables,
+        [_published(capture, table) for table in capturable],
+        selects=capture.selection.selects,
+        publication=capture.publication,
+        captured={snapshot.name for snapshot in zone.snapshots.complete_snapshots()},
+        relation_ids=ids,
+    )
+
+
+def _published(capture: CdcCapture, table: CapturableTable) -> PublishedRelation:
+    relation, refusal = table.relation, table.refusal
+    (declared,) = capture.with_listed_tables([relation.name]).tables or (None,)
+    if refusal is None and declared is not None:
+        try:
+            for system in system_columns_of(declared):
+                check_names(relation, system)
+        except MergeConflict as error:
+            refusal = str(error)
+    return PublishedRelation(relation.name, relation.relation_id, refusal)
+
+
+def _digest(conn: Connection, capture: CdcCapture, base: TableList) -> str:
+    known = [table.relation_id for table in base.tables]
+    catalog = read_catalog_digest(conn, capture.publication, known)
+    rest = repr(
+        (read_role_digest(conn), capture.publication, capture.selection, capture.own_settings)
+    )
+    return f"{catalog}:{hashlib.sha256(rest.encode()).hexdigest()[:16]}"
