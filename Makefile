@@ -56,6 +56,7 @@ lint: $(STAMP) ## check form, types and the direction of imports
 .PHONY: test
 test: $(STAMP) java ## run the tests, lint included, and measure what they cover
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
+	-@$(BIN)/python -m pgcdc_assets_tests.support.class_archive
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' --pg=18,15 --cov --cov-report=
 
 .PHONY: mutation
@@ -72,6 +73,7 @@ coverage: ## list the lines that the last `make test` did not reach
 .PHONY: test-all
 test-all: $(STAMP) java ## run the tests and the long random ones, on Postgres 14 to 18
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 17 16 15 14
+	-@$(BIN)/python -m pgcdc_assets_tests.support.class_archive
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --pg=18,17,16,15,14
 
 .PHONY: test-lowest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pgcdc_assets_tests.support import class_archive
 from pgcdc_assets_tests.support.balance import choose_group, group_of, kinds_of
 from pgcdc_assets_tests.support.postgres_binaries import RELEASES, install, main
 from pgcdc_assets_tests.support.spark import CONNECT, EMBEDDED
@@ -71,6 +73,27 @@ def test_each_run_has_a_seed_of_its_own(tmp_path: Path) -> None:
     seeds = [re.findall(r"^random tests: --seed (\d+)$", text, re.M) for text in said]
     assert len(seeds[0]) == len(seeds[1]) == 1
     assert seeds[0] != seeds[1]
+
+
+def test_an_archive_of_classes_that_java_cannot_map_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(class_archive, "FOLDER", tmp_path)
+    assert class_archive.archive_options() == ""
+    class_archive.archive_path().write_bytes(b"cut off")
+    options = class_archive.archive_options().split()
+    assert options[0] == f"-XX:SharedArchiveFile={class_archive.archive_path()}"
+    home = os.environ.get("JAVA_HOME")
+    done = subprocess.run(
+        [f"{home}/bin/java" if home else "java", *options, "-version"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert "archive" not in done.stderr
 
 
 EMBEDDED_TEST, CONNECT_TEST, OTHER_TEST = "a.py::t[embedded]", "a.py::t[connect-x]", "b.py::t"

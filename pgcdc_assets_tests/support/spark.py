@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pgcdc_assets_tests.support.class_archive import archive_options
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -82,8 +84,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--spark takes {' and '.join(KINDS)}, not {', '.join(unknown)}")
     # Tests do not use a server that the developer runs in this clone.
     os.environ["PGCDC_SPARK_REMOTE"] = "local"
-    # For sessions in child processes.
-    os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
+    # For every JVM, those of child processes too.
+    os.environ["JDK_JAVA_OPTIONS"] = f"{JAVA_OPTIONS} {archive_options()}".rstrip()
 
 
 def asked_kinds(config: pytest.Config) -> list[str]:
