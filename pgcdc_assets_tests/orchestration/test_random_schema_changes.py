@@ -46,7 +46,7 @@ CHILD_SECONDS = 500
 
 # A table that was created again and then renamed, before a snapshot was taken of it.
 _MISSING = re.compile(
-    r"FailedRun: (?!.*Not merged).*Table public\.\w+ (does not exist|was dropped,)"
+    r"(FailedRun|TableMoved): (?!.*Not merged).*Table public\.\w+ (does not exist|was dropped,)"
 )
 
 
