@@ -287,6 +287,7 @@ def _catalog(
     settings: ConnectionSettings, zone: RawZone, publication: str, window: LsnWindow
 ) -> CatalogResolver:
     """Return the resolver of announced relations, which connects at the first announcement."""
+    zone.relations.discard()
 
     def registered(relation_id: int) -> list[Relation]:
         return zone.relations.registered(window.epoch, relation_id)

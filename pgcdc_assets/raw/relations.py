@@ -111,7 +111,11 @@ class RelationRegistry:
             raise self._clash(self._new[0])
 
     def discard(self) -> None:
-        """Discard the versions that are not stored, after a failed landing."""
+        """Discard the versions in memory: those that are not stored, and those that are.
+
+        Call `discard` after a failed landing, and before a window: since the last window of the
+        process, another process may have stored versions.
+        """
         self._known = None
         self._new = []
 
