@@ -89,6 +89,10 @@ rows(kind, oid, number, version) as (
     union all select 'p', p.oid, 0, p.row_version from publication p
     union all select 'r', r.oid, 0, r.xmin
                 from pg_publication_rel r join publication p on p.oid = r.prpubid
+    union all select 'e', e.oid, 0, e.xmin from pg_enum e
+    union all select 't', a.attrelid, a.attnum, a.xmin
+                from pg_attribute a
+                join pg_class c on c.oid = a.attrelid and c.relkind = 'c'
     {schema_rows}
 )
 select count(*) || ':' || coalesce(sum(hashtextextended(
@@ -130,6 +134,38 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
   from part p
   join pg_class c on c.oid = p.oid
   join pg_namespace n on n.oid = c.relnamespace
+"""
+
+
+# The types of columns, and the types of these types' elements, bases, attributes and bounds.
+_TYPE_TEXTS = """
+with recursive used(relation, attnum, type) as (
+    select a.attrelid, a.attnum, a.atttypid
+      from pg_attribute a
+     where a.attrelid = any(%s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
+    union
+    select u.relation, u.attnum, inner_type.oid
+      from used u
+      join pg_type t on t.oid = u.type
+     cross join lateral (
+           select t.typelem
+           union select t.typbasetype
+           union select a.atttypid from pg_attribute a
+                  where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+           union select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)
+           ) as inner_type(oid)
+     where inner_type.oid >= 16384
+)
+select u.relation::bigint, u.attnum, u.type::text, u.type::regtype::text, e.oid::text,
+       e.enumlabel::text
+  from used u join pg_enum e on e.enumtypid = u.type
+ union all
+select u.relation::bigint, u.attnum, u.type::text, u.type::regtype::text, 'attributes',
+       string_agg(a.attnum::text, ',' order by a.attnum)
+  from used u
+  join pg_type t on t.oid = u.type and t.typtype = 'c'
+  join pg_attribute a on a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+ group by u.relation, u.attnum, u.type
 """
 
 
@@ -195,6 +231,10 @@ def _read_tables(
         for root, oid, schema, table, *facts in cursor:
             name = str(TableName(schema, table))
             partitions.setdefault(root, {})[oid] = Partition(name, *facts)
+        cursor.execute(_TYPE_TEXTS, (list(tables),))
+        texts: dict[int, list[tuple[int, str, str, str, str]]] = {}
+        for oid, *text in cursor:
+            texts.setdefault(oid, []).append(tuple(text))
     memberships = read_memberships(conn, publication, tables)
     lists = {oid: membership.column_list for oid, membership in memberships.items()}
     # Before PG 18 pgoutput does not send generated columns.
@@ -223,8 +263,16 @@ def _read_tables(
             type_version=row.type_version,
             relfilenode=row.relfilenode,
             partitions=partitions.get(oid, {}),
+            type_texts=_type_texts(text for text in texts.get(oid, ()) if text[0] in sent),
         )
     return found
+
+
+def _type_texts(rows: Iterable[tuple[int, str, str, str, str]]) -> dict[str, dict[str, str]]:
+    types: dict[str, dict[str, str]] = {}
+    for _, type_oid, name, part, text in rows:
+        types.setdefault(type_oid, {"name": name})[part] = text
+    return types
 
 
 def _watched(conn: Connection) -> str:

@@ -92,6 +92,9 @@ class TableDefinition:
         relfilenode: `pg_class.relfilenode`, which each rewrite of the table changes; 0 for a
             partitioned table.
         partitions: the partitions by OID.
+        type_texts: by OID of an enum or composite type of the sent columns, what the texts of
+            stored values depend on: the type's `name`, and the label by OID of a row of pg_enum, or
+            the `attributes` of a composite type. None in a look of an earlier release.
     """
 
     relation: Relation
@@ -103,6 +106,7 @@ class TableDefinition:
     type_version: int = 0
     relfilenode: int = 0
     partitions: Mapping[int, Partition] = field(default_factory=dict)
+    type_texts: Mapping[str, Mapping[str, str]] | None = None
 
     def is_rewritten_since(self, earlier: TableDefinition) -> bool:
         """Return whether the table, or a partition that both definitions have, has a new file."""

@@ -53,6 +53,7 @@ def compare_definitions(before: TableDefinition, after: TableDefinition) -> list
         found.append(change)
     if is_rewritten:
         found += _find_rewrite(before, after)
+    found += _find_other_texts(before, after)
     found += _compare_partitions(before.partitions, after.partitions)
     return found
 
@@ -136,6 +137,29 @@ def _find_rewrite(before: TableDefinition, after: TableDefinition) -> Iterator[S
     if rewritten:
         detail = f"ALTER TYPE may have changed the values of {' or '.join(rewritten)}."
         yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
+
+
+def _find_other_texts(
+    before: TableDefinition, after: TableDefinition
+) -> Iterator[SchemaChangeFound]:
+    """Find types whose stored values have other texts now, without a new version of any row.
+
+    ALTER TYPE ... RENAME VALUE changes the label of an enum's values; a composite type that gains
+    or loses an attribute has another number of values. An added enum value changes no stored one.
+    """
+    then, now = before.type_texts or {}, after.type_texts or {}
+    changed = [
+        texts["name"]
+        for oid, texts in now.items()
+        if any(part != "name" and texts.get(part, text) != text for part, text in _of(then, oid))
+    ]
+    if changed:
+        detail = f"The values of type {' or '.join(sorted(changed))} have other texts now."
+        yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
+
+
+def _of(texts: Mapping[str, Mapping[str, str]], oid: str) -> Iterable[tuple[str, str]]:
+    return texts.get(oid, {}).items()
 
 
 def _has_type(old: Column, new: Column) -> bool:

@@ -164,4 +164,6 @@ def _definition(row: dict[str, Any]) -> TableDefinition:
         type_version=row["type_version"],
         relfilenode=row["relfilenode"],
         partitions={int(k): Partition(**v) for k, v in row["partitions"].items()},
+        # An earlier release did not look at the types.
+        type_texts=row.get("type_texts"),
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
@@ -35,6 +38,7 @@ _REWRITES = {
 
 
 def test_only_an_alter_type_that_keeps_the_type_is_a_rewrite(capturing: Capturing) -> None:
+    """F3, F5, F7."""
     capturing.begin(
         *(
             f"create table {t} (id int primary key, a int, b text); insert into {t} values (1)"
@@ -51,6 +55,71 @@ def test_only_an_alter_type_that_keeps_the_type_is_a_rewrite(capturing: Capturin
     expected = sorted(f"{t} {change}" for t, (_, _, change) in _REWRITES.items() if change)
     assert shown(poll(capturing)) == expected
     assert poll(capturing) == []
+
+
+# Statements, and the tables whose stored values have other texts after the statement.
+_TYPES: tuple[tuple[str, list[str]], ...] = (
+    ("alter type mood add value 'c'", []),
+    ("alter type mood rename value 'a' to 'z'", ["array", "deep", "enum"]),
+    ("alter type mood rename value 'z' to 'a'", ["array", "deep", "enum"]),
+    ("alter type pair add attribute more text", ["composite", "deep"]),
+    ("alter type pair drop attribute more", ["composite", "deep"]),
+    ("alter type pair rename attribute n to number", []),
+    ("alter type mood rename to feeling", []),
+    ("alter domain amount add check (value > 0); alter domain amount set not null", []),
+    ("create type later as enum ('x'); alter type later rename value 'x' to 'y'", []),
+)
+
+
+def test_types_whose_stored_values_have_other_texts_are_found(capturing: Capturing) -> None:
+    """F10: neither a row nor a column of the table changes."""
+    capturing.begin(
+        "create type mood as enum ('a', 'b'); create type pair as (n int);"
+        "create domain amount as int; create type another as enum ('a', 'b');"
+        "create type nested as (p pair, m mood); create domain nesting as nested",
+        *(
+            f'create table "{name}" (id int primary key, v {kind})'
+            for name, kind in {
+                "enum": "mood",
+                "array": "mood[]",
+                "composite": "pair",
+                "deep": "nesting[]",
+                "domain": "amount",
+                "other": "another",
+            }.items()
+        ),
+    )
+    assert poll(capturing) == []
+    for statement, tables in _TYPES:
+        capturing.database.execute(statement)
+        found = poll(capturing)
+        assert shown(found) == [f"{table} table_rewritten!" for table in tables], statement
+        assert poll(capturing) == []
+    details = {event.detail for event in capturing.zone.schema_events.read()}
+    assert details == {
+        "The values of type public.mood have other texts now.",
+        "The values of type public.pair have other texts now.",
+    }
+
+
+def test_a_look_of_an_earlier_release_does_not_know_the_texts_of_types(
+    capturing: Capturing,
+) -> None:
+    """F10: the next look stores the texts, and later changes are found."""
+    capturing.begin("create type mood as enum ('a')", "create table t (id int primary key, v mood)")
+    assert poll(capturing) == []
+    definitions = capturing.zone.definitions
+    base = definitions.read(1)
+    earlier = {}
+    for oid, seen in base.tables.items():
+        known = json.loads(seen.text)
+        assert known.pop("type_texts")
+        earlier[oid] = replace(seen, text=json.dumps(known))
+    assert definitions.replace(1, base, "the digest of another query", earlier)
+    capturing.database.execute("alter type mood rename value 'a' to 'b'")
+    assert poll(capturing) == []
+    capturing.database.execute("alter type mood rename value 'b' to 'c'")
+    assert shown(poll(capturing)) == ["t table_rewritten!"]
 
 
 def _begin(capturing: Capturing, publication: str, *statements: str) -> None:
@@ -72,6 +141,7 @@ _VIA_ROOT = "for table root, t with (publish_via_partition_root = true)"
 
 
 def test_partitions_that_come_and_go_are_found_at_their_root(capturing: Capturing) -> None:
+    """E1, E3, E5."""
     _begin(capturing, _VIA_ROOT, _ROOT)
     execute = capturing.database.execute
     execute("insert into root values (1), (11)")
@@ -98,6 +168,7 @@ def test_partitions_that_come_and_go_are_found_at_their_root(capturing: Capturin
 
 
 def test_leaves_that_are_published_by_name_are_tables_of_their_own(capturing: Capturing) -> None:
+    """E3, E5, E6."""
     _begin(capturing, "for table root, t", _ROOT)
     execute = capturing.database.execute
     execute("alter table root detach partition old")
@@ -150,6 +221,7 @@ _PUBLICATION = {
 
 
 def test_a_gap_of_the_publication_is_found_for_the_tables_concerned(capturing: Capturing) -> None:
+    """C11, B9."""
     definition = "for table t where (id > 5), u (id), v"
     _begin(capturing, definition, *(f"create table {t} (id int primary key, a int)" for t in "tuv"))
     for name, (statements, expected) in _PUBLICATION.items():
@@ -174,6 +246,7 @@ def test_a_column_that_leaves_the_list_is_not_a_dropped_column(capturing: Captur
 def test_a_table_of_a_published_schema_that_was_elsewhere_for_a_while(
     capturing: Capturing,
 ) -> None:
+    """C11, F8."""
     _begin(
         capturing, "for tables in schema public, s", "create schema s; create schema hidden",
         "create table t (id int primary key); create table u (id int primary key)",
@@ -193,6 +266,7 @@ def test_a_table_of_a_published_schema_that_was_elsewhere_for_a_while(
 
 
 def test_tables_that_are_dropped_created_again_and_swapped(capturing: Capturing) -> None:
+    """F8."""
     capturing.begin("create table t (id int primary key); create table u (id int primary key)")
     execute = capturing.database.execute
     execute("insert into t values (1); insert into u values (1)")

@@ -91,7 +91,7 @@ _DDL: dict[str, tuple[str, list[str]]] = {
     "truncated": ("truncate {t}", []),
     "untouched": ("select 1", []),
 }  # fmt: skip
-_OF_TYPES = "alter type mood rename value 'a' to 'z'; alter domain amount add check (value > 0)"
+_OF_TYPES = "alter type mood add value 'z'; alter domain amount add check (value > 0)"
 _ROWS = {
     "other_key": "insert into {t} (id, a) values (2, 2)",
     "named": "insert into named_again (id) values (2)",
