@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import dagster as dg
 import pytest
 from psycopg2 import sql
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.project.reload import NOT_RELOADED
+from pgcdc_assets.orchestration.state import left_tables
 from pgcdc_assets.orchestration.table_list import refresh_table_list
+from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.table_list import TableList
+from pgcdc_assets.raw.table_list import ListedState, TableList
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
-from pgcdc_assets_tests.orchestration.conftest import NAME
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -108,3 +112,53 @@ def test_a_table_is_refused_until_its_role_may_read_it(database: Database, lake:
             assert states(refresh_table_list(conn, zone, CAPTURE))["closed.a"] == "followed"
             database.execute(f"alter role {role} bypassrls")
             assert states(refresh_table_list(conn, zone, CAPTURE))["public.rls"] == "followed"
+
+
+@pytest.mark.slow
+def test_the_sensor_notices_new_and_lost_tables(
+    database: Database, lake: Lake, instance: dg.DagsterInstance
+) -> None:
+    database.execute("create table a (id int primary key); create table b (id int primary key)")
+    database.execute("create publication pub for all tables")
+    capture = CdcCapture(
+        NAME,
+        "pub",
+        (),
+        slot=f"s_{database.name}",
+        # After the first window, no window is opened.
+        windows=WindowPolicy(max_age_seconds=3600, min_bytes=2**40, max_bytes=2**41),
+        catalog_poll_seconds=0,
+        selection=TableSelection(),
+    )
+    # Definitions that were loaded before the first list have a sensor, which stores the list.
+    first = Orchestrated(database, lake, instance, capture)
+    found = first.tick("lag")
+    assert found.run_requests == []
+    note = f"the loaded definitions lack public.a, public.b: {NOT_RELOADED}"
+    assert note in found.skip_message
+
+    second = Orchestrated(database, lake, instance, capture)
+    second.copy()
+    second.land()
+    database.execute("create table c (id int primary key); create table d (id int primary key)")
+    assert "lack public.c, public.d" in second.tick("lag").skip_message
+    database.execute("alter table b add column n float default random()")
+    (request,) = second.tick("lag").run_requests
+    assert request.tags["dagster/asset_partition_range_start"] == "public.b"
+    database.execute("drop table d; drop table b; alter table a rename to a2")
+    # Table d left before its snapshot. Table b was captured, and its snapshot is not requested any
+    # more. Table a is followed.
+    third = Orchestrated(database, lake, instance, capture)
+    (request,) = third.tick("lag").run_requests
+    assert request.tags["dagster/asset_partition_range_start"] == "public.c"
+    listed = third.zone.table_list.read()
+    assert [str(table.name) for table in listed.tables] == ["public.a", "public.b", "public.c"]
+    assert [str(table.name) for table in listed.of_state(ListedState.LEFT)] == ["public.b"]
+
+    fourth = Orchestrated(database, lake, instance, capture)
+    (request,) = fourth.tick("lag").run_requests
+    assert request.tags["dagster/asset_partition_range_start"] == "public.c"
+    assert request.tags["dagster/asset_partition_range_end"] == "public.c"
+    assert list(left_tables(fourth.zone, fourth.location.captures[NAME].capture)) == [
+        TableName("public", "b")
+    ]
