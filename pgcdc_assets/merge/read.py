@@ -102,7 +102,7 @@ def build_changes_schema(
     schema = with_chosen_types(task, schema)
     if state is not None:
         check_chosen(schema, state.properties, state.schema)
-    return schema
+    return schema.with_comments(task.comments or {})
 
 
 def with_chosen_types(task: MergeTask, schema: TableSchema) -> TableSchema:

@@ -45,7 +45,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
-from pgcdc_assets.tables.properties import BEGINS_WITH, MAPPING, OURS
+from pgcdc_assets.tables.properties import BEGINS_WITH, MAPPING, MAX_COLUMN_ID, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
 from pgcdc_assets.tables.state import check_written, is_unsupported, table_path
 
@@ -373,7 +373,7 @@ def _keep_properties_in_step(
     wanted = {
         name: value
         for name, value in staged.metadata().configuration.items()
-        if name.startswith(OURS) and known.get(name) != value
+        if name.startswith(OURS) and name != MAX_COLUMN_ID and known.get(name) != value
     }
     if wanted:
         pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())

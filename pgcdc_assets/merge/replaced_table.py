@@ -59,7 +59,7 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
     # With column mapping, the log has a number for each column, which the staged table lacks.
     if MAPPING not in properties:
         versions = versions_of_table(zone, target.schema, target.table)
-        owned = find_owned(table.schema().to_json(), versions)
+        owned = find_owned(table.schema().to_json(), properties, versions)
     features = table.protocol().writer_features or ()
     is_for_spark = not _FOR_SPARK.isdisjoint(features)
     return ReplacedTable(path, watermark, properties, columns, owned, is_for_spark)

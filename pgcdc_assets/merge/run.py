@@ -25,6 +25,7 @@ from pgcdc_assets.errors import (
     PgcdcError,
 )
 from pgcdc_assets.lsn import LsnWindow, Position
+from pgcdc_assets.merge.comments import find_changes, follow_comments
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_table_kind
@@ -83,7 +84,7 @@ def merge_tables(
     for task in build_tasks(zone, targets, through, root, limit=limit):
         if isinstance(task, MergeFailure):
             yield task
-        elif task.is_idle:
+        elif task.is_idle and find_changes(task) is None:
             yield _guarded(task, lambda idle: report_idle(zone, idle))
         else:
             busy.append(task)
@@ -259,6 +260,7 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
     if task.blocked_by is not None:
         raise task.blocked_by
     started = time.monotonic()
+    task = follow_comments(spark, zone, task)
     plan, state = task.plan, task.state
     counts = Counts()
     target_bytes = state.size_bytes if state is not None else 0

@@ -20,9 +20,17 @@ from pgcdc_assets.merge.fold.typed_columns import name_columns
 from pgcdc_assets.merge.write import alter_all, table_properties
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import normalize_name
+from pgcdc_assets.tables.comments import join_digests
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import OwnedColumns
-from pgcdc_assets.tables.properties import CHOSEN_TYPES, COLUMNS, MAPPING, OURS, RELATION
+from pgcdc_assets.tables.properties import (
+    CHOSEN_TYPES,
+    COLUMNS,
+    COMMENTS,
+    MAPPING,
+    OURS,
+    RELATION,
+)
 from pgcdc_assets.tables.source_columns import SOURCE, TableColumn, columns_text
 from pgcdc_assets.tables.state import ScdState
 
@@ -76,7 +84,7 @@ def add_columns(
     if not missing:
         return
     table = delta_table(path)
-    properties = {**_relation_properties(schema, columns), **_features(schema)}
+    properties = {**_relation_properties(state, schema, columns), **_features(schema)}
     if filled:
         noted = {"fence": state.fence, "columns": [field.name for field in filled]}
         properties[_FILL] = json.dumps(noted)
@@ -207,7 +215,7 @@ def set_properties(
         columns: of the table; empty if a rewrite follows, which identifies them.
     """
     existing = state.properties
-    properties = _relation_properties(schema, columns)
+    properties = _relation_properties(state, schema, columns)
     if CHOSEN_TYPES in existing:
         properties.setdefault(CHOSEN_TYPES, "{}")
     changed = {
@@ -219,7 +227,9 @@ def set_properties(
         _set(spark, state.path, changed)
 
 
-def _relation_properties(schema: TableSchema, columns: Sequence[TableColumn]) -> dict[str, str]:
+def _relation_properties(
+    state: ScdState, schema: TableSchema, columns: Sequence[TableColumn]
+) -> dict[str, str]:
     """Return the properties of a table with this schema, and identify its columns."""
     noted = {c.name: (c.name, c.source, False) for c in columns if c.source and not c.is_noted}
     by_name = {normalize_name(column.name): column for column in columns}
@@ -228,7 +238,14 @@ def _relation_properties(schema: TableSchema, columns: Sequence[TableColumn]) ->
         is_noted = column is not None and column.is_noted and column.source == field.source
         if field.source is not None and (field.is_retained or (columns and not is_noted)):
             noted[field.name] = field.name, field.source, field.is_retained
-    return {**table_properties(schema), COLUMNS: columns_text(noted.values())}
+    properties = {**table_properties(schema), COLUMNS: columns_text(noted.values())}
+    if COMMENTS in properties:
+        fields = json.loads(state.schema)["fields"]
+        present = [field.get("metadata", {}).get("comment", "") for field in fields]
+        properties[COMMENTS] = join_digests(
+            properties[COMMENTS], state.properties, [state.description, *present]
+        )
+    return properties
 
 
 def _features(schema: TableSchema) -> dict[str, str]:

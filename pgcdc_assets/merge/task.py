@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -60,6 +60,7 @@ class MergeTask:
             without such changes.
         healed_through: the newest snapshot of the epoch has what changes of the schema below this
             LSN did to older rows.
+        comments: of the source by attnum, at the newest look at the catalog; None: not known.
     """
 
     plan: Plan
@@ -78,6 +79,7 @@ class MergeTask:
     waits_for: str = ""
     blocked_by: SchemaChangeError | None = None
     healed_through: Lsn = _NO_SNAPSHOT
+    comments: Mapping[int, str] | None = None
 
     @property
     def row_count(self) -> int:
@@ -163,6 +165,7 @@ def build_tasks(
     def copy_times() -> dict[SnapshotIdentity, dt.datetime]:
         return zone.snapshots.times()
 
+    looks = cache(zone.definitions.read)
     tasks = []
     for table in opened:
         usable = kept if table.state is None else snapshots
@@ -209,6 +212,7 @@ def build_tasks(
                 is_remade=is_remade,
                 waits_for=waits_for,
                 healed_through=_newest_snapshot_lsn(table, plan, snapshots),
+                comments=looks(plan.epoch).comments(relation_id),
             )
         )
     yield from _with_stats(zone, tasks, relations)

@@ -16,10 +16,12 @@ from pyspark.sql import functions as F
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.typed_columns import name_columns
 from pgcdc_assets.spark.sql import delta_table, identifier
+from pgcdc_assets.tables.comments import digests_text
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.properties import (
     BEGINS_WITH,
     CHOSEN_TYPES,
+    COMMENTS,
     KEY,
     MAPPING,
     RELATION_ID,
@@ -46,6 +48,9 @@ def table_properties(schema: TableSchema) -> dict[str, str]:
         RELATION_ID: str(schema.relation.relation_id),
         RELATION_VERSION: str(schema.version),
     }
+    comments = {field.comment for field in schema.fields if field.is_commented}
+    if comments or schema.description:
+        properties[COMMENTS] = digests_text(comments | {schema.description} - {""})
     if schema.chosen_types:
         properties[CHOSEN_TYPES] = json.dumps(schema.chosen_types, sort_keys=True)
     width = len(schema.fields) + len(schema.system)
@@ -77,6 +82,8 @@ def create_or_replace(
         writer = writer.partitionedBy(*map(F.col, partitioned_by))
     for name, value in table_properties(schema).items():
         writer = writer.tableProperty(name, value)
+    if schema.description:
+        writer = writer.tableProperty("comment", schema.description)
     if begins_with is not None:
         writer = writer.tableProperty(BEGINS_WITH, begins_with)
     writer.createOrReplace()

@@ -242,12 +242,20 @@ def table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> d
     return metadata
 
 
-def source_column_schema(relation: Relation) -> dg.TableSchema:
-    """Describe the columns of a source table, with Postgres's types."""
+def source_column_schema(relation: Relation, comments: Mapping[int, str] | None) -> dg.TableSchema:
+    """Describe the columns of a source table, with Postgres's types.
+
+    Args:
+        comments: of the columns, by attnum; None: not known.
+    """
+    known = comments or {}
     return dg.TableSchema(
         columns=[
             dg.TableColumn(
-                column.name, column.type or "unknown", tags={"key": ""} if column.is_key else None
+                column.name,
+                column.type or "unknown",
+                None if column.attnum is None else known.get(column.attnum),
+                tags={"key": ""} if column.is_key else None,
             )
             for column in relation.columns
         ]
@@ -255,7 +263,7 @@ def source_column_schema(relation: Relation) -> dg.TableSchema:
 
 
 def read_columns(lake: Lake, path: str) -> list[dg.TableColumn]:
-    """Describe the columns; a column's comment is its Postgres type."""
+    """Describe the columns; a column's comment is the source's, or its Postgres type."""
     table = open_table(lake, path)
     fields: list[Any] = [] if table is None else table.schema().fields
     return [

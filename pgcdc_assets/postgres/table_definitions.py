@@ -17,7 +17,12 @@ import psycopg2.errors
 
 from pgcdc_assets.postgres.catalog import read_relations
 from pgcdc_assets.postgres.publication import read_memberships
-from pgcdc_assets.protocol.table_definition import Partition, RowVersion, TableDefinition
+from pgcdc_assets.protocol.table_definition import (
+    COMMENT_LENGTH,
+    Partition,
+    RowVersion,
+    TableDefinition,
+)
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
@@ -80,6 +85,10 @@ rows(kind, oid, number, version) as (
                 from pg_index i
                where i.indrelid in (select oid from watched)
                  and (i.indisprimary or i.indisreplident)
+    union all select 'd', d.objoid, d.objsubid, d.xmin
+                from pg_description d
+               where d.classoid = 'pg_class'::regclass
+                 and d.objoid in (select oid from watched)
     union all select 'h', h.inhrelid, h.inhseqno, h.xmin
                 from pg_inherits h where h.inhrelid in (select oid from related)
     union all select 'n', n.oid, 0, n.xmin
@@ -112,6 +121,12 @@ _COLUMNS = """
 select a.attrelid::bigint, a.attnum, a.xmin::text::bigint, a.cmin::text::bigint
   from pg_attribute a
  where a.attrelid = any(%s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
+"""
+
+_COMMENTS = """
+select objoid::bigint, objsubid, left(description, %s)
+  from pg_description
+ where classoid = 'pg_class'::regclass and objoid = any(%s::bigint[]::oid[])
 """
 
 # CREATE TABLE ... PARTITION OF writes the rows of its columns with the rows of the system columns
@@ -235,6 +250,7 @@ def _read_tables(
         texts: dict[int, list[tuple[int, str, str, str, str]]] = {}
         for oid, *text in cursor:
             texts.setdefault(oid, []).append(tuple(text))
+    comments = _read_comments(conn, tables)
     memberships = read_memberships(conn, publication, tables)
     lists = {oid: membership.column_list for oid, membership in memberships.items()}
     # Before PG 18 pgoutput does not send generated columns.
@@ -264,6 +280,7 @@ def _read_tables(
             relfilenode=row.relfilenode,
             partitions=partitions.get(oid, {}),
             type_texts=_type_texts(text for text in texts.get(oid, ()) if text[0] in sent),
+            comments=comments.get(oid, {}),
         )
     return found
 
@@ -273,6 +290,26 @@ def _type_texts(rows: Iterable[tuple[int, str, str, str, str]]) -> dict[str, dic
     for _, type_oid, name, part, text in rows:
         types.setdefault(type_oid, {"name": name})[part] = text
     return types
+
+
+def _read_comments(conn: Connection, tables: Iterable[int]) -> dict[int, dict[int, str]]:
+    """Return the comments of the columns by OID and attnum; attnum 0 is the table."""
+    found: dict[int, dict[int, str]] = {}
+    for oid in tables:
+        found[oid] = {}
+    try:
+        with conn.cursor() as cursor:
+            cursor.execute(_COMMENTS, (COMMENT_LENGTH + 1, list(found)))
+            for oid, attnum, text in cursor:
+                is_cut = len(text) > COMMENT_LENGTH
+                found[oid][attnum] = text[: COMMENT_LENGTH - 1] + "…" if is_cut else text
+    except psycopg2.errors.CharacterNotInRepertoire:
+        # In a database of encoding SQL_ASCII a comment may have any bytes.
+        if len(found) == 1:
+            return {}
+        for oid in tables:
+            found |= _read_comments(conn, [oid])
+    return found
 
 
 def _watched(conn: Connection) -> str:

@@ -14,6 +14,9 @@ from pgcdc_assets.protocol.relation import Relation
 
 CatalogRow = Mapping[str, Any]
 
+# A longer comment is cut: each version of a Delta log has all comments.
+COMMENT_LENGTH = 4000
+
 
 @dataclass(frozen=True, slots=True)
 class Membership:
@@ -95,6 +98,7 @@ class TableDefinition:
         type_texts: by OID of an enum or composite type of the sent columns, what the texts of
             stored values depend on: the type's `name`, and the label by OID of a row of pg_enum, or
             the `attributes` of a composite type. None in a look of an earlier release.
+        comments: the comments of the columns by attnum, cut to `COMMENT_LENGTH`; 0 is the table.
     """
 
     relation: Relation
@@ -107,6 +111,7 @@ class TableDefinition:
     relfilenode: int = 0
     partitions: Mapping[int, Partition] = field(default_factory=dict)
     type_texts: Mapping[str, Mapping[str, str]] | None = None
+    comments: Mapping[int, str] = field(default_factory=dict)
 
     def is_rewritten_since(self, earlier: TableDefinition) -> bool:
         """Return whether the table, or a partition that both definitions have, has a new file."""

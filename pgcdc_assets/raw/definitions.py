@@ -61,6 +61,11 @@ class CatalogLook:
     tables: Mapping[int, SeenDefinition] = field(default_factory=dict)
     loaded: DeltaTable | None = field(default=None, repr=False, compare=False)
 
+    def comments(self, relation_id: int) -> dict[int, str] | None:
+        """Return the comments of a table by attnum, 0 for the table; None for another table."""
+        seen = self.tables.get(relation_id)
+        return None if seen is None else _comments(json.loads(seen.text))
+
 
 @dataclass(frozen=True)
 class DefinitionStore:
@@ -139,6 +144,11 @@ def definition_text(definition: TableDefinition) -> str:
     return json.dumps(row, ensure_ascii=False, sort_keys=True)
 
 
+def _comments(row: dict[str, Any]) -> dict[int, str]:
+    # Looks of an earlier release have no comments.
+    return {int(k): text for k, text in row.get("comments", {}).items()}
+
+
 def _definition(row: dict[str, Any]) -> TableDefinition:
     relation = row["relation"]
     return TableDefinition(
@@ -166,4 +176,5 @@ def _definition(row: dict[str, Any]) -> TableDefinition:
         partitions={int(k): Partition(**v) for k, v in row["partitions"].items()},
         # An earlier release did not look at the types.
         type_texts=row.get("type_texts"),
+        comments=_comments(row),
     )

@@ -1,14 +1,15 @@
 """The columns and comments that the owner of an SCD table has added.
 
 Merges write the columns that the source has or had, and the system columns. Comments of merges are
-the types that a column has or had. All other columns and comments are the owner's, and are kept
-when a merge replaces the table: the columns without values, the comments unchanged.
+the types that a column has or had, and the source's comments. All other columns and comments are
+the owner's, and are kept when a merge replaces the table: the columns without values, the comments
+unchanged.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from pgcdc_assets.tables.columns import (
     UNKNOWN_TYPE,
     normalize_name,
 )
+from pgcdc_assets.tables.comments import is_of_source
 from pgcdc_assets.tables.source_columns import SOURCE
 
 _SYSTEM = (*SOFT_DELETE_COLUMNS, *CHANGE_LOG_COLUMNS, *SCD2_COLUMNS)
@@ -53,11 +55,14 @@ class OwnedColumns:
 NOTHING_OWNED = OwnedColumns((), {})
 
 
-def find_owned(schema: str, versions: Iterable[RelationVersion]) -> OwnedColumns:
+def find_owned(
+    schema: str, properties: Mapping[str, str], versions: Iterable[RelationVersion]
+) -> OwnedColumns:
     """Find the owner's columns and comments.
 
     Args:
         schema: in the form of Delta's log.
+        properties: of the table.
         versions: all relation versions of the source table.
     """
     ours: dict[str, set[str]] = {}
@@ -74,7 +79,12 @@ def find_owned(schema: str, versions: Iterable[RelationVersion]) -> OwnedColumns
             # A merge gives a dropped column another name if its name is used again.
             if SOURCE not in field.get("metadata", {}):
                 fields.append(field)
-        elif comment is not None and comment not in of_merges and comment != UNKNOWN_TYPE:
+        elif (
+            comment is not None
+            and comment not in of_merges
+            and comment != UNKNOWN_TYPE
+            and not is_of_source(comment, properties)
+        ):
             comments[normalize_name(field["name"])] = comment
     return OwnedColumns(tuple(fields), comments)
 

@@ -19,6 +19,9 @@ BEGINS_WITH = "pgcdc.begins_with"
 # Delta's property of a table whose Parquet files have other column names than the table.
 MAPPING = "delta.columnMapping.mode"
 
+# Delta's own count of the columns of such a table. Delta refuses a write of the property.
+MAX_COLUMN_ID = "delta.columnMapping.maxColumnId"
+
 KEY = "pgcdc.key"
 
 # The types that the settings chose for columns of the table: JSON, by column.
@@ -30,6 +33,9 @@ RELATION = (RELATION_ID, RELATION_VERSION, KEY)
 
 # The source columns of a table by name, see `source_columns.py`.
 COLUMNS = "pgcdc.columns"
+
+# Digests of the comments that merges have written, see `comments.py`.
+COMMENTS = "pgcdc.comments"
 
 
 def key_text(names: Sequence[str]) -> str:

@@ -74,6 +74,7 @@ class ScdState:
             epoch.
         columns: names in order.
         schema: in JSON, the form of Delta's log.
+        description: empty without a description.
         row_count: None if a file has no statistics.
         has_deletion_vectors: some rows of the files are marked as deleted.
         files: the add actions from delta-rs, flattened.
@@ -86,6 +87,7 @@ class ScdState:
     properties: Mapping[str, str]
     columns: tuple[str, ...]
     schema: str = field(repr=False)
+    description: str = field(repr=False)
     row_count: int | None
     has_deletion_vectors: bool
     files: pa.Table = field(compare=False, repr=False)
@@ -122,14 +124,16 @@ def read_scd_state(lake: Lake, name: str, path: str) -> ScdState | None:
 def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState:
     files = pa.table(table.get_add_actions(flatten=True))
     vectors = pa.table(table.deletion_vectors())
+    metadata = table.metadata()
     return ScdState(
         path=path,
         watermark=read_position(RawZone(lake, name), table, path),
         fence=read_fence(table, name),
         is_watermark_recorded=is_watermark_recorded(table, name),
-        properties=table.metadata().configuration,
+        properties=metadata.configuration,
         columns=tuple(field.name for field in table.schema().fields),
         schema=table.schema().to_json(),
+        description=metadata.description or "",
         row_count=_row_count(_written_rows(files), vectors),
         has_deletion_vectors=vectors.num_rows > 0,
         files=files,

@@ -219,7 +219,7 @@ def test_an_unchanged_catalog_is_one_query(
     assert loaded.version() == 1
 
 
-def test_a_name_that_is_not_utf_8_hides_no_other_table(capturing: Capturing) -> None:
+def test_a_name_or_comment_that_is_not_utf_8_hides_no_other_table(capturing: Capturing) -> None:
     """A database of encoding SQL_ASCII takes any bytes for a name."""
     database = capturing.database
     ascii_name = f"{database.name}_ascii"
@@ -232,9 +232,12 @@ def test_a_name_that_is_not_utf_8_hides_no_other_table(capturing: Capturing) -> 
         other.execute(_TABLE)
         other.execute("set client_encoding = sql_ascii; do $$ begin execute "
                       "'create table \"x' || chr(255) || '\" (id int)'; end $$")  # fmt: skip
-        other.execute("create publication pub for all tables")
+        other.execute("create publication pub for all tables; create table u (id int);"
+                      "comment on column t.a is 'in cents'; do $$ begin execute "
+                      "$c$comment on table u is 'x$c$ || chr(255) || $c$'$c$; end $$")  # fmt: skip
         with query_connection(other.settings(), "poll") as conn:
-            assert len(read_definitions(conn, "pub", [])) == 1
-            assert read_catalog_digest(conn, "pub", []).startswith("8:")
+            tables = read_definitions(conn, "pub", []).values()
+            assert {t.relation.table: t.comments for t in tables} == {"t": {2: "in cents"}, "u": {}}
+            assert read_catalog_digest(conn, "pub", []).startswith("13:")
     finally:
         drop_database(other)

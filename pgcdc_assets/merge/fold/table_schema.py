@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.spark.sql import string
@@ -17,6 +17,7 @@ from pgcdc_assets.tables.columns import (
     VALID_FROM_LSN,
     SystemColumns,
 )
+from pgcdc_assets.tables.comments import TABLE
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Field:
         convert_default: returns the SQL of that text in the column's present type; None: the same.
         source: the column of the source, see `tables/source_columns.py`; None if unknown.
         is_retained: the source dropped the column, and the table keeps its past.
+        is_commented: `comment` is the source's, and not the Postgres type.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Field:
     convert_default: Callable[[str], str] | None = field(default=None, compare=False)
     source: str | None = None
     is_retained: bool = False
+    is_commented: bool = False
 
     @property
     def default_sql(self) -> str | None:
@@ -104,6 +107,7 @@ class TableSchema:
         epoch: of the relation version.
         nullable_key: fields of the key that may be NULL: the settings name them, and the replica
             identity is FULL.
+        description: the comment of the source's table; empty without a comment.
     """
 
     relation: Relation
@@ -114,6 +118,22 @@ class TableSchema:
     system: SystemColumns = SCD1_COLUMNS
     nullable_key: tuple[int, ...] = ()
     epoch: int = 1
+    description: str = ""
+
+    def with_comments(self, comments: Mapping[int, str]) -> TableSchema:
+        """Return the schema with the comments of the source.
+
+        Args:
+            comments: by attnum; 0 is the table.
+        """
+        by_source = {f"{self.source_prefix}{number}": text for number, text in comments.items()}
+        fields = (
+            replace(each, comment=by_source[each.source], is_commented=True)
+            if each.source in by_source
+            else each
+            for each in self.fields
+        )
+        return replace(self, fields=tuple(fields), description=comments.get(TABLE, ""))
 
     @property
     def source_prefix(self) -> str:

@@ -147,7 +147,7 @@ class TableKind(ABC):
         key, known = self.task.plan.target.key, self.task.relations
         past = None if state is None else read_past(self.task, state, version)
         schema = build_schema([version], key, system=self.system, known=known, past=past)
-        return with_chosen_types(self.task, schema)
+        return with_chosen_types(self.task, schema).with_comments(self.task.comments or {})
 
     def build_changes_schema(self, state: ScdState | None) -> TableSchema:
         """Build the schema of the task's changes; `state` as in `read.build_changes_schema`."""
@@ -235,7 +235,9 @@ class TableKind(ABC):
         if state is None:
             create_or_replace(path, rows, schema, step)
             return
-        owned = find_owned(state.schema, versions_of_table(self.zone, *self.task.name))
+        owned = find_owned(
+            state.schema, state.properties, versions_of_table(self.zone, *self.task.name)
+        )
         replace_table(self.spark, rows, schema, state, owned, step)
 
     def empty(self, state: ScdState | None, step: Step) -> Counts:

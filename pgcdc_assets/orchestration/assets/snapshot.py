@@ -130,7 +130,10 @@ def _passed(zone: RawZone, table: CdcTable, report: SnapshotReport) -> SnapshotF
 def source_metadata(zone: RawZone, report: SnapshotReport) -> dict[str, Any]:
     """Describe a source table as its copy saw it: columns with Postgres's types, and rows."""
     relation = zone.source_relations(report.epoch).newest_relation(report.name)
-    columns = dg.TableSchema(columns=[]) if relation is None else source_column_schema(relation)
+    columns = dg.TableSchema(columns=[])
+    if relation is not None:
+        comments = zone.definitions.read(report.epoch).comments(relation.relation_id)
+        columns = source_column_schema(relation, comments)
     return {
         "dagster/column_schema": columns,
         "dagster/row_count": report.row_count,
