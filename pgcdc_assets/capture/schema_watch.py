@@ -291,18 +291,26 @@ class _Events:
         )
 
     def _recreated(self, lsn: Lsn, relation: Relation, found_by: str) -> Iterator[SchemaEvent]:
-        """Yield the event of a table whose name belonged to another OID."""
+        """Yield the event of a table whose name belonged to another OID.
+
+        Names may be exchanged and given back: the relation versions are those from before, so the
+        look before and the newest event of the name come first.
+        """
         name, oid = relation.name, relation.relation_id
+        others = {o: seen for o, seen in self._base.tables.items() if o != oid}
+        had_name = any(seen.definition.relation.name == name for seen in others.values())
         owner = newest_ids_of(self._known_versions(), [name]).get(name)
         if owner is None:
-            others = [o for o, seen in self._base.tables.items() if seen.table == name and o != oid]
-            owner = others[-1] if others else None
-        if owner in (None, oid):
+            owner = next((o for o, seen in others.items() if seen.table == name), None)
+        if not had_name and owner in (None, oid):
             return
-        if any(
-            event.relation_id == oid and event.change is SchemaChange.TABLE_RECREATED
+        earlier = [
+            event
             for event in self._recorded
-        ):
+            if event.table == name and event.change is SchemaChange.TABLE_RECREATED
+        ]
+        newest = max(earlier, key=lambda event: event.position, default=None)
+        if newest is not None and newest.relation_id == oid:
             return
         detail = f"Another table has the name {relation.qualified_name} now."
         change = SchemaChangeFound(SchemaChange.TABLE_RECREATED, (), detail, True)

@@ -63,7 +63,8 @@ with recursive line(relation, oid) as (
       from line l join pg_inherits i on i.inhrelid = l.oid
      group by 1
 )
-select w.oid::bigint, (select to_jsonb(p) from publication p),
+select w.oid::bigint,
+       (select to_jsonb(p) || jsonb_build_object('schemas', {all_schemas}) from publication p),
        listed.found, schemas.found, classes.found, inherits.found
   from unnest(%(relations)s::bigint[]::oid[]) w(oid)
   left join listed on listed.relation = w.oid
@@ -84,6 +85,9 @@ _SCHEMAS = """
       join pg_class c on c.relnamespace = n.pnnspid
       join line l on l.oid = c.oid
      group by 1"""
+_ALL_SCHEMAS = """(
+    select jsonb_agg(jsonb_build_array(n.oid, n.xmin::text) order by n.oid)
+      from pg_publication_namespace n where n.pnpubid = p.oid)"""
 _NO_SCHEMAS = "select null::oid as relation, null::jsonb as found"
 
 _REFUSAL = """
@@ -169,8 +173,10 @@ def read_publication(
             raise ConfigurationError(
                 reason=f"Publication {publication} does not exist in database {database}{known}. "
                 "Create the publication before the slot: "
-                f"{create_publication_sql(publication, tables)}. If tables were changed while the "
-                "publication did not exist, begin a new epoch with pgcdc renew."
+                f"{create_publication_sql(publication, tables)}. If the publication was renamed, "
+                "give it this name again: alter publication NAME rename to "
+                f"{quoted(publication)}. If tables were changed while no publication had this "
+                "name, begin a new epoch with pgcdc renew."
             )
     return Publication(publication, *row)
 
@@ -204,12 +210,19 @@ def read_memberships(
     query = _MEMBERSHIPS.format(
         columns=_LISTED_COLUMNS if has_schemas else "null",
         schemas=_SCHEMAS if has_schemas else _NO_SCHEMAS,
+        all_schemas=_ALL_SCHEMAS if has_schemas else "null",
     )
     with conn.cursor() as cursor:
         cursor.execute(query, {"relations": sorted(relation_ids), "publication": publication})
         return {
-            relation_id: Membership(row, *(tuple(rows or ()) for rows in lists))
-            for relation_id, row, *lists in cursor
+            relation_id: Membership(
+                row,
+                tuple(tables or ()),
+                tuple(schemas or ()),
+                tuple(classes or ()),
+                tuple(inherits or ()),
+            )
+            for relation_id, row, tables, schemas, classes, inherits in cursor
         }
 
 

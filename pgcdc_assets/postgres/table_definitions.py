@@ -111,7 +111,8 @@ select count(*) || ':' || coalesce(sum(hashtextextended(
 
 _TABLES = """
 select c.oid::bigint, c.oid in (select oid from published), c.xmin::text::bigint,
-       c.cmin::text::bigint, coalesce(t.xmin::text::bigint, 0), c.relfilenode::bigint
+       c.cmin::text::bigint, coalesce(t.xmin::text::bigint, 0), c.relfilenode::bigint,
+       c.relowner::bigint
   from watched w
   join pg_class c on c.oid = w.oid
   left join pg_type t on t.oid = c.reltype
@@ -190,6 +191,7 @@ class _TableRow(NamedTuple):
     cmin: int
     type_version: int
     relfilenode: int
+    owner: int
 
 
 def read_catalog_digest(conn: Connection, publication: str, known: Iterable[int]) -> str:
@@ -278,6 +280,7 @@ def _read_tables(
             class_version=RowVersion(row.xmin, row.cmin),
             type_version=row.type_version,
             relfilenode=row.relfilenode,
+            owner=row.owner,
             partitions=partitions.get(oid, {}),
             type_texts=_type_texts(text for text in texts.get(oid, ()) if text[0] in sent),
             comments=comments.get(oid, {}),

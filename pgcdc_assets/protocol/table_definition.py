@@ -23,13 +23,16 @@ class Membership:
     """The catalog rows that determine whether and how a publication sends a table.
 
     Attributes:
-        publication: the row of pg_publication with its version; None without the publication.
+        publication: the row of pg_publication with its version, and OID and version of each of its
+            rows of pg_publication_namespace; None without the publication.
         tables: the rows of pg_publication_rel for the table and its ancestors. `columns` are the
             names of the column list, `prqual` is a digest of the row filter.
         schemas: the rows of pg_publication_namespace for the schemas of the table and its
             ancestors.
         classes: OID, schema, kind and persistence of the table and its ancestors.
         inherits: the rows of pg_inherits that lead to the ancestors.
+        is_missing: there was no publication of this name, and the other attributes are those of the
+            last look that found the publication.
     """
 
     publication: CatalogRow | None
@@ -37,6 +40,7 @@ class Membership:
     schemas: tuple[CatalogRow, ...] = ()
     classes: tuple[Any, ...] = ()
     inherits: tuple[CatalogRow, ...] = ()
+    is_missing: bool = False
 
     @property
     def column_list(self) -> frozenset[str] | None:
@@ -91,9 +95,10 @@ class TableDefinition:
         column_versions: version of the row of pg_attribute by attnum, of the sent columns.
         class_version: version of the row of pg_class.
         type_version: `xmin` of the row of pg_type of the table's row type, which changes when the
-            table is renamed or moved.
+            table is renamed, moved or gets another owner.
         relfilenode: `pg_class.relfilenode`, which each rewrite of the table changes; 0 for a
             partitioned table.
+        owner: OID of the owner; 0 if unknown.
         partitions: the partitions by OID.
         type_texts: by OID of an enum or composite type of the sent columns, what the texts of
             stored values depend on: the type's `name`, and the label by OID of a row of pg_enum, or
@@ -109,6 +114,7 @@ class TableDefinition:
     class_version: RowVersion = RowVersion(0, 0)
     type_version: int = 0
     relfilenode: int = 0
+    owner: int = 0
     partitions: Mapping[int, Partition] = field(default_factory=dict)
     type_texts: Mapping[str, Mapping[str, str]] | None = None
     comments: Mapping[int, str] = field(default_factory=dict)

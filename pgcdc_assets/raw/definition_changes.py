@@ -22,8 +22,6 @@ _OPTIONS = {
     "pubviaroot": "publish_via_partition_root",
     "pubgencols": "publish_generated_columns",
     "puballtables": "all tables",
-    "pubname": "name",
-    "pubowner": "owner",
 }
 
 # Number of partitions that a sentence names.
@@ -37,10 +35,13 @@ def compare_definitions(before: TableDefinition, after: TableDefinition) -> list
             return []
         is_missing = after.membership.publication is None
         if is_missing:
-            return [_publication_changed("The publication was dropped.", False)]
+            return [_publication_changed("The publication was dropped or renamed.", False)]
         return [_publication_changed("The publication does not send the table any more.", False)]
     reason = _find_gap(before, after)
     found = [_publication_changed(reason, True)] if reason else []
+    if before.membership.is_missing and not reason:
+        # The stream fails at a change from the time without the name, so no change is skipped.
+        found.append(_publication_changed("The publication has its name again.", False))
     is_rewritten = after.is_rewritten_since(before)
     for change in compare_relations(before.relation, after.relation, is_rewritten):
         if change.change is SchemaChange.COLUMN_DROPPED:
@@ -61,13 +62,18 @@ def compare_definitions(before: TableDefinition, after: TableDefinition) -> list
 def definition_to_keep(before: TableDefinition, after: TableDefinition) -> TableDefinition:
     """Return the definition to keep of a look, for the comparison with the next look.
 
-    A table that the publication does not send keeps the columns that it had when it was sent.
+    A table that the publication does not send keeps the columns that it had when it was sent. A
+    publication that may have been renamed is compared with the publication that has its name later.
     """
     if after.is_published:
         return after
     relation = before.relation
+    membership = after.membership
+    if membership.publication is None and before.membership.publication is not None:
+        membership = replace(before.membership, is_missing=True)
     return replace(
         after,
+        membership=membership,
         relation=replace(relation, schema=after.relation.schema, table=after.relation.table),
         column_versions=before.column_versions,
     )
@@ -76,7 +82,7 @@ def definition_to_keep(before: TableDefinition, after: TableDefinition) -> Table
 def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
     """Return why the stream may lack changes of a table that the publication sends now."""
     then, now = before.membership, after.membership
-    if not before.is_published:
+    if not before.is_published and not then.is_missing:
         return "The publication sends the table again."
     if then.publication is None or now.publication is None:
         return "The publication was dropped and created again."
@@ -88,19 +94,30 @@ def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
             for key, name in _OPTIONS.items()
             if then.publication.get(key) != now.publication.get(key)
         ]
-        return f"The publication was altered ({', '.join(changed) or 'and altered back'})."
+        # Another owner or name explains the new version. The version has no other explanation if
+        # options were altered and altered back.
+        is_explained = (
+            then.is_missing or then.publication["pubowner"] != now.publication["pubowner"]
+        )
+        if changed or not is_explained:
+            return f"The publication was altered ({', '.join(changed) or 'and altered back'})."
     lost = _entries(then) - _entries(now)
     gained = _entries(now) - _entries(then)
     is_limited = any(row.get("prqual") or row.get("columns") for row in then.tables)
+    if before.relation.schema != after.relation.schema:
+        # A table that is moved from one published schema to another is sent all the time.
+        lost -= _schemas(now)
+        gained -= _schemas(then)
+        is_limited = is_limited or not _entries(then) & _entries(now)
     if lost or (gained and is_limited):
         return (
             "The table's row filter or column list was changed, or the table left the publication "
             "and returned."
         )
     has_only_schemas = now.schemas and not now.tables and not now.publication["puballtables"]
-    is_moved = before.type_version != after.type_version
+    is_moved = before.type_version != after.type_version and before.owner == after.owner
     if has_only_schemas and is_moved and before.relation.name == after.relation.name:
-        return "The table may have left the published schema and returned, or has another owner."
+        return "The table may have left the published schema and returned."
     return None
 
 
@@ -108,6 +125,12 @@ def _entries(membership: Membership) -> set[tuple[str, str, str]]:
     """Return the entries of the publication that cover a table, with their versions."""
     kinds = {"table": membership.tables, "schema": membership.schemas}
     return {(kind, row["oid"], row["xmin"]) for kind, rows in kinds.items() for row in rows}
+
+
+def _schemas(membership: Membership) -> set[tuple[str, str, str]]:
+    """Return the entries of all published schemas."""
+    publication = membership.publication or {}
+    return {("schema", oid, xmin) for oid, xmin in publication.get("schemas") or ()}
 
 
 def _publication_changed(reason: str, needs_snapshot: bool) -> SchemaChangeFound:

@@ -162,17 +162,19 @@ def _definition(row: dict[str, Any]) -> TableDefinition:
         ),
         is_published=row["is_published"],
         membership=Membership(
-            row["membership"]["publication"],
-            *(
-                tuple(row["membership"][name])
-                for name in ("tables", "schemas", "classes", "inherits")
-            ),
+            publication=row["membership"]["publication"],
+            tables=tuple(row["membership"]["tables"]),
+            schemas=tuple(row["membership"]["schemas"]),
+            classes=tuple(row["membership"]["classes"]),
+            inherits=tuple(row["membership"]["inherits"]),
+            is_missing=row["membership"].get("is_missing", False),
         ),
         attnums=frozenset(row["attnums"]),
         column_versions={int(k): RowVersion(**v) for k, v in row["column_versions"].items()},
         class_version=RowVersion(**row["class_version"]),
         type_version=row["type_version"],
         relfilenode=row["relfilenode"],
+        owner=row.get("owner", 0),
         partitions={int(k): Partition(**v) for k, v in row["partitions"].items()},
         # An earlier release did not look at the types.
         type_texts=row.get("type_texts"),

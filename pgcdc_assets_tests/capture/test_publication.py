@@ -31,9 +31,25 @@ def _window(database: Database, zone: RawZone) -> LsnWindow:
 
 
 @pytest.mark.every_pg
-@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize(
+    ("is_encrypted", "leave", "come_back"),
+    [
+        (False, "drop publication pub", "create publication pub for table t"),
+        (True, "drop publication pub", "create publication pub for table t"),
+        (
+            False,
+            "alter publication pub rename to other",
+            "alter publication other rename to pub",
+        ),
+    ],
+)
 def test_changes_written_without_the_publication_are_never_skipped(
-    database: Database, zone: RawZone, is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
+    database: Database,
+    zone: RawZone,
+    is_encrypted: bool,
+    leave: str,
+    come_back: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B9: Postgres 18 skips these changes with a warning."""
     if is_encrypted:
@@ -49,9 +65,12 @@ def test_changes_written_without_the_publication_are_never_skipped(
     window = _window(database, zone)
     assert capture_window(settings, zone, slot, "pub", window).counts["public.t"] == {"I": 1}
 
-    database.execute("drop publication pub")
+    database.execute(leave)
     database.execute("insert into t values (2)")
-    database.execute("create publication pub for table t")
+    if "rename" in leave:
+        with pytest.raises(ConfigurationError, match='rename to "pub"'):
+            capture_window(settings, zone, slot, "pub", _window(database, zone))
+    database.execute(come_back)
     database.execute("insert into t values (3)")
     for _ in range(2):
         with pytest.raises(DefiniteError, match=r'publication "?pub"? .*pgcdc renew') as caught:

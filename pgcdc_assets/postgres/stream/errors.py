@@ -49,9 +49,10 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
     if sqlstate == _UNDEFINED_OBJECT and "publication" in message:
         return DefiniteError(
             reason=f"{server}: {reason} as of the WAL position of slot {slot}: publication "
-            f"{publication} was dropped and re-created, or created after the slot. The slot cannot "
-            "send the changes of the time without publication. Nothing of them was confirmed. "
-            "Begin a new epoch, with new snapshots of the tables, with pgcdc renew."
+            f"{publication} was dropped and re-created, renamed, or created after the slot. The "
+            "slot cannot send the changes of the time without a publication of this name. Nothing "
+            "of them was confirmed. Begin a new epoch, with new snapshots of the tables, with "
+            "pgcdc renew."
         )
     if sqlstate == _UNDEFINED_FILE or (
         sqlstate == _NOT_IN_PREREQUISITE_STATE and re.search(r"invalidated|can no longer", message)

@@ -1,0 +1,107 @@
+"""A declared name that another relation has: each time an event, which a snapshot heals."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent, open_events
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.capture.test_schema_watch import poll
+from pgcdc_assets_tests.support.captures import Capturing
+
+pytestmark = pytest.mark.postgres
+
+_T = TableName("public", "t")
+_AGAIN = "drop table t; create table t (id int primary key); alter publication pub add table t"
+
+
+def _snapshot(capturing: Capturing) -> None:
+    snapshot_tables(capturing.settings, capturing.zone, capturing.slot, "pub", [_T])
+
+
+def _begin(capturing: Capturing) -> None:
+    capturing.database.execute(
+        "create table t (id int primary key); create table o (id int primary key);"
+        "create publication pub for table t, o"
+    )
+    snapshot_tables(capturing.settings, capturing.zone, capturing.slot, "pub")
+
+
+def _recreations(events: list[SchemaEvent]) -> list[tuple[TableName, int, str]]:
+    return [
+        (event.table, event.relation_id, event.found_by)
+        for event in events
+        if event.change is SchemaChange.TABLE_RECREATED
+    ]
+
+
+def _is_open(capturing: Capturing) -> bool:
+    zone = capturing.zone
+    return bool(open_events(zone.schema_events.read(), zone.snapshots.complete_snapshots()))
+
+
+def _oid(capturing: Capturing) -> int:
+    return int(capturing.database.value("select 't'::regclass::oid::bigint"))
+
+
+def test_two_recreations_in_one_backlog_are_two_events_and_one_snapshot_heals_both(
+    capturing: Capturing,
+) -> None:
+    _begin(capturing)
+    oids = []
+    for _ in range(2):
+        capturing.database.execute(_AGAIN)
+        capturing.database.execute("insert into t values (1)")
+        oids.append(_oid(capturing))
+    capturing.capture()
+    events = capturing.zone.schema_events.read()
+    assert _recreations(events) == [(_T, oid, "stream") for oid in oids]
+    assert _is_open(capturing)
+    _snapshot(capturing)
+    assert not _is_open(capturing)
+    assert _recreations(poll(capturing)) == []
+
+
+def test_a_recreation_that_catalog_and_stream_show_is_one_event(capturing: Capturing) -> None:
+    _begin(capturing)
+    capturing.database.execute(_AGAIN)
+    capturing.database.execute("insert into t values (1)")
+    assert _recreations(poll(capturing, _T)) == [(_T, _oid(capturing), "catalog")]
+    capturing.capture()
+    assert len(_recreations(capturing.zone.schema_events.read())) == 1
+    assert _is_open(capturing)
+
+    # The catalog shows the newest incarnation, and the stream then the one before.
+    capturing.database.execute(_AGAIN)
+    capturing.database.execute("insert into t values (2)")
+    capturing.database.execute(_AGAIN)
+    assert _recreations(poll(capturing, _T)) == [(_T, _oid(capturing), "catalog")]
+    _snapshot(capturing)
+    assert not _is_open(capturing)
+    capturing.capture()
+    assert not _is_open(capturing)
+    assert _recreations(poll(capturing, _T)) == []
+
+
+def test_names_that_are_exchanged_again_and_again_are_noticed_each_time(
+    capturing: Capturing,
+) -> None:
+    """No row is written, so the stream shows nothing."""
+    _begin(capturing)
+    for _ in range(4):
+        capturing.database.execute(
+            "alter table t rename to tmp; alter table o rename to t; alter table tmp rename to o"
+        )
+        found = _recreations(poll(capturing, _T))
+        assert (_T, _oid(capturing), "catalog") in found
+        assert _is_open(capturing)
+        assert poll(capturing, _T) == []
+        snapshot_tables(
+            capturing.settings,
+            capturing.zone,
+            capturing.slot,
+            "pub",
+            [_T, TableName("public", "o")],
+        )
+        assert not _is_open(capturing)
