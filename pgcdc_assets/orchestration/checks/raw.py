@@ -19,11 +19,11 @@ from pgcdc_assets.orchestration.checks.source_tables import read_relation_ids, r
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.state import left_tables, read_gates
-from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.moved_tables import SourcePlace, find_declared_table
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import read_slot_status
-from pgcdc_assets.protocol.relation import ReplicaIdentity
+from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.schema_events import SchemaChange, open_events
 from pgcdc_assets.raw.window_summary import WindowSummary
@@ -224,13 +224,17 @@ def build_source_checks(
                 known = read_relation_ids(lake.zone(capture.name), capture)
                 published = published_tables(conn, capture.publication)
                 found = {
-                    table.qualified_name: usable_identity(
-                        find_declared_table(published, table.name, known.get(table.name))
+                    table.qualified_name: find_declared_table(
+                        published, table.name, known.get(table.name)
                     )
                     for table in capture.tables
                     if table.name not in left
                 }
-                yield check_identities(capture, snapshot, found)
+                usable = {
+                    name: ReplicaIdentity.NOTHING if one is None else usable_identity(one.relation)
+                    for name, one in found.items()
+                }
+                yield check_identities(capture, snapshot, usable)
         if SOURCE_TABLE in wanted:
             places = read_table_places(
                 postgres.settings(), lake.zone(capture.name), capture, "check"
@@ -325,14 +329,30 @@ def evaluation_of(
     )
 
 
-def usable_identity(table: PublishedTable | None) -> ReplicaIdentity:
+def usable_identity(relation: Relation) -> ReplicaIdentity:
     """Return the replica identity of a table; NOTHING if its updates would be refused."""
-    if table is None:
-        return ReplicaIdentity.NOTHING
-    relation = table.relation
-    if not relation.primary_key and relation.replica_identity is ReplicaIdentity.DEFAULT:
-        return ReplicaIdentity.NOTHING
-    return relation.replica_identity
+    identity = relation.replica_identity
+    is_lost = identity is ReplicaIdentity.DEFAULT and not relation.primary_key
+    if identity is ReplicaIdentity.INDEX:
+        # The index was dropped.
+        is_lost = not any(column.is_key for column in relation.columns)
+    return ReplicaIdentity.NOTHING if is_lost else identity
+
+
+def seen_identities(zone: RawZone, capture: CdcCapture) -> dict[str, ReplicaIdentity]:
+    """Return the usable identity of each declared table at the newest look at the catalog.
+
+    A table that was not seen counts as usable: other checks name tables that are gone.
+    """
+    epoch = zone.epochs.latest()
+    looks = {} if epoch is None else zone.definitions.read(epoch.epoch).tables
+    seen = {one.table: one.definition for one in looks.values()}
+    return {
+        table.qualified_name: usable_identity(seen[table.name].relation)
+        if table.name in seen and seen[table.name].is_published
+        else ReplicaIdentity.DEFAULT
+        for table in capture.tables
+    }
 
 
 def check_identities(
@@ -348,5 +368,9 @@ def check_identities(
         asset_key=snapshot,
         check_name=REPLICA_IDENTITY,
         passed=not bad,
+        description=f"Postgres refuses UPDATE and DELETE of {', '.join(bad)}, or does not send "
+        "them. `pgcdc check` prints the remedy."
+        if bad
+        else None,
         metadata={"tables": ", ".join(bad) or "none", "table_count": len(capture.tables)},
     )

@@ -354,6 +354,7 @@ class _Tick:
                 self.context.instance,
                 self.zone,
                 self.capture,
+                self.targets.snapshot,
                 self.targets.sources,
                 self.targets.scds,
             )

@@ -10,7 +10,11 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.checks.raw import evaluation_of
+from pgcdc_assets.orchestration.checks.raw import (
+    check_identities,
+    evaluation_of,
+    seen_identities,
+)
 from pgcdc_assets.orchestration.checks.schema_changes import (
     check_schema_changes,
     schema_change_metadata,
@@ -18,21 +22,26 @@ from pgcdc_assets.orchestration.checks.schema_changes import (
 from pgcdc_assets.orchestration.metadata import source_column_schema
 from pgcdc_assets.orchestration.sensors.lag_observation import Event, changed_evaluations
 from pgcdc_assets.orchestration.state import read_gates
-from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+
+# Changes that may leave updates and deletes without an identity of their row.
+_OF_IDENTITY = (SchemaChange.KEY_CHANGED, SchemaChange.IDENTITY_CHANGED)
 
 
 def observe_schema_changes(
     instance: dg.DagsterInstance,
     zone: RawZone,
     capture: CdcCapture,
+    snapshot: dg.AssetKey,
     sources: Mapping[CdcTable, dg.AssetKey],
     scds: Mapping[tuple[CdcTable, int], dg.AssetKey],
 ) -> list[Event]:
     """Return what is to be recorded of the tables with schema events.
 
     Args:
+        snapshot: the snapshot asset, which has the check of the replica identities.
         sources: the source tables' keys.
         scds: the SCD assets by table and kind.
     """
@@ -48,6 +57,9 @@ def observe_schema_changes(
     ]
     changed = changed_evaluations(instance, found)
     recorded: list[Event] = list(changed)
+    if any(event.change in _OF_IDENTITY for event in events):
+        identities = check_identities(capture, snapshot, seen_identities(zone, capture))
+        recorded += changed_evaluations(instance, [evaluation_of(identities)])
     for table in dict.fromkeys(tables[evaluation.asset_key] for evaluation in changed):
         metadata = {
             **schema_change_metadata(own[table], gates.get(table.name)),

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.checks.raw import REPLICA_IDENTITY
 from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
 from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
@@ -94,3 +95,35 @@ def test_a_table_whose_changes_a_person_looks_at_is_not_copied(orchestrated: Orc
     orchestrated.copy()
     record_event(orchestrated)
     assert requests(orchestrated) == []
+
+
+def test_a_lost_identity_fails_a_check_before_an_update_does(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    execute = orchestrated.database.execute
+    execute("create unique index other on b (n); alter table b alter n set not null")
+    key = dg.AssetCheckKey(dg.AssetKey([NAME, "snapshot"]), REPLICA_IDENTITY)
+
+    def evaluated() -> list[tuple[bool, object]]:
+        events = orchestrated.tick("lag", one_shot=True).asset_events
+        checks = [event for event in events if isinstance(event, dg.AssetCheckEvaluation)]
+        return [
+            (check.passed, check.metadata["tables"].value)
+            for check in checks
+            if check.asset_check_key == key
+        ]
+
+    assert evaluated() == []
+    for table, lose, restore in (
+        ("a", "alter table a replica identity nothing", "alter table a replica identity default"),
+        ("a", "alter table a drop constraint a_pkey", "alter table a add primary key (id)"),
+        (
+            "b",
+            "alter table b replica identity using index other; drop index other",
+            "alter table b replica identity full",
+        ),
+    ):
+        execute(lose)
+        assert evaluated() == [(False, f"public.{table}")]
+        assert evaluated() == []
+        execute(restore)
+        assert evaluated() == [(True, "none")]
