@@ -1,0 +1,39 @@
+"""TRUNCATE of one partition that is published as its root: Postgres sends nothing (E4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.merge import MergeReport
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+
+def _merge(pipeline: Pipeline) -> None:
+    pipeline.capture()
+    (report,) = pipeline.merge().values()
+    assert isinstance(report, MergeReport), report.error
+
+
+def test_a_comparison_finds_the_rows_of_a_truncated_partition(pipeline: Pipeline) -> None:
+    database = pipeline.database
+    database.execute(
+        "create table t (id int primary key, v text) partition by range (id);"
+        "create table low partition of t for values from (0) to (10);"
+        "create table high partition of t for values from (10) to (20);"
+        "insert into t values (1, 'a'), (2, 'b'), (11, 'c');"
+        "create publication pub for table t with (publish_via_partition_root = true)"
+    )
+    pipeline.copy()
+    _merge(pipeline)
+    pipeline.assert_equal("t")
+    database.execute("truncate low; insert into t values (12, 'd')")
+    _merge(pipeline)
+    comparison = pipeline.compare()
+    assert not comparison.is_equal
+    assert {row[0] for row in pipeline.rows()} == {1, 2, 11, 12}
+    # The remedy: a new snapshot.
+    pipeline.copy("t")
+    _merge(pipeline)
+    pipeline.assert_equal("t")
