@@ -79,6 +79,10 @@ def test_sync_follows_a_publication_for_all_tables(
     database.execute("create view looks as select * from a")
     database.execute("create unlogged table fast (id int primary key)")
     database.execute("create publication pub for all tables")
+    init = ["init", "--name", NAME, "--publication", "pub", "--all-tables", "--force"]
+    assert main(init) == 0
+    written = yaml.safe_load((tmp_path / "project" / "defs" / NAME / "defs.yaml").read_text())
+    assert written["attributes"] == {"name": NAME, "publication": "pub", "tables": "all"}
     assert sync() == 0
     assert "public.without_identity is refused" in capsys.readouterr().out
     assert [str(table.name) for table in loaded().capture.tables] == ["public.a"]
@@ -105,3 +109,8 @@ def test_sync_follows_a_publication_for_all_tables(
     assert "public.without_identity is left" in capsys.readouterr().out
     assert {table.name for table in loaded().capture.tables} == names
     assert (rows(A), rows(LATE)) == (12, 1)
+    assert main(["check"]) == 0
+    assert main(["status"]) == 0
+    assert "LEFT public.without_identity" in capsys.readouterr().out
+    assert main(["verify"]) == 0
+    assert "Not compared: public.without_identity" in capsys.readouterr().out
