@@ -253,3 +253,35 @@ def test_a_sync_ends_while_schema_changes_continue(
     assert orchestrated.equals_source("a")
     assert current_versions(orchestrated, spark) == source_rows(orchestrated)
     assert len(resnapshots(orchestrated)) == 2
+
+
+def test_declared_tables_that_exchange_their_names_follow_the_names(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """Each asset is the table that has its declared name; the one before ends with its rows."""
+    orchestrated = with_policy(orchestrated, "follow")
+    database = orchestrated.database
+    orchestrated.sync()
+    database.execute("update a set v = 'before' where id = 1; insert into b values (100, 1.5)")
+    database.execute(
+        "alter table a rename to tmp; alter table b rename to a; alter table tmp rename to b"
+    )
+    # Now `a` has the numbers, and `b` the texts.
+    database.execute("insert into a values (101, 2.5); update b set v = 'after' where id = 2")
+    orchestrated.sync()
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
+    path = table_path(orchestrated.lake, NAME, "public", "a", 2)
+    history = spark.read.format("delta").load(path)
+    current = history.where("_is_current").selectExpr("id", "CAST(n AS STRING)").collect()
+    assert sorted(map(tuple, current)) == [(100, "1.50"), (101, "2.50")]
+    # The past has the rows of the table that had the name, with the update before the exchange.
+    past = history.where("NOT _is_current")
+    assert past.select("id").distinct().count() == 10
+    assert past.where("v = 'before'").count() == 1
+    assert past.where("v = 'after'").count() == 0
+    assert read_gates(orchestrated.zone, orchestrated.capture) == {}
+    database.execute("insert into a values (102, 3.5); delete from b where id = 3")
+    orchestrated.sync()
+    assert orchestrated.equals_source("a")
+    assert orchestrated.equals_source("b")
