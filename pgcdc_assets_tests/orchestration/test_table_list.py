@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import pytest
 from dagster._core.definitions.definitions_load_context import (
     DefinitionsLoadContext,
     DefinitionsLoadType,
 )
 from dagster._core.definitions.repository_definition import RepositoryLoadData
-from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
 
-from pgcdc_assets.local import free_port
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.project.code_location import find_captures
-from pgcdc_assets.orchestration.project.reload import NOT_RELOADED, REQUESTED, LocationReload
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.table_list import refresh_at_load
 from pgcdc_assets.raw.lake import Lake
@@ -31,7 +23,6 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
-from pgcdc_assets_tests.support.waits import wait_until
 
 NAME = "t"
 A, B = TableName("public", "a"), TableName("a.b", 'B "c"/d')
@@ -42,17 +33,6 @@ CAPTURE = CdcCapture(
     selection=TableSelection(exclude=("*.tmp_*",)),
 )
 NOWHERE = "host=127.0.0.1 port=1 dbname=none"
-MODULE = """
-from pgcdc_assets import CdcCapture, build_cdc_definitions
-from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.table_selection import TableSelection
-
-defs = build_cdc_definitions(
-    CdcCapture("t", "pub", (), selection=TableSelection()),
-    postgres=PostgresResource(capture="t", conninfo="{conninfo}"),
-    lake=LakeResource(uri={lake!r}),
-)
-"""
 
 
 def store(lake: Lake, *names: TableName, refused: TableName | None = None) -> None:
@@ -123,48 +103,3 @@ def test_all_processes_of_a_run_have_the_same_tables(lake: Lake) -> None:
         assert context.get_pending_reconstruction_metadata() == pending
     assert names_of(run) == names_of(server) == [A]
     assert names_of(build(lake)) == [B, A]
-
-
-@pytest.mark.timeout(300)
-def test_a_code_server_is_reloaded(lake: Lake, tmp_path: Path) -> None:
-    store(lake, A)
-    file = tmp_path / "location.py"
-    file.write_text(MODULE.format(conninfo=NOWHERE, lake=lake.uri))
-    port = free_port()
-    command = [sys.executable, "-m", "dagster", "code-server", "start", "-f", str(file)]
-    process = subprocess.Popen(
-        [*command, "-h", "127.0.0.1", "-p", str(port)],
-        cwd=tmp_path,
-        env={**os.environ, "DAGSTER_HOME": str(tmp_path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        origin = GrpcServerCodeLocationOrigin(host="127.0.0.1", port=port, location_name="x")
-        client = origin.create_client()
-
-        def server_id() -> str | None:
-            try:
-                return str(client.get_server_id(timeout=5))
-            except Exception:
-                return None
-
-        wait_until(lambda: server_id() is not None, "the code server", limit_seconds=120)
-        first = server_id()
-        store(lake, A, B)
-        reload = LocationReload()
-        with dg.build_sensor_context() as context:
-            assert reload.request(context, "list") == NOT_RELOADED
-            context._code_location_origin = origin
-            assert reload.request(context, "list") == REQUESTED
-            assert reload.request(context, "list") == REQUESTED
-        wait_until(
-            lambda: server_id() not in (None, first), "the reloaded process", limit_seconds=120
-        )
-        second = server_id()
-        text = client.external_repository(RemoteRepositoryOrigin(origin, "__repository__"))
-        assert "B~20~~22~c~22~~2f~d" in text
-        assert server_id() == second
-    finally:
-        process.terminate()
-        process.wait(timeout=30)

@@ -1,0 +1,76 @@
+"""A running Dagster gets a new table of the publication by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
+from pgcdc_assets.local import free_port
+from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets_tests.orchestration.conftest import NAME
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.orchestration.daemon import ROOT, SECONDS
+from pgcdc_assets_tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+# Without the sensor of merges, no run starts a JVM.
+MODULE = """
+from dagster_shared.record import replace
+from pgcdc_assets import CdcCapture, TableSelection, WindowPolicy, build_cdc_definitions
+from pgcdc_assets import LakeResource, PostgresResource
+
+built = [build_cdc_definitions(
+    CdcCapture(
+        {name!r},
+        "pub",
+        (),
+        slot={slot!r},
+        windows=WindowPolicy(max_age_seconds=3600, min_bytes=2**40, max_bytes=2**41),
+        catalog_poll_seconds=1,
+        selection=TableSelection(),
+    ),
+    postgres=PostgresResource(capture={name!r}, conninfo={conninfo!r}),
+    lake=LakeResource(uri={lake!r}),
+)]
+kept = [sensor for sensor in built[0].sensors if not sensor.name.endswith("_merges")]
+defs = replace(built[0], sensors=kept)
+"""
+
+
+@pytest.mark.timeout(900)
+def test_the_sensor_reloads_the_code_location(
+    database: Database, lake: Lake, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    database.execute("create table a (id int primary key)")
+    database.execute("create publication pub for all tables")
+    values = {"slot": f"s_{database.name}", "conninfo": database.conninfo, "lake": lake.uri}
+    module = tmp_path / "location.py"
+    module.write_text(MODULE.format(name=NAME, **values))
+    snapshot = dg.AssetKey([NAME, "snapshot"])
+
+    def is_copied(key: str) -> bool:
+        return key in instance.get_materialized_partitions(snapshot)
+
+    log = tmp_path / "dagster.log"
+    with log.open("wb") as out:
+        environment = {"DAGSTER_HOME": str(tmp_path / "dagster"), "PYTHONPATH": str(ROOT)}
+        arguments = ["-f", str(module), "-h", "127.0.0.1", "-p", str(free_port())]
+        process = start_dagster(arguments, tmp_path, environment, out)
+        try:
+            # The first definitions have no table: the sensor stores the list, and reloads.
+            wait_until(lambda: is_copied("public.a"), "table a", limit_seconds=SECONDS)
+            database.execute("create table b (id int primary key)")
+            wait_until(lambda: is_copied("public.b"), "table b", limit_seconds=SECONDS)
+        except BaseException as error:
+            error.add_note(log.read_text(errors="replace")[-6000:])
+            raise
+        finally:
+            stop_dagster(process)
+    # The process of a run takes the list from the load that requested the run.
+    runs = instance.get_runs(dg.RunsFilter(tags={CAPTURE_TAG: NAME}))
+    assert {run.has_repository_load_data for run in runs} == {True}
