@@ -234,7 +234,7 @@ def build_source_checks(
                     name: ReplicaIdentity.NOTHING if one is None else usable_identity(one.relation)
                     for name, one in found.items()
                 }
-                yield check_identities(capture, snapshot, usable)
+                yield check_identities(snapshot, usable)
         if SOURCE_TABLE in wanted:
             places = read_table_places(
                 postgres.settings(), lake.zone(capture.name), capture, "check"
@@ -356,14 +356,14 @@ def seen_identities(zone: RawZone, capture: CdcCapture) -> dict[str, ReplicaIden
 
 
 def check_identities(
-    capture: CdcCapture, snapshot: dg.AssetKey, usable: dict[str, ReplicaIdentity]
+    snapshot: dg.AssetKey, usable: Mapping[str, ReplicaIdentity]
 ) -> dg.AssetCheckResult:
-    """List the declared tables whose updates and deletes Postgres refuses or does not describe."""
-    bad = [
-        table.qualified_name
-        for table in capture.tables
-        if usable.get(table.qualified_name, ReplicaIdentity.NOTHING) is ReplicaIdentity.NOTHING
-    ]
+    """List the tables whose updates and deletes Postgres refuses or does not describe.
+
+    Args:
+        usable: the usable identity of each table that the publication should send.
+    """
+    bad = [name for name, identity in usable.items() if identity is ReplicaIdentity.NOTHING]
     return dg.AssetCheckResult(
         asset_key=snapshot,
         check_name=REPLICA_IDENTITY,
@@ -372,5 +372,5 @@ def check_identities(
         "them. `pgcdc check` prints the remedy."
         if bad
         else None,
-        metadata={"tables": ", ".join(bad) or "none", "table_count": len(capture.tables)},
+        metadata={"tables": ", ".join(bad) or "none", "table_count": len(usable)},
     )

@@ -58,7 +58,7 @@ def observe_schema_changes(
     changed = changed_evaluations(instance, found)
     recorded: list[Event] = list(changed)
     if any(event.change in _OF_IDENTITY for event in events):
-        identities = check_identities(capture, snapshot, seen_identities(zone, capture))
+        identities = check_identities(snapshot, seen_identities(zone, capture))
         recorded += changed_evaluations(instance, [evaluation_of(identities)])
     for table in dict.fromkeys(tables[evaluation.asset_key] for evaluation in changed):
         metadata = {

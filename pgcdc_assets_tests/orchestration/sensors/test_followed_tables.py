@@ -162,3 +162,9 @@ def test_the_sensor_notices_new_and_lost_tables(
     assert list(left_tables(fourth.zone, fourth.location.captures[NAME].capture)) == [
         TableName("public", "b")
     ]
+    check = dg.AssetCheckKey(dg.AssetKey([NAME, "snapshot"]), "replica_identity")
+    job = dg.define_asset_job("asked", selection=dg.AssetSelection.checks(check))
+    definitions = dg.Definitions.merge(fourth.location.definitions, dg.Definitions(jobs=[job]))
+    done = definitions.resolve_job_def("asked").execute_in_process(instance=instance)
+    (identities,) = done.get_asset_check_evaluations()
+    assert (identities.passed, identities.metadata["table_count"].value) == (True, 2)
