@@ -141,6 +141,7 @@ def record_unforeseen(
         The new event; None if there is no such version.
     """
     is_new_table = error.column == ALL_COLUMNS
+    change = error.facts.get("change", SchemaChange.TYPE_CHANGED)
     found: list[tuple[Lsn, int, str]] = []
     if "lsn" in error.facts:
         found.append((error.lsn, error.relation_id, error.reason))
@@ -154,8 +155,8 @@ def record_unforeseen(
             lsn=lsn,
             table=name,
             relation_id=relation_id,
-            change=SchemaChange.TABLE_RECREATED if is_new_table else SchemaChange.TYPE_CHANGED,
-            columns=() if is_new_table else (error.column,),
+            change=SchemaChange.TABLE_RECREATED if is_new_table else change,
+            columns=() if is_new_table or not error.column else (error.column,),
             detail=f"{reason[0].upper()}{reason[1:]}.",
             needs_snapshot=True,
             found_by=MERGE,

@@ -18,6 +18,7 @@ from pgcdc_assets.merge.fold.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.added_columns import find_added_default
 from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.schema_events import SchemaChange
 from pgcdc_assets.tables.columns import (
     SCD1_COLUMNS,
     UNKNOWN_TYPE,
@@ -157,6 +158,7 @@ def _check_key(known_key: str, recorded: Relation, newest: Relation, names: Sequ
             relation=newest.qualified_name,
             column=", ".join(names),
             reason="the key of the table changed",
+            change=SchemaChange.KEY_CHANGED,
         )
 
 

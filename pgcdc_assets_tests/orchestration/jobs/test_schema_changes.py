@@ -68,11 +68,17 @@ def resnapshots(orchestrated: Orchestrated) -> list[dg.DagsterRun]:
     return [run for run in runs if EVENT_TAG in run.tags]
 
 
-def current_versions(orchestrated: Orchestrated, spark: SparkSession) -> list[tuple[str, ...]]:
-    path = table_path(orchestrated.lake, NAME, "public", "a", 2)
-    rows = spark.read.format("delta").load(path).where("_is_current")
+def rows_of(
+    orchestrated: Orchestrated, spark: SparkSession, scd: int, condition: str = "true"
+) -> list[tuple[str, ...]]:
+    path = table_path(orchestrated.lake, NAME, "public", "a", scd)
+    rows = spark.read.format("delta").load(path).where(condition)
     names = [name for name in rows.columns if not name.startswith("_")]
     return sorted(tuple(str(value) for value in row) for row in rows.select(*names).collect())
+
+
+def current_versions(orchestrated: Orchestrated, spark: SparkSession) -> list[tuple[str, ...]]:
+    return rows_of(orchestrated, spark, 2, "_is_current")
 
 
 def source_rows(orchestrated: Orchestrated) -> list[tuple[str, ...]]:
@@ -285,3 +291,39 @@ def test_declared_tables_that_exchange_their_names_follow_the_names(
     orchestrated.sync()
     assert orchestrated.equals_source("a")
     assert orchestrated.equals_source("b")
+
+
+def test_a_table_whose_key_changes_heals(orchestrated: Orchestrated, spark: SparkSession) -> None:
+    """F9: another column, a unique index instead of the key, and no key at all."""
+    orchestrated = with_policy(orchestrated, "follow")
+    database = orchestrated.database
+    database.execute("alter table a add column other int, add column text_key text")
+    database.execute("update a set other = 1000 - id, text_key = 'k' || id")
+    orchestrated.sync()
+
+    def heals(*statements: str) -> None:
+        for statement in statements:
+            database.execute(statement)
+        orchestrated.sync()
+        assert orchestrated.equals_source("a"), statements
+        assert current_versions(orchestrated, spark) == source_rows(orchestrated), statements
+        assert read_gates(orchestrated.zone, orchestrated.capture) == {}
+        changes = {event.change for event in orchestrated.zone.schema_events.read()}
+        assert SchemaChange.TYPE_CHANGED not in changes
+
+    heals(
+        "alter table a drop constraint a_pkey, add primary key (other)",
+        "update a set id = 7 where other = 999; delete from a where other = 998",
+    )
+    heals(
+        "alter table a alter text_key set not null; create unique index by_text on a (text_key)",
+        "alter table a replica identity using index by_text",
+        "update a set other = other + 5000 where text_key = 'k3'; delete from a where id = 4",
+    )
+    # A history needs a key, and the current image does not.
+    database.execute("drop index by_text; alter table a drop constraint a_pkey")
+    database.execute("alter table a replica identity full; insert into a select * from a")
+    database.execute("update a set v = 'all' where id = 5; delete from a where id = 6")
+    with pytest.raises(PgcdcError, match=r"public\.a has .* no primary key.*ADD PRIMARY KEY"):
+        orchestrated.sync()
+    assert rows_of(orchestrated, spark, 1) == source_rows(orchestrated)
