@@ -16,10 +16,16 @@ from pgcdc_assets.postgres.slots import ExportedSnapshot, create_slot
 
 
 @contextlib.contextmanager
-def export_by_new_slot(settings: ConnectionSettings, slot: str) -> Iterator[ExportedSnapshot]:
-    """Create the permanent slot. The snapshot outlives the replication connection."""
+def export_by_new_slot(
+    settings: ConnectionSettings, slot: str, *, temporary: bool = False
+) -> Iterator[ExportedSnapshot]:
+    """Export a snapshot by a new slot. The snapshot outlives the replication connection.
+
+    Args:
+        temporary: the slot is dropped as soon as another session holds the snapshot.
+    """
     with contextlib.ExitStack() as stack:
-        with create_slot(settings, slot) as made:
+        with create_slot(settings, slot, temporary=temporary) as made:
             name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
         yield replace(made, snapshot_name=name)
 
@@ -48,17 +54,6 @@ def export_later(
             if plain.is_exact_for(relation_ids(found)):
                 open_snapshot.push(held.pop_all())
                 return plain, found
-    snapshot = open_snapshot.enter_context(_export_by_temporary_slot(settings, slot))
-    return snapshot, read_again()
-
-
-@contextlib.contextmanager
-def _export_by_temporary_slot(
-    settings: ConnectionSettings, slot: str
-) -> Iterator[ExportedSnapshot]:
-    """Export a snapshot by a temporary slot, which is dropped after the snapshot is re-exported."""
     marker = f"{slot[:45]}_copy_{uuid.uuid4().hex[:8]}"
-    with contextlib.ExitStack() as stack:
-        with create_slot(settings, marker, temporary=True) as made:
-            name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
-        yield replace(made, snapshot_name=name)
+    snapshot = open_snapshot.enter_context(export_by_new_slot(settings, marker, temporary=True))
+    return snapshot, read_again()
