@@ -17,7 +17,6 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.orchestration.project.reload import LocationReload
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.orchestration.table_list import refresh_table_list
-from pgcdc_assets.raw.schema_events import SchemaEvent
 from pgcdc_assets.raw.table_list import ListedState
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
@@ -52,42 +51,32 @@ class CatalogPoll:
         zone: RawZone,
         progress: SyncProgress | None,
     ) -> list[str]:
-        """Look if a look is due, log what was found, and return what the evaluation should say.
+        """Look once in an interval, and at the start of a one-shot run; log what was found.
 
         Under the daemon, an error does not keep windows from being opened.
 
+        Returns:
+            What the evaluation should say.
+
         Raises:
-            PgcdcError: in a one-shot run, see `look`.
+            PgcdcError: in a one-shot run, see `poll_catalog`. The next evaluation looks again.
         """
         if not self._is_due(progress):
             return list(self._notes)
+        now = time.monotonic()
+        tables, publication = self.capture.table_names, self.capture.publication
         try:
-            for event in self.look(conn, zone, progress):
+            for event in poll_catalog(conn, zone, tables, publication):
                 context.log.warning(f"{event.table}: {describe_event(event)}")
+            self._due_at = now + self.capture.catalog_poll_seconds
+            if progress is not None:
+                progress.is_polled = True
             self._notes = self._compare_tables(context, conn, zone)
         except PgcdcError as error:
             if progress is not None:
                 raise
             context.log.error(f"The catalog was not examined for schema changes. {error}")
         return list(self._notes)
-
-    def look(
-        self, conn: Connection, zone: RawZone, progress: SyncProgress | None
-    ) -> list[SchemaEvent]:
-        """Look once in an interval, and at the start of a one-shot run; return the new events.
-
-        Raises:
-            PgcdcError: see `poll_catalog`. The next evaluation looks again.
-        """
-        if not self._is_due(progress):
-            return []
-        now = time.monotonic()
-        tables, publication = self.capture.table_names, self.capture.publication
-        found = poll_catalog(conn, zone, tables, publication)
-        self._due_at = now + self.capture.catalog_poll_seconds
-        if progress is not None:
-            progress.is_polled = True
-        return found
 
     def _is_due(self, progress: SyncProgress | None) -> bool:
         is_start = progress is not None and not progress.is_polled
