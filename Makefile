@@ -4,10 +4,9 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Three processes, each with servers of its own, keep two cores busy: many tests wait. They take the
-# test files in the order that pgcdc_assets_tests/support/balance.py gives them: by the number of
-# tests, long files of few would come last, and leave the other processes idle.
-SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
+# Five processes, each with its own servers, keep two cores busy, because many tests wait.
+# pgcdc_assets_tests/support/balance.py determines the order of the test files.
+SIDE_BY_SIDE := -n 5 --dist loadscope --no-loadscope-reorder
 # Parts that meet every package that setup.cfg requires.
 LOWEST_TESTS := $(addprefix pgcdc_assets_tests/,cli spark/test_server.py protocol postgres raw \
     orchestration merge/test_run.py)

@@ -110,10 +110,11 @@ def test_each_kind_of_session_has_a_process_and_the_others_begin_without_spark()
         kinds_of({"a.py": queue["a.py"]}),
     )
     assert (on_server, on_embedded) == ({CONNECT}, {EMBEDDED})
-    assert choose_group({**queue, CONNECT: [CONNECT_TEST]}, set(), set()) == CONNECT
-    assert choose_group(queue, set(), on_server) == "a.py"
-    assert choose_group(queue, on_embedded, on_server) == "a.py"
-    assert choose_group(queue, set(), on_server | on_embedded) == "b.py"
-    assert choose_group(queue, on_server, on_embedded) == "b.py"
-    assert choose_group({"b.py": [OTHER_TEST]}, on_embedded, on_server) == "b.py"
-    assert choose_group({"a.py": [EMBEDDED_TEST]}, on_server, on_embedded) == "a.py"
+    assert choose_group({**queue, CONNECT: [CONNECT_TEST]}, set(), []) == CONNECT
+    assert choose_group(queue, set(), [on_server]) == "a.py"
+    assert choose_group(queue, on_embedded, [on_server]) == "a.py"
+    assert choose_group(queue, set(), [on_server, on_embedded]) == "a.py"
+    assert choose_group(queue, set(), [on_server, on_embedded, on_embedded]) == "b.py"
+    assert choose_group(queue, on_server, [on_embedded]) == "b.py"
+    assert choose_group({"b.py": [OTHER_TEST]}, on_embedded, [on_server]) == "b.py"
+    assert choose_group({"a.py": [EMBEDDED_TEST]}, on_server, [on_embedded]) == "a.py"

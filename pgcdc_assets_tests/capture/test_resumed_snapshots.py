@@ -40,7 +40,7 @@ def _interrupted(database: Database, zone: RawZone, rows: int = 400, ranges: int
     assert zone.snapshots.complete_snapshots() == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_copy_that_is_killed_again_and_again_is_exact_while_writers_continue(
     database: Database, zone: RawZone, seed: int
 ) -> None:

@@ -220,6 +220,7 @@ def test_a_merge_adds_one_commit_without_rows_to_the_log(
     assert DeltaTable(path).version() == before + 2
 
 
+@pytest.mark.soak
 def test_a_log_whose_merges_take_the_odd_versions_gets_checkpoints(
     spark: SparkSession, zone: RawZone, tmp_path: Path
 ) -> None:

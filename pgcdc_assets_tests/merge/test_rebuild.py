@@ -108,6 +108,7 @@ def history(pipeline: Pipeline) -> list[tuple[str, ...]]:
     return sorted(tuple(map(str, row)) for row in frame.collect())
 
 
+@pytest.mark.soak
 def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_the_same_times(
     pipeline: Pipeline,
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_damaged_table_is_rebuilt_and_merges_continue(pipeline: Pipeline) -> N
     pipeline.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_table_rebuilt_through_an_earlier_lsn_catches_up_with_the_next_merge(
     pipeline: Pipeline,
 ) -> None:
@@ -242,7 +244,13 @@ def test_columns_that_were_added_are_in_the_rebuilt_table(pipeline: Pipeline) ->
     assert verify(pipeline).is_equal
 
 
-@pytest.mark.parametrize("point", ["after_rebuild_staged", "after_rebuild_moved"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "after_rebuild_staged",
+        pytest.param("after_rebuild_moved", marks=pytest.mark.soak),
+    ],
+)
 def test_a_failure_before_the_commit_leaves_the_table_as_it_was(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -300,6 +308,7 @@ def test_killed_before_the_commit_the_next_run_cleans_up_and_succeeds(pipeline: 
     assert staging(pipeline.zone) == []
 
 
+@pytest.mark.soak
 def test_a_table_with_column_mapping_is_rebuilt_and_merges_continue(pipeline: Pipeline) -> None:
     """With column mapping, Delta writes files to folders with random names."""
     target = CdcTable("public", "t", (1, 2))

@@ -110,6 +110,7 @@ def merge_history(pipeline: Pipeline) -> MergeReport:
     return report
 
 
+@pytest.mark.soak
 def test_a_history_is_not_rebuilt_from_a_later_epoch_alone(pipeline: Pipeline) -> None:
     """H5: all windows of the history's first epoch are removed, and its versions stay."""
     pipeline.start(
@@ -164,6 +165,7 @@ def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
     assert versions() == live
 
 
+@pytest.mark.soak
 def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
     assert pipeline.rows() == before
 
 
+@pytest.mark.soak
 def test_a_table_rebuilt_as_another_kind_begins_where_that_kind_does(
     pipeline: Pipeline,
 ) -> None:

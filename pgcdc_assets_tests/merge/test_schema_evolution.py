@@ -27,7 +27,7 @@ def _frame(pipeline: Pipeline, scd: int) -> DataFrame:
     return pipeline.spark.read.format("delta").load(path)
 
 
-@pytest.mark.parametrize("scd", [1, 2])
+@pytest.mark.parametrize("scd", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_deleted_row_from_before_a_default_is_removed(pipeline: Pipeline, scd: int) -> None:
     """F2: with REPLICA IDENTITY FULL the old tuple has the default that the insert did not have."""
     pipeline.start(

@@ -42,6 +42,7 @@ defs = replace(built[0], sensors=kept)
 """
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_sensor_reloads_the_code_location(
     database: Database, lake: Lake, instance: dg.DagsterInstance, tmp_path: Path

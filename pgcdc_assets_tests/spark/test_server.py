@@ -197,6 +197,7 @@ def test_the_server_listens_on_this_machine_only_and_refuses_clients_without_tok
         other.stop()
 
 
+@pytest.mark.soak
 @pytest.mark.postgres
 @pytest.mark.timeout(600)
 def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(

@@ -1,11 +1,11 @@
-"""The distribution of tests to several processes: `-n 3 --dist loadscope`.
+"""The distribution of tests to several processes: `-n 5 --dist loadscope`.
 
 A process runs one group of tests after the other. A group is a module, so that a module's fixtures
 are set up once. The tests on a Spark Connect session are one group, so that one process starts the
-server. A second process begins with the tests on an embedded session. All other processes, and the
-first one after its group, run tests without Spark as long as there are any: one more JVM would cost
-as much as thirty merges. These tests often wait for Postgres or for a time limit, so three
-processes are needed to keep two cores busy.
+server. Two more processes begin with the tests on an embedded session. The other processes run
+tests without Spark as long as such tests remain, because each JVM costs as much as thirty merges.
+Tests without Spark often wait for Postgres or for a time limit, so five processes are needed to
+keep two cores busy.
 
 Long groups come first, because a long group at the end would leave the other processes idle. The
 duration is estimated from the fixtures of the tests, because measured durations become outdated.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +36,9 @@ _SECONDS = {
 }
 _SECONDS_OF_A_SLOW_TEST = 15.0
 _SECONDS_OF_ANOTHER = 0.02
+
+# Processes with an embedded session, as long as tests without Spark remain for the others.
+_EMBEDDED_PROCESSES = 2
 
 _ON_CONNECT = re.compile(rf"\[{CONNECT}[\]-]")
 _ON_EMBEDDED = re.compile(rf"\[{EMBEDDED}[\]-]")
@@ -65,7 +68,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
         def _assign_work_unit(self, node: WorkerController) -> None:
             taken = {other: kinds_of(work) for other, work in self.assigned_work.items()}
             own = taken.pop(node, set())
-            chosen = choose_group(self.workqueue, own, set().union(*taken.values()))
+            chosen = choose_group(self.workqueue, own, list(taken.values()))
             self.workqueue.move_to_end(chosen, last=False)
             super()._assign_work_unit(node)
 
@@ -84,17 +87,20 @@ def kinds_of(groups: Mapping[str, Iterable[str]]) -> set[str]:
     return {kind for kind, pattern in patterns.items() if any(map(pattern.search, tests))}
 
 
-def choose_group(queue: Mapping[str, Iterable[str]], own: Set[str], others: Set[str]) -> str:
+def choose_group(
+    queue: Mapping[str, Iterable[str]], own: Set[str], others: Sequence[Set[str]]
+) -> str:
     """Choose the next group of tests for a process.
 
     Args:
-        queue: the tests of each group that waits.
-        own: the kinds of Spark session that the process has.
-        others: the kinds of Spark session that the other processes have.
+        queue: the tests of each waiting group.
+        own: the kinds of Spark session that the process has used.
+        others: the kinds of Spark session that each other process has used.
     """
     if CONNECT in queue:
         return CONNECT
-    takes_embedded = EMBEDDED in own or not (own or EMBEDDED in others)
+    is_free = sum(EMBEDDED in kinds for kinds in others) < _EMBEDDED_PROCESSES
+    takes_embedded = EMBEDDED in own or (not own and is_free)
     fitting = (
         group
         for group, tests in queue.items()

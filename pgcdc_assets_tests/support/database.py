@@ -105,9 +105,17 @@ def drop_database(database: Database) -> None:
     """Drop a database with its slots, and end all its connections."""
     database.server.start()
     database.drop_slots()
-    Database(database.server, "postgres").execute(
-        sql.SQL("drop database {} with (force)").format(sql.Identifier(database.name))
-    )
+    wait_until(partial(_drop, database), f"database {database.name} to be dropped")
+
+
+def _drop(database: Database) -> bool:
+    statement = sql.SQL("drop database {} with (force)").format(sql.Identifier(database.name))
+    try:
+        Database(database.server, "postgres").execute(statement)
+    except psycopg2.errors.ObjectInUse:
+        # A temporary slot exists until its session has ended.
+        return False
+    return True
 
 
 @pytest.fixture

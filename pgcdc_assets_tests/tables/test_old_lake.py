@@ -149,6 +149,7 @@ def test_the_tables_of_an_old_lake_are_rebuilt_from_its_raw_zone(
     assert _contents(spark, landing) == before
 
 
+@pytest.mark.soak
 def test_the_tables_of_an_old_lake_follow_renamed_and_dropped_columns(
     spark: SparkSession, landing: Landing
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_row_against_the_owners_constraint_is_a_definite_error(
     assert DeltaTable(path).version() == version
 
 
+@pytest.mark.soak
 def test_a_table_with_mapped_names_takes_a_new_copy(spark: SparkSession, zone: RawZone) -> None:
     before = relation(column("id"), column("two words", "text"))
     after = relation(column("id"), column("three new words", "text", attnum=3))
@@ -127,7 +128,7 @@ def test_a_table_with_mapped_names_takes_a_new_copy(spark: SparkSession, zone: R
     assert "two words" not in spark.read.format("delta").load(path).columns
 
 
-@pytest.mark.parametrize("scd", [1, 2])
+@pytest.mark.parametrize("scd", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_column_that_is_renamed_in_its_case_alone_is_merged_after_a_new_copy(
     spark: SparkSession, zone: RawZone, scd: int
 ) -> None:

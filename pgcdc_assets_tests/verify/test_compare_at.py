@@ -70,7 +70,10 @@ def test_equal_after_the_copy_after_changes_and_before_they_are_merged(pipeline:
     assert not staging.exists() or not list(staging.iterdir())
 
 
-@pytest.mark.parametrize(("is_merged", "is_small"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    ("is_merged", "is_small"),
+    [pytest.param(True, True, marks=pytest.mark.soak), (False, True), (False, False)],
+)
 def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_merged: bool, is_small: bool
 ) -> None:

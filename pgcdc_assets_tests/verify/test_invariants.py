@@ -128,6 +128,7 @@ def tables(original: Merged, tmp_path: Path) -> Merged:
     return original.copied(tmp_path / "lake")
 
 
+@pytest.mark.soak
 def test_random_histories_keep_every_rule(original: Merged) -> None:
     part, whole = original.check_merged(2, BOTH), original.check_all(2, BOTH)
     assert part.row_count < whole.row_count

@@ -142,6 +142,7 @@ def test_a_merge_that_dies_before_it_filled_a_column_is_taken_up_by_the_next(
     assert pipeline.rows(columns="id, n, s") == [(1, None, "x"), (2, 6, None)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("tracked", "missing_in_history"), [(None, 3), (("v",), 0)], ids=["all", "one column"]
 )

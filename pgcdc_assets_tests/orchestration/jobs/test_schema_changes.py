@@ -234,6 +234,7 @@ def test_a_person_is_asked_for_a_change_that_the_merge_would_not_notice(
     assert orchestrated.equals_source("a")
 
 
+@pytest.mark.soak
 def test_a_sync_ends_while_schema_changes_continue(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_sync_ends_while_schema_changes_continue(
     assert len(resnapshots(orchestrated)) == 2
 
 
+@pytest.mark.soak
 def test_declared_tables_that_exchange_their_names_follow_the_names(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

@@ -154,6 +154,7 @@ def test_one_broken_table_fails_alone_and_is_merged_later(
     assert orchestrated.equals_source("b")
 
 
+@pytest.mark.soak
 def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

@@ -164,6 +164,7 @@ def test_each_stopped_table_is_explained(
     assert re.search(r"[\d.]+ MB of WAL and at most \d+ s behind the server", out)
 
 
+@pytest.mark.soak
 def test_a_table_that_cannot_be_copied_delays_neither_the_capture_nor_the_others(
     with_unpublished: Orchestrated, spark: SparkSession
 ) -> None:
@@ -324,6 +325,7 @@ def test_verify_compares_the_others_when_a_table_cannot_be_merged(
     assert "public.b" in printed.out
 
 
+@pytest.mark.soak
 def test_a_sync_follows_a_renamed_table_until_another_table_has_its_name(
     orchestrated: Orchestrated,
 ) -> None:

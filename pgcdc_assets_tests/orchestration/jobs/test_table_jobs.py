@@ -146,6 +146,7 @@ def test_a_rebuild_of_a_missing_table_is_an_error(
         assert sentence in (data.description or "")
 
 
+@pytest.mark.soak
 def test_maintenance_removes_old_windows_and_their_keys(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

@@ -185,8 +185,8 @@ def test_a_merge_folds_what_is_landed_while_it_runs(
     assert "every table is merged" in (continuing.tick("merges").skip_message or "")
 
 
+@pytest.mark.soak
 @pytest.mark.spark
-@pytest.mark.slow
 def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
     continuing: Orchestrated, spark: SparkSession
 ) -> None:

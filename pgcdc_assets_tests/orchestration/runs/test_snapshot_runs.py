@@ -65,6 +65,7 @@ def test_it_is_not_merged_until_the_copy_has_ended(
     assert A in merged(orchestrated.execute(request, "merge"))
 
 
+@pytest.mark.soak
 def test_a_run_requested_before_the_snapshot_skips_the_table_with_a_reason(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_copy_that_is_tried_again_copies_only_what_failed(
     assert materialized == {"public.a", "public.b"}
 
 
+@pytest.mark.soak
 def test_a_snapshot_that_another_process_merged_past_is_reported(
     orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,7 @@ def test_a_damaged_table_holds_up_neither_sensors_nor_status_nor_the_other_table
     assert any("STOPPED public.a" in line and "pgcdc rebuild t" in line for line in lines)
 
 
+@pytest.mark.soak
 def test_a_renamed_table_is_merged_and_copied_under_its_declared_name(
     orchestrated: Orchestrated,
     spark: SparkSession,
