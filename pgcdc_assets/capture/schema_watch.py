@@ -62,17 +62,19 @@ def poll_catalog(
 
 @dataclass(frozen=True)
 class Announcement:
-    """A relation version that the stream has announced first.
+    """A relation version that the stream has announced first, or that is not certain.
 
     Attributes:
         relation: the version.
-        before: the newest version before; None for a new OID.
+        before: the newest version before; None for a new OID; the same version if it is known.
         lsn: commit LSN of the announcing transaction.
+        doubt: why other columns of the table may be meant; empty if this is certain.
     """
 
     relation: Relation
     before: Relation | None
     lsn: Lsn
+    doubt: str = ""
 
 
 @dataclass
@@ -96,13 +98,18 @@ class SchemaWatch:
     warnings: list[str] = field(default_factory=list)
     _announced: list[Announcement] = field(default_factory=list, repr=False)
 
-    def register(self, relation: Relation, commit_lsn: Lsn) -> int:
-        """Register an announced relation, note a new version, and return the version's number."""
+    def register(self, relation: Relation, commit_lsn: Lsn, doubt: str = "") -> int:
+        """Register an announced relation, note a new version, and return the version's number.
+
+        Args:
+            doubt: why other columns of the table may be meant; the table then needs a snapshot.
+        """
         relations = self.zone.relations
-        known = relations.registered(self.epoch, relation.relation_id)
-        if not any(version.describes(relation) for version in known):
-            before = known[-1] if known else None
-            self._announced.append(Announcement(relation, before, commit_lsn))
+        known = [version for _, version in relations.registered(self.epoch, relation.relation_id)]
+        is_known = any(version.describes(relation) for version in known)
+        if doubt or not is_known:
+            before = relation if is_known else known[-1] if known else None
+            self._announced.append(Announcement(relation, before, commit_lsn, doubt))
         return relations.register(self.epoch, relation, commit_lsn)
 
     def record(self, conn: Connection | None) -> list[SchemaEvent]:
@@ -248,6 +255,9 @@ class _Events:
         for change in self._compare(one, before, now):
             if not any((e.change, e.columns) == (change.change, change.columns) for e in recorded):
                 yield self._event(one.lsn, table, oid, change, STREAM)
+        if one.doubt:
+            doubt = SchemaChangeFound(SchemaChange.COLUMNS_UNCERTAIN, (), one.doubt, True)
+            yield self._event(one.lsn, table, oid, doubt, STREAM)
         if one.before is None or one.before.name != relation.name:
             yield from self._recreated(one.lsn, relation, STREAM)
 

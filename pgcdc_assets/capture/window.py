@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
@@ -289,16 +290,22 @@ def _catalog(
     """Return the resolver of announced relations, which connects at the first announcement."""
     zone.relations.discard()
 
-    def registered(relation_id: int) -> list[Relation]:
-        return zone.relations.registered(window.epoch, relation_id)
+    look = cache(lambda: zone.definitions.read(window.epoch))
 
-    return CatalogResolver(settings, publication, registered)
+    def known(relation_id: int) -> list[tuple[Lsn, Relation]]:
+        seen = look().tables.get(relation_id)
+        looked = [] if seen is None else [(seen.lsn, seen.definition.relation)]
+        registered = zone.relations.registered(window.epoch, relation_id)
+        return sorted([*looked, *registered], key=lambda version: version[0])
+
+    return CatalogResolver(settings, publication, known)
 
 
 def _decoder(catalog: CatalogResolver, schema: SchemaWatch, window: LsnWindow) -> Decoder:
     def resolve(announced: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
-        relation = catalog.complete(announced, commit_lsn, xid)
-        return relation, schema.register(relation, commit_lsn)
+        completed = catalog.complete(announced, commit_lsn, xid)
+        version = schema.register(completed.relation, commit_lsn, completed.doubt)
+        return completed.relation, version
 
     return Decoder(resolve, window.end, window.start)
 

@@ -16,6 +16,7 @@ import psycopg2.errors
 from pgcdc_assets.errors import ConnectionLost
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import complete_type, read_relations
+from pgcdc_assets.postgres.column_places import Attributes, find_places, read_attributes
 from pgcdc_assets.postgres.connection import ConnectionSettings, connect, sorted_failures
 from pgcdc_assets.postgres.publication import read_members
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
@@ -29,6 +30,11 @@ _PURPOSE = "catalog"
 
 _Answer = TypeVar("_Answer")
 
+_DOUBT = (
+    "A column was dropped, and another one may have its name: which of the two the values of a "
+    "transaction belong to is not certain."
+)
+
 # A column of which the catalog has no facts.
 _UNKNOWN = Column("", 0)
 
@@ -37,6 +43,7 @@ def complete_relation(
     announced: Relation,
     catalog: Mapping[int, Relation],
     types: Mapping[int, ResolvedType] | None = None,
+    attnums: Sequence[int | None] | None = None,
 ) -> Relation:
     """Return an announced relation completed from the catalog.
 
@@ -48,73 +55,86 @@ def complete_relation(
         announced: the relation of the message.
         catalog: relations by OID with all their columns.
         types: resolved types by OID, for columns whose type has changed since the message.
+        attnums: the attnums of the announced columns; None: those of the columns' names.
     """
     current = catalog.get(announced.relation_id)
-    known = {} if current is None else {column.name: column for column in current.columns}
-    numbered = {column.attnum: column for column in known.values()}
-    attnums = _match_attnums(announced.columns, known)
+    known = () if current is None else current.columns
+    numbered = {column.attnum: column for column in known}
+    alike = {(column.type_oid, column.typmod): column for column in known}
+    if attnums is None:
+        attnums = _match_attnums(announced.columns, {column.name: column for column in known})
     columns = []
     for column, attnum in zip(announced.columns, attnums, strict=True):
-        same = known.get(column.name)
-        missing = None
-        if same is not None and (same.type_oid, same.typmod) == (column.type_oid, column.typmod):
-            completed = replace(same, is_key=column.is_key, attnum=attnum)
-            missing = same.missing if attnum == same.attnum else None
-        else:
-            completed = complete_type(replace(column, attnum=attnum), types or {})
         # Of a column that was dropped and added again, the catalog has the later column's facts.
         facts = _UNKNOWN if attnum is None else numbered.get(attnum, _UNKNOWN)
+        is_same_type = (facts.type_oid, facts.typmod) == (column.type_oid, column.typmod)
+        typed = alike.get((column.type_oid, column.typmod))
+        if typed is not None:
+            completed = replace(typed, name=column.name, is_key=column.is_key, attnum=attnum)
+        else:
+            completed = complete_type(replace(column, attnum=attnum), types or {})
         columns.append(
             replace(
                 completed,
-                missing=missing,
+                missing=facts.missing if is_same_type else None,
                 has_default=facts.has_default,
                 not_null=facts.not_null,
                 generated=facts.generated,
                 identity=facts.identity,
             )
         )
-    primary_key = () if current is None else current.primary_key
-    if not set(primary_key) <= {column.name for column in columns}:
-        primary_key = ()
     return replace(
         announced,
         columns=tuple(columns),
-        primary_key=primary_key,
+        primary_key=_primary_key(columns, current),
         attribute_count=_attribute_count(columns, current),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An announced relation, completed.
+
+    Attributes:
+        relation: the relation.
+        doubt: why other columns of the catalog may be meant, as a sentence; empty if this is
+            certain.
+    """
+
+    relation: Relation
+    doubt: str = ""
 
 
 class CatalogResolver:
     """Resolver of the relations that a stream announces, with a connection of its own.
 
     The catalog may be newer than the message, because capture may read a backlog long after an
-    ALTER TABLE. The resolver then prefers a registered version with the announced names and types,
-    if the columns of this version still existed when the announcing transaction wrote.
+    ALTER TABLE. The places of the columns decide which columns are meant (see `column_places`).
 
     Args:
         settings: the source database.
         publication: the publication that the stream sends.
-        registered: function that returns a relation's registered versions by OID, oldest first.
+        known: function that returns the known versions of a relation by OID, oldest first, each
+            with an LSN from which on it was so.
 
     Attributes:
-        warnings: counts of uncertain results, by description.
+        warnings: counts of names that cannot be read, by description.
     """
 
     def __init__(
         self,
         settings: ConnectionSettings,
         publication: str,
-        registered: Callable[[int], Sequence[Relation]] = lambda relation_id: (),
+        known: Callable[[int], Sequence[tuple[Lsn, Relation]]] = lambda relation_id: (),
     ) -> None:
         self._settings = settings
         self._publication = publication
-        self._registered = registered
+        self._known = known
         self._catalog: dict[int, _CatalogEntry] = {}
         self._connection: Connection | None = None
         self.warnings: Counter[str] = Counter()
 
-    def complete(self, announced: Relation, commit_lsn: Lsn, xid: int) -> Relation:
+    def complete(self, announced: Relation, commit_lsn: Lsn, xid: int) -> Completion:
         """Return one announced relation, completed.
 
         Args:
@@ -129,50 +149,33 @@ class CatalogResolver:
         entry = self._catalog.get(oid)
         if entry is None or entry.lsn <= commit_lsn or not _has_types(announced, entry.relation):
             entry = self._query(lambda conn: self._read(conn, announced))
-        catalog = {} if entry.relation is None else {oid: entry.relation}
-        completed = complete_relation(announced, catalog, entry.types)
-        for version in reversed(self._registered(oid)):
-            if _as_announced(version) != announced:
-                continue
-            if _attnums(version) == _attnums(completed):
-                return completed if all(c.type for c in completed.columns) else version
-            if self._was_valid(version, completed, entry.relation, xid):
-                return version
-        return completed
+        versions = self._known(oid)
+        known = [version for _, version in versions]
+        same = [version for version in known if _as_announced(version) == announced]
+        current = entry.relation
+        if current is None:
+            return Completion(same[-1] if same else complete_relation(announced, {}, entry.types))
+        earlier = [version for lsn, version in versions if lsn <= commit_lsn]
+        places = find_places(announced.columns, current, entry.attributes, known, earlier, xid)
+        attnums = None if places is None else places.attnums
+        completed = complete_relation(announced, {oid: current}, entry.types, attnums)
+        if places is None and same and None in _attnums(completed):
+            return Completion(same[-1])
+        highest = max((column.attnum or 0 for column in completed.columns), default=0)
+        if entry.attributes.may_exceed(highest, xid):
+            completed = replace(completed, attribute_count=None)
+        doubt = "" if places is None or places.is_certain else _DOUBT
+        if not all(column.type for column in completed.columns):
+            for version in reversed(same):
+                if _attnums(version) == _attnums(completed):
+                    return Completion(version, doubt)
+        return Completion(completed, doubt)
 
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    def _was_valid(
-        self, version: Relation, completed: Relation, current: Relation | None, xid: int
-    ) -> bool:
-        """Return whether a transaction wrote while a table had the columns of `version`.
-
-        ALTER TABLE waits for transactions that have written to the table. A transaction that wrote
-        before the ALTER TABLE therefore has a lower id. The `xmin` of a row of pg_attribute is the
-        id of the transaction that last changed the column.
-        """
-        if current is None:
-            return True
-        there = {column.attnum: column.name for column in current.columns}
-        moved = [c for c in version.columns if c.attnum and there.get(c.attnum) != c.name]
-        changed_by = self._query(lambda conn: _read_changers(conn, version.relation_id))
-        is_certain = None not in _attnums(completed)
-        for column in moved:
-            changer = changed_by.get(column.attnum or 0)
-            if changer is None or _precedes(xid, changer):
-                continue
-            if column.attnum not in there or is_certain:
-                if xid == changer:
-                    self.warnings[
-                        f"{version.qualified_name}: one transaction altered the table and wrote "
-                        "rows; which of two versions of the columns the rows have is not certain"
-                    ] += 1
-                return False
-        return True
 
     def _read(self, conn: Connection, announced: Relation) -> _CatalogEntry:
         """Read the entry of a relation. The first call reads all tables of the publication."""
@@ -187,7 +190,11 @@ class CatalogResolver:
             relations = read_relations(conn, wanted)
         except psycopg2.errors.CharacterNotInRepertoire:
             relations = self._read_legible(conn, wanted)
-        self._catalog |= {oid: _CatalogEntry(lsn, relations.get(oid)) for oid in wanted}
+        attributes = read_attributes(conn, self._publication, list(relations))
+        self._catalog |= {
+            oid: _CatalogEntry(lsn, relations.get(oid), attributes.get(oid, Attributes()))
+            for oid in wanted
+        }
         entry = self._catalog[announced.relation_id]
         if not _has_types(announced, entry.relation):
             with contextlib.suppress(psycopg2.errors.CharacterNotInRepertoire):
@@ -229,12 +236,28 @@ class _CatalogEntry:
     Attributes:
         lsn: the server's current LSN before the catalog query.
         relation: None if the relation does not exist.
+        attributes: its columns, dropped ones included.
         types: types of announced columns that the relation no longer has.
     """
 
     lsn: Lsn
     relation: Relation | None
+    attributes: Attributes = field(default_factory=Attributes)
     types: Mapping[int, ResolvedType] = field(default_factory=dict)
+
+
+def _primary_key(announced: Sequence[Column], current: Relation | None) -> tuple[str, ...]:
+    """Return the announced names of the primary key's columns; empty if one is not announced."""
+    if current is None:
+        return ()
+    attnums = {column.name: column.attnum for column in current.columns}
+    names = {column.attnum: column.name for column in announced if column.attnum is not None}
+    unmatched = {column.name for column in announced if column.attnum is None}
+    key = tuple(
+        name if name in unmatched else names.get(attnums.get(name) or 0, "")
+        for name in current.primary_key
+    )
+    return key if all(key) else ()
 
 
 def _attribute_count(announced: Sequence[Column], current: Relation | None) -> int | None:
@@ -266,22 +289,6 @@ def _as_announced(relation: Relation) -> Relation:
 
 def _attnums(relation: Relation) -> list[int | None]:
     return [column.attnum for column in relation.columns]
-
-
-def _read_changers(conn: Connection, relation_id: int) -> dict[int, int]:
-    """Return the id of the transaction that last changed each column, by attnum, dropped or not."""
-    with conn.cursor() as cursor:
-        cursor.execute(
-            "select attnum, xmin::text::bigint from pg_attribute where attrelid = %s::oid "
-            "and attnum > 0",
-            (relation_id,),
-        )
-        return dict(cursor.fetchall())
-
-
-def _precedes(xid: int, other: int) -> bool:
-    """Return whether `xid` is older, modulo 2^32 (TransactionIdPrecedes in transam.c)."""
-    return (xid - other) % 2**32 >= 2**31
 
 
 def _match_attnums(announced: Sequence[Column], known: Mapping[str, Column]) -> list[int | None]:

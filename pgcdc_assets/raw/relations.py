@@ -61,9 +61,12 @@ class RelationRegistry:
         found = [version for version in stored if version.epoch == epoch]
         return sorted(found, key=lambda v: (v.relation.relation_id, v.version))
 
-    def registered(self, epoch: int, relation_id: int) -> list[Relation]:
-        """Return the versions of a relation, oldest first, versions before `flush` included."""
-        return [version.relation for version in self._versions_of(epoch, relation_id)]
+    def registered(self, epoch: int, relation_id: int) -> list[tuple[Lsn, Relation]]:
+        """Return the versions of a relation, oldest first, each with its first LSN.
+
+        Versions before `flush` are included.
+        """
+        return [(each.lsn, each.relation) for each in self._versions_of(epoch, relation_id)]
 
     def register(self, epoch: int, relation: Relation, lsn: Lsn) -> int:
         """Return the version number of a relation's schema, a new number for a new schema.

@@ -38,6 +38,7 @@ class SchemaChange(enum.StrEnum):
     COLUMN_ADDED = "column_added"
     COLUMN_DROPPED = "column_dropped"
     COLUMN_RENAMED = "column_renamed"
+    COLUMNS_UNCERTAIN = "columns_uncertain"
     TYPE_WIDENED = "type_widened"
     TYPE_CHANGED = "type_changed"
     KEY_CHANGED = "key_changed"

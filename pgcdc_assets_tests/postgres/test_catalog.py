@@ -10,7 +10,11 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import published_relations, published_tables
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.relation_resolver import CatalogResolver, complete_relation
+from pgcdc_assets.postgres.relation_resolver import (
+    CatalogResolver,
+    Completion,
+    complete_relation,
+)
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.database import Database
@@ -128,8 +132,9 @@ def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Data
     assert captured.relations.keys() == {f"public.{table}" for table in tables}
     assert captured.relations.keys() <= published.keys()
     resolver = CatalogResolver(database.settings(), "pub")
+    xid = database.value("select pg_current_xact_id()::text::bigint")
     for name, announced in captured.relations.items():
-        assert resolver.complete(announced, NEVER, 3) == published[name], name
+        assert resolver.complete(announced, NEVER, xid) == Completion(published[name]), name
         assert (
             complete_relation(announced, {announced.relation_id: published[name]})
             == published[name]
@@ -159,7 +164,7 @@ def test_a_publication_of_a_schema_and_column_lists_are_honoured(database: Datab
         database, "insert into b.two values (1, 'x', 'y')", publication="with_columns"
     )
     resolver = CatalogResolver(database.settings(), "with_columns")
-    assert resolver.complete(captured.relations["b.two"], NEVER, 3) == relation
+    assert resolver.complete(captured.relations["b.two"], NEVER, 3).relation == relation
 
 
 @pytest.mark.postgres
@@ -206,15 +211,15 @@ def test_an_old_announcement_is_completed_from_a_newer_catalog(database: Databas
         before,
         columns=tuple(Column(c.name, c.type_oid, c.typmod, c.is_key) for c in before.columns),
     )
-    completed = resolver.complete(announced, NEVER, 3)
+    completed = resolver.complete(announced, NEVER, 3).relation
     assert [(c.name, c.attnum, c.base_type) for c in completed.columns] == [
         ("id", 1, "int4"),
         ("a", 2, "int4"),
-        ("b", None, "public.mood"),
-        ("c", None, "text"),
+        ("b", 3, "public.mood"),
+        ("c", 4, "text"),
     ]
     database.execute("drop table t; drop type mood")
-    gone = CatalogResolver(database.settings(), "pub").complete(announced, NEVER, 3)
+    gone = CatalogResolver(database.settings(), "pub").complete(announced, NEVER, 3).relation
     assert [(c.name, c.attnum, c.type) for c in gone.columns] == [
         ("id", None, "integer"),
         ("a", None, "integer"),
