@@ -96,19 +96,33 @@ def test_a_table_takes_the_capture_s_policy_for_schema_changes_unless_it_has_its
 
 def test_types_of_columns_are_read_without_blanks_and_kept_as_json() -> None:
     types = {"a": "decimal( 20, 5)", "b": "map<string, string>", "c": "Variant", "d": "STRING"}
+    types["e"] = " struct<months  int, days:INT,\tmicroseconds : bigint >"
     table = CdcTable.parse("shop.orders", types=types)
     assert table.types == {
         "a": "DECIMAL(20,5)",
         "b": "MAP<STRING,STRING>",
         "c": "VARIANT",
         "d": "STRING",
+        "e": "STRUCT<MONTHS INT,DAYS INT,MICROSECONDS BIGINT>",
     }
     capture = CdcCapture("shop", "pub", (table,))
     assert read_capture_settings(write_capture_settings(capture)) == capture
     assert hash(table) == hash(CdcTable.parse("shop.orders"))
 
 
-@pytest.mark.parametrize("ddl", ["INTERVAL", "DECIMAL(39,0)", "DECIMAL(5,6)", "DECIMAL", "", "INT"])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "INTERVAL",
+        "INTERVAL DAY TO SECOND",
+        "STRUCT<a INT>",
+        "DECIMAL(39,0)",
+        "DECIMAL(5,6)",
+        "DECIMAL",
+        "",
+        "INT",
+    ],
+)
 def test_another_type_of_a_column_is_refused(ddl: str) -> None:
     with pytest.raises(ConfigurationError, match="types gives column a the type"):
         CdcTable.parse("shop.orders", types={"a": ddl})

@@ -53,7 +53,8 @@ def table_properties(schema: TableSchema) -> dict[str, str]:
         properties[COMMENTS] = digests_text(comments | {schema.description} - {""})
     if schema.chosen_types:
         properties[CHOSEN_TYPES] = json.dumps(schema.chosen_types, sort_keys=True)
-    width = len(schema.fields) + len(schema.system)
+    # The parts of a struct count one by one.
+    width = sum(1 + field.type.ddl.count(":") for field in schema.fields) + len(schema.system)
     if width > _WITH_STATISTICS:
         # Without it, the check of a merge's rows would read all files of a wide table.
         properties["delta.dataSkippingNumIndexedCols"] = str(width)

@@ -283,4 +283,7 @@ def _type_name(kind: Any) -> str:
         return f"array<{_type_name(kind.element_type)}>"
     if name == "map":
         return f"map<{_type_name(kind.key_type)},{_type_name(kind.value_type)}>"
+    if name == "struct":
+        parts = (f"{field.name}:{_type_name(field.type)}" for field in kind.fields)
+        return f"struct<{','.join(parts)}>"
     return _SQL_NAMES.get(str(name or kind), str(name or kind))

@@ -128,6 +128,9 @@ def _ddl(kind: Any) -> str:
             return f"array<{_ddl(kind['elementType'])}>"
         if kind["type"] == "map":
             return f"map<{_ddl(kind['keyType'])}, {_ddl(kind['valueType'])}>"
+        if kind["type"] == "struct":
+            parts = (f"{field['name']}: {_ddl(field['type'])}" for field in kind["fields"])
+            return f"struct<{', '.join(parts)}>"
         return str(kind["type"])
     return {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}.get(
         kind, str(kind)

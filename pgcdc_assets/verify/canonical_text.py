@@ -82,6 +82,8 @@ def _chosen_text(form: Form, kind: str, value: str, column: Column) -> str | Non
         return f"hex({value})"
     if kind == "map<string,string>":
         return _hstore(value)
+    if kind == "struct<months:int,days:int,microseconds:bigint>":
+        return _interval(value)
     return spark_text(kind, value)
 
 
@@ -106,6 +108,38 @@ def _hstore(value: str) -> str:
         f"coalesce({quoted('e.value')}, 'NULL')))"
     )
     return f"array_join({pairs}, ', ')"
+
+
+def _interval(value: str) -> str:
+    """Write an interval's parts as EncodeInterval does (src/backend/utils/adt/datetime.c).
+
+    A part after a negative one shows its plus sign.
+    """
+    months, days, time = (f"{value}.{part}" for part in ("months", "days", "microseconds"))
+
+    def counted(number: str, unit: str, sign: str = "''") -> str:
+        shown = f"concat({sign}, {number}, ' {unit}', IF({number} = 1, '', 's'))"
+        return f"IF({number} = 0, NULL, {shown})"
+
+    def digits(number: str, count: int = 2) -> str:
+        return f"lpad({number}, greatest({count}, length({number})), '0')"
+
+    after = f"({days} < 0 OR ({days} = 0 AND {months} < 0))"
+    sign = f"CASE WHEN {time} < 0 THEN '-' WHEN {after} THEN '+' ELSE '' END"
+    fraction = f"rtrim('0', {digits(f'abs({time} % 1000000)', 6)})"
+    clock = (
+        f"concat({sign}, {digits(f'abs({time} div 3600000000)')}, ':', "
+        f"{digits(f'abs({time} div 60000000 % 60)')}, ':', "
+        f"{digits(f'abs({time} div 1000000 % 60)')}, IF({time} % 1000000 = 0, '', "
+        f"concat('.', {fraction})))"
+    )
+    parts = [
+        counted(f"({months} div 12)", "year"),
+        counted(f"({months} % 12)", "mon"),
+        counted(days, "day", f"IF({days} > 0 AND {months} < 0, '+', '')"),
+        f"IF({time} = 0 AND ({months} <> 0 OR {days} <> 0), NULL, {clock})",
+    ]
+    return f"IF({value} IS NULL, NULL, concat_ws(' ', {', '.join(parts)}))"
 
 
 def spark_text(kind: str, value: str) -> str | None:

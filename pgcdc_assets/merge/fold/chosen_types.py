@@ -16,6 +16,7 @@ from typing import Any
 from pgcdc_assets.errors import MergeConflict, SchemaChangeError
 from pgcdc_assets.merge.fold.table_schema import TEXT, DeltaType, Field, TableSchema
 from pgcdc_assets.protocol.relation import Column
+from pgcdc_assets.settings import INTERVAL_PARTS
 from pgcdc_assets.tables.properties import CHOSEN_TYPES
 
 # Default types whose values give the text that Postgres printed.
@@ -30,6 +31,12 @@ _DECIMAL = re.compile(r"DECIMAL\((\d+),(\d+)\)")
 # costs no stack.
 _INSIDE = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _PAIR = rf'(?s)"({_INSIDE})"=>(NULL|"{_INSIDE}")'
+
+# Years, months, days, and the sign, hours, minutes, seconds and fraction of an interval's text.
+_INTERVAL = (
+    r"(?:([+-]?\d+) years?)? ?(?:([+-]?\d+) mons?)? ?(?:([+-]?\d+) days?)? ?"
+    r"(?:([+-]?)(\d+):(\d\d):(\d\d)(?:[.](\d{1,6}))?)?"
+)
 
 # A number with more digits than a DECIMAL, or with an exponent: a VARIANT would hold a double.
 _INEXACT_NUMBER = r"[0-9.]{39}|[0-9][eE]"
@@ -119,7 +126,7 @@ def _changed(
         before = types.get(field.name)
         if before is None:
             continue
-        is_chosen_only = before.startswith(("MAP", "VARIANT"))
+        is_chosen_only = before.startswith(("MAP", "VARIANT", "STRUCT"))
         if known.get(field.name) != field.chosen or (is_chosen_only and field.chosen is None):
             yield field, before
 
@@ -133,7 +140,8 @@ def _ddl(kind: Any) -> str:
         return f"ARRAY<{_ddl(kind['elementType'])}>"
     if kind["type"] == "map":
         return f"MAP<{_ddl(kind['keyType'])}, {_ddl(kind['valueType'])}>"
-    return "STRUCT"
+    parts = (f"{field['name']}: {_ddl(field['type'])}" for field in kind["fields"])
+    return f"STRUCT<{', '.join(parts)}>"
 
 
 def chosen_type(column: Column, ddl: str) -> DeltaType | None:
@@ -161,7 +169,8 @@ def choices(column: Column) -> list[str]:
     found = ["STRING"]
     if column.element_type is None:
         found += ["DECIMAL(p,s)"] if column.base_type == "numeric" else []
-        found += [ddl for _, ddl in _CHOICES if chosen_type(column, ddl) is not None]
+        chosen = (chosen_type(column, ddl) for _, ddl in _CHOICES)
+        found += [each.ddl for each in chosen if each is not None]
     return list(dict.fromkeys(found))
 
 
@@ -214,9 +223,31 @@ def _ewkb(text: str) -> str:
     return f"unhex({text})"
 
 
+def _interval(text: str) -> str:
+    """Write the parts of an interval such as `1 year -2 mons +3 days -04:05:06.7`."""
+
+    def number(group: int) -> str:
+        digits = f"nullif(regexp_extract({text}, r'^{_INTERVAL}$', {group}), '')"
+        return f"coalesce(CAST({digits} AS BIGINT), 0L)"
+
+    fraction = f"rpad(regexp_extract({text}, r'^{_INTERVAL}$', 8), 6, '0')"
+    seconds = f"{number(6)} * 60 + {number(7)}"
+    # The sign is that of each part, since the least number of microseconds is no negative of one.
+    sign = f"IF(regexp_extract({text}, r'^{_INTERVAL}$', 4) = '-', -1L, 1L)"
+    parts = (
+        f"'months', {number(1)} * 12 + {number(2)}, 'days', {number(3)}, 'microseconds', "
+        f"{sign} * {number(5)} * 3600000000 + "
+        f"{sign} * (({seconds}) * 1000000 + CAST({fraction} AS BIGINT))"
+    )
+    typed = f"CAST(named_struct({parts}) AS {_INTERVAL_DDL})"
+    return f"IF({text} <> '' AND {text} RLIKE r'^{_INTERVAL}$', {typed}, NULL)"
+
+
 def _choice(ddl: str, expression: Callable[[str], str], *, may_rescue: bool = False) -> DeltaType:
     return DeltaType(ddl, expression, may_rescue=may_rescue)
 
+
+_INTERVAL_DDL = "STRUCT<months: INT, days: INT, microseconds: BIGINT>"
 
 _CHOICES: dict[tuple[str, str], DeltaType] = {
     ("numeric", "DOUBLE"): _choice("DOUBLE", _double, may_rescue=True),
@@ -225,6 +256,7 @@ _CHOICES: dict[tuple[str, str], DeltaType] = {
     ("hstore", "MAP<STRING,STRING>"): _choice("MAP<STRING, STRING>", _map, may_rescue=True),
     ("vector", "ARRAY<FLOAT>"): _choice("ARRAY<FLOAT>", _floats),
     ("halfvec", "ARRAY<FLOAT>"): _choice("ARRAY<FLOAT>", _floats),
+    ("interval", INTERVAL_PARTS): _choice(_INTERVAL_DDL, _interval, may_rescue=True),
     ("geometry", "BINARY"): _choice("BINARY", _ewkb),
     ("geography", "BINARY"): _choice("BINARY", _ewkb),
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.demo.server import EmbeddedServer
@@ -24,12 +27,20 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Comparison, compare_tables
 from pgcdc_assets_tests.support.database import create_database, drop_database
+from pgcdc_assets_tests.support.merge.draw_values import draw_interval
 from pgcdc_assets_tests.support.merge.history import column, relation
 from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 from pgcdc_assets_tests.support.servers import asked_versions
 from pgcdc_assets_tests.support.verify.comparison import moment_of
 
 RESCUED = object()
+# The parts of an interval, as the source extracts them.
+PARTS = object()
+_PARTS = (
+    "select id, format('{%s, %s, %s}', (extract(year from i) * 12 + extract(month from i))::int, "
+    "extract(day from i), (extract(hour from i) * 3600000000 + extract(minute from i) * 60000000 "
+    "+ extract(microseconds from i))::bigint) from t"
+)
 _DIGITS = "1234567890" * 4
 
 # Column, Postgres type, chosen type, values as SQL literals, each with what Spark shows.
@@ -82,12 +93,34 @@ BUILTIN: Cases = (
     ("b", "jsonb", "VARIANT", (("""'{"k":"ü"}'""", '{"k":"ü"}'), ("'123456789'", "123456789"))),
     ("s", "timestamp", "STRING", (("'infinity'", "infinity"),)),
     ("a", "text[]", "string", (("'{{a},{b}}'", "{{a},{b}}"), ("'{}'", "{}"))),
+    (
+        "i",
+        "interval",
+        "struct< months INT, days : int,microseconds  bigint >",
+        tuple(
+            (f"interval '{text}' - interval '0.000001 s'", PARTS)
+            for text in (
+                "0",
+                "0.000001",
+                "1 year 2 mons 3 days 04:05:06.7",
+                "-1 year 2 mons -3 days +04:05:06.700001",
+                "1 year -1 day",
+                "-1 mons +1 day -00:00:00.000001",
+                "-1 mons +00:00:01",
+                "-178956970 years -8 mons -2147483647 days -2562047788:00:54.775807",
+                "-2562047788:00:54.775807",
+                "178956970 years 7 mons 2147483647 days 2562047788:00:54.775806",
+            )
+        ),
+    ),
     # Chosen later.
     ("later", "numeric", "", (("'2.50'", "2.50"), ("'2.505'", "2.505"))),
 )
+_ENDLESS = (("'infinity'", RESCUED), ("'-infinity'", RESCUED), ("'1 day'", "{0, 1, 0}"))
 OF_VERSIONS: dict[int, Cases] = {
     18: (
         ("v", "vector(3)", "ARRAY<FLOAT>", (("'[1,-2.5,3e-05]'", "[1.0, -2.5, 3.0E-5]"),)),
+        ("x", "interval", "STRUCT<months:int,days:int,microseconds:bigint>", _ENDLESS),
         ("w", "halfvec", "array< float >", (("'[65504,-0]'", "[65504.0, -0.0]"),)),
     ),
     15: (
@@ -110,7 +143,7 @@ OF_VERSIONS: dict[int, Cases] = {
         ),
     ),
 }
-_EXTENSIONS = ("vector", "hstore", "postgis")
+_EXTENSIONS = ("vector", "hstore", "ltree", "postgis")
 
 
 @pytest.fixture
@@ -156,11 +189,17 @@ def _shown(pipeline: Pipeline, scd: int, column: str, chosen: str) -> dict[tuple
 @pytest.mark.spark
 @pytest.mark.every_pg
 def test_values_have_the_chosen_type_or_are_rescued(
-    pipeline: Pipeline, server: EmbeddedServer, request: pytest.FixtureRequest
+    pipeline: Pipeline, server: EmbeddedServer, request: pytest.FixtureRequest, seed: int
 ) -> None:
     """G1, G6, G7, G8: and a changed choice has a defined result."""
     (there,) = pipeline.database.query("select array_agg(extname::text) from pg_extension")
-    cases = [*BUILTIN]
+    drawn = random.Random(seed)
+    cases = [
+        (*case[:3], (*case[3], *((f"'{draw_interval(drawn)}'", PARTS) for _ in range(3))))
+        if case[1] == "interval"
+        else case
+        for case in BUILTIN
+    ]
     for case in OF_VERSIONS.get(server.version, ()):
         if {"vector(3)": "vector", "halfvec": "vector", "geometry": "postgis"}.get(
             case[1], case[1]
@@ -182,11 +221,14 @@ def test_values_have_the_chosen_type_or_are_rescued(
     assert _merge(pipeline, target) == []
     for name, declared, chosen, values in cases:
         texts = dict(pipeline.database.query(f"select id, format('%s', {name}) from t"))
+        parts = dict(pipeline.database.query(_PARTS))
         for scd in (1, 2):
             found = _shown(pipeline, scd, name, chosen)
             for row, (literal, expected) in enumerate(values):
                 for row_id in (row, row + 100):
-                    wanted = (None, texts[row_id]) if expected is RESCUED else (expected, None)
+                    wanted = (parts[row_id] if expected is PARTS else expected, None)
+                    if expected is RESCUED:
+                        wanted = (None, texts[row_id])
                     assert found[row_id,] == wanted, (declared, literal)
 
     # An update that changes nothing else opens one version, and none is opened for a MAP.
@@ -246,12 +288,77 @@ def _check_changed_settings(pipeline: Pipeline, target: CdcTable) -> None:
     assert _merge(pipeline, replace(target, types=fewer)) == []
 
 
+# Column, Postgres type, chosen type, and the SQL of a value over rows `i`.
+_LARGE = (
+    ("j", "jsonb", "VARIANT", "jsonb_object_agg(i, md5(i::text))"),
+    ("twice", "json", "VARIANT", "('{' || string_agg('\"a\":' || i, ',') || '}')::json"),
+    ("wide", "numeric", "DOUBLE", "(string_agg((i * 7919)::text, '') || '.5')::numeric"),
+    ("h", "hstore", "", "string_agg(format('%s=>\"%s\"', i, md5(i::text)), ',')::hstore"),
+    ("m", "hstore", "MAP<STRING,STRING>", "hstore(array_agg(i::text), array_agg(md5(i::text)))"),
+    ("l", "ltree", "", "string_agg(md5(i::text), '.')::ltree"),
+    ("g", "geometry", "BINARY", "st_makeline(st_makepoint(i, random()) order by i)"),
+    ("v", "vector", "ARRAY<FLOAT>", "array_agg(i::real)::vector"),
+    ("s", "sparsevec", "", "array_agg(i::real)::vector::sparsevec"),
+)
+_OF_EXTENSION = {
+    "hstore": "hstore",
+    "ltree": "ltree",
+    "geometry": "postgis",
+    "vector": "vector",
+    "sparsevec": "vector",
+}
+
+
+@pytest.mark.postgres
+@pytest.mark.spark
+@pytest.mark.every_pg
+def test_unchanged_toast_of_chosen_and_extension_types_stays(pipeline: Pipeline) -> None:
+    """D7: by an update of the row, and by an update of its key, in SCD1 and SCD2."""
+    found = {name for (name,) in pipeline.database.query("select extname::text from pg_extension")}
+    columns = [each for each in _LARGE if _OF_EXTENSION.get(each[1]) in {None, *found}]
+    declared = ", ".join(f"{name} {kind}" for name, kind, *_ in columns)
+    external = ", ".join(f"alter {name} set storage external" for name, *_ in columns)
+    values = ", ".join(value for *_, value in columns)
+    pipeline.start(
+        f"create table t (id int primary key, n int, {declared})",
+        f"alter table t {external}",
+        f"insert into t select 1, 0, {values} from generate_series(1, 1500) i",
+    )
+    target = CdcTable.parse(
+        "public.t", (1, 2), types={name: chosen for name, _, chosen, _ in columns if chosen}
+    )
+    pipeline.database.execute("update t set n = 1")
+    pipeline.database.execute("update t set id = 2, n = 2")
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        assert _merge(pipeline, target) == []
+        settings = pipeline.database.settings()
+        (compared,) = compare_tables(
+            pipeline.spark, settings, pipeline.zone, PUBLICATION, [target], moment
+        )
+    assert isinstance(compared, Comparison) and compared.is_equal, compared
+    changes = DeltaTable(pipeline.zone.changes.table.uri).scan(columns=["op", "unchanged"])
+    rows = [row for batch in changes for row in pa.record_batch(batch).to_pylist()]
+    unchanged = [row["unchanged"] for row in rows if row["op"] == "U"]
+    assert unchanged == [list(range(2, len(columns) + 2))] * 2
+    for name, _, chosen, _ in columns:
+        before = _shown(pipeline, 2, name, chosen)[1,]
+        assert before != (None, None)
+        assert (before[1] is not None) == (name in ("twice", "wide"))
+        assert [_shown(pipeline, scd, name, chosen)[2,] for scd in (1, 2)] == [before] * 2
+
+
 @pytest.mark.parametrize(
     ("described", "ddl", "sentence"),
     [
         (column("v", "int4"), "VARIANT", r"column \"v\" \(int4\), which can be STRING\."),
         (column("v", "numeric"), "BINARY", r"STRING or DECIMAL\(p,s\) or DOUBLE\."),
         (column("v", "_numeric", element_type="numeric"), "DOUBLE", r"which can be STRING\."),
+        (
+            column("v", "interval"),
+            "BINARY",
+            r"can be STRING or STRUCT<months: INT, days: INT, microseconds: BIGINT>\.",
+        ),
         (column("v", "shop.hstore", kind="e"), "MAP<STRING,STRING>", r"which can be STRING\."),
         (column("id", "numeric"), "DOUBLE", r"part of the key\), which can be STRING\."),
     ],
