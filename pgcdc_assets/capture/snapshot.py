@@ -130,9 +130,9 @@ def snapshot_each_table(
         on_progress: called after each range of a large table.
     """
     zone.lake.check_writable()
-    settings = _limited(settings, policy)
+    settings = limit_waits(settings, policy)
     with contextlib.ExitStack() as open_snapshot:
-        epoch, snapshot = _establish(
+        epoch, snapshot = establish_epoch(
             settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot
         )
         with query_connection(settings, "snapshot") as conn:
@@ -140,7 +140,7 @@ def snapshot_each_table(
             # between the slot's snapshot and the copy.
             poll_catalog(conn, zone, tables or (), publication)
             wanted = _wanted(conn, zone, epoch, publication, tables)
-        read_again = partial(_read_wanted, settings, zone, epoch, publication)
+        read_again = partial(read_wanted, settings, zone, epoch, publication)
         if snapshot is None and relation_ids(wanted):
             snapshot, wanted = export_later(
                 settings, slot, wanted, partial(read_again, tables), open_snapshot
@@ -167,7 +167,8 @@ def snapshot_each_table(
                 return
 
 
-def _limited(settings: ConnectionSettings, policy: SnapshotPolicy) -> ConnectionSettings:
+def limit_waits(settings: ConnectionSettings, policy: SnapshotPolicy) -> ConnectionSettings:
+    """Return connection settings with the policy's limit of waits for locks."""
     seconds = policy.lock_timeout_seconds
     if seconds is None:
         return settings
@@ -226,7 +227,7 @@ class _Copies:
         )
 
 
-def _establish(
+def establish_epoch(
     settings: ConnectionSettings,
     zone: RawZone,
     slot: str,
@@ -324,13 +325,14 @@ def _check_slot(
         )
 
 
-def _read_wanted(
+def read_wanted(
     settings: ConnectionSettings,
     zone: RawZone,
     epoch: int,
     publication: str,
     tables: Sequence[TableName] | None,
 ) -> list[PublishedTable | SnapshotFailure]:
+    """Read the tables to copy from the catalog; a table that cannot be copied is a failure."""
     with query_connection(settings, "snapshot") as conn:
         return _wanted(conn, zone, epoch, publication, tables)
 

@@ -132,6 +132,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     resnapshot.add_argument("name", metavar="NAME", help="the capture")
     resnapshot.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
+    resnapshot.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help="read only the rows of one table that match an SQL condition, and replace the rows "
+        "with their keys; other rows stay, also those that the source does not have",
+    )
     _wait_option(resnapshot)
     _module_option(resnapshot)
 

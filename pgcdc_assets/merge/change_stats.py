@@ -18,8 +18,12 @@ import pyarrow.compute as pc
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.followed_table import FollowedTable
 from pgcdc_assets.raw.scan import scan_changes
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
+
+# The operation of a row of a partial snapshot.
+COPIED = "S"
 
 _GROUP = ("schema", "table", "relation_id", "relation_version", "op", "old_kind")
 _COLUMNS = (*_GROUP, "commit_lsn", "ordinal", "commit_ts", "unchanged")
@@ -103,6 +107,16 @@ def read_change_stats(
             own.truncates.sort()
             found[within, table] = own
     return found
+
+
+def count_snapshot_rows(snapshot: Snapshot) -> ChangeStats:
+    """Return the statistics of the rows of a partial snapshot, which are folded like changes."""
+    lsn, version = snapshot.snapshot_lsn, snapshot.relation_version
+    return ChangeStats(
+        counts={COPIED: snapshot.row_count},
+        versions={version: lsn},
+        first_lsns={version: lsn},
+    )
 
 
 def versions_in_order(

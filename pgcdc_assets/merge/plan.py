@@ -54,6 +54,7 @@ class Plan:
         start: changes with start <= commit_lsn < end are folded.
         end: see `start`; equal to `start` without changes.
         snapshot: the snapshot that is applied first; None without a snapshot.
+        partial: the partial snapshot that is the whole step; None without one.
         windows: the windows that overlap the range.
         recorded_changes: changes of the table in these windows, by the summaries of the windows;
             for a renamed table at most so many.
@@ -72,6 +73,7 @@ class Plan:
     change_bytes: int
     first_change: Lsn
     is_last: bool = True
+    partial: Snapshot | None = None
 
 
 def plan_merge(
@@ -81,6 +83,7 @@ def plan_merge(
     landed: Landed,
     through: LsnWindow,
     *,
+    partial: Sequence[Snapshot] = (),
     in_order: bool = False,
     is_bounded: bool = False,
     skips_to_snapshot: bool = False,
@@ -93,6 +96,8 @@ def plan_merge(
         snapshots: the complete snapshots of the raw zone; for a table without a watermark only
             those after which nothing was removed.
         landed: returns the landed windows of an epoch in stream order.
+        partial: the partial snapshots of the raw zone; each is a step of its own, after the changes
+            before it.
         in_order: the table keeps history: every snapshot between the watermark and `through` is a
             step of its own, after the changes before it. Otherwise the newest snapshot replaces
             whatever came before.
@@ -114,8 +119,15 @@ def plan_merge(
         raise SnapshotNeeded(
             table=name, reason="it has no complete snapshot with all changes after it"
         )
-    if in_order and usable:
-        return _plan_step(target, watermark, usable, landed, through, skips_to_snapshot, limits)
+    if not in_order:
+        usable = usable[-1:]
+    found = _usable_partials(target, watermark, usable, partial, through)
+    if found or (in_order and usable):
+        skips = bool(usable) if not in_order else skips_to_snapshot and bool(usable)
+        if skips:
+            found = [each for each in found if each.position > usable[0].position]
+        steps = sorted([*usable, *found], key=lambda snapshot: snapshot.position)
+        return _plan_step(target, watermark, steps, found, landed, through, skips, limits)
     snapshot = usable[-1] if usable else None
     epoch, start = snapshot.position if snapshot is not None else _known(watermark)
     if epoch < through.epoch:
@@ -166,16 +178,44 @@ def _usable_snapshots(
     return usable
 
 
+def _usable_partials(
+    target: CdcTable,
+    watermark: Position | None,
+    usable: Sequence[Snapshot],
+    partial: Sequence[Snapshot],
+    through: LsnWindow,
+) -> list[Snapshot]:
+    """List the table's partial snapshots above its watermark.
+
+    A partial snapshot needs the table as of its LSN: a table in its epoch, or an earlier usable
+    snapshot of its epoch.
+    """
+    bases = [snapshot.position for snapshot in usable]
+    bases += [] if watermark is None else [watermark]
+    return [
+        each
+        for each in partial
+        if each.name == target.name
+        and (watermark is None or each.position > watermark)
+        and each.position <= through.end_position
+        and any(base.epoch == each.epoch and base < each.position for base in bases)
+    ]
+
+
 def _plan_step(
     target: CdcTable,
     watermark: Position | None,
     snapshots: Sequence[Snapshot],
+    partial: Sequence[Snapshot],
     landed: Landed,
     through: LsnWindow,
     skips_to_snapshot: bool,
     limits: Limits,
 ) -> Plan:
-    """Plan the changes before the next snapshot, or that snapshot and the changes after it."""
+    """Plan the changes before the next snapshot, or that snapshot and the changes after it.
+
+    A partial snapshot is a step without the changes after it.
+    """
     first = snapshots[0]
     if watermark is not None and not skips_to_snapshot:
         epoch, start = watermark
@@ -183,6 +223,10 @@ def _plan_step(
         if end > start:
             step = _plan_range(target, epoch, start, end, None, landed(epoch), limits)
             return replace(step, is_last=False)
+    if first in partial:
+        epoch, lsn = first.position
+        step = Plan(target, epoch, lsn, lsn, None, (), 0, 0, lsn)
+        return replace(step, partial=first, is_last=False)
     following = snapshots[1] if len(snapshots) > 1 else None
     if following is None and first.epoch < through.epoch:
         raise _no_snapshot_of_epoch(target, first.epoch, through.epoch)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
-from pgcdc_assets.merge.change_stats import ChangeStats
+from pgcdc_assets.merge.change_stats import COPIED, ChangeStats
 from pgcdc_assets.merge.fold.chosen_types import check_chosen, choose_types
 from pgcdc_assets.merge.fold.schema import build_schema, resolve_names
 from pgcdc_assets.merge.fold.table_schema import TableSchema
@@ -15,9 +15,9 @@ from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.schema import CHANGES
-from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.spark.sql import schema_ddl, string
+from pgcdc_assets.spark.sql import schema_ddl, string, timestamp
 from pgcdc_assets.tables.columns import SystemColumns
 from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
 from pgcdc_assets.tables.source_columns import TableColumn, read_table_columns, source_prefix
@@ -147,22 +147,46 @@ def _schema_steps(
 
 def read_snapshot(spark: SparkSession, zone: RawZone, snapshot: Snapshot) -> DataFrame:
     """Read the tuples of a snapshot, column `new`."""
+    return _read_of_store(spark, zone.snapshots, snapshot).select("new")
+
+
+def read_partial_snapshot(spark: SparkSession, zone: RawZone, task: MergeTask) -> DataFrame:
+    """Read the rows of the plan's partial snapshot as changes at its LSN.
+
+    As a row of a snapshot, such a row has no commit time in SCD1. In SCD2 it may begin a version,
+    whose time is that of the snapshot.
+    """
+    snapshot, at = task.plan.partial, task.snapshot_at
+    assert snapshot is not None
+    return _read_of_store(spark, zone.partial_snapshots, snapshot).selectExpr(
+        "snapshot_lsn AS commit_lsn",
+        "CAST(-1 AS BIGINT) AS ordinal",
+        f"{'CAST(NULL AS TIMESTAMP)' if at is None else timestamp(at)} AS commit_ts",
+        f"'{COPIED}' AS op",
+        "relation_version",
+        "CAST(NULL AS STRING) AS old_kind",
+        "CAST(NULL AS ARRAY<STRING>) AS old",
+        "new",
+        "CAST(NULL AS ARRAY<INT>) AS unchanged",
+    )
+
+
+def _read_of_store(spark: SparkSession, store: SnapshotStore, snapshot: Snapshot) -> DataFrame:
     return (
         spark.read.format("delta")
-        .load(zone.snapshots.table.uri)
+        .load(store.table.uri)
         .where(
             f"epoch = {snapshot.epoch} AND snapshot_lsn = {int(snapshot.snapshot_lsn)} "
             f"AND schema = {string(snapshot.schema)} AND table = {string(snapshot.table)} "
             f"AND relation_version = {snapshot.relation_version}"
         )
-        .select("new")
     )
 
 
 def read_changes(
     spark: SparkSession, zone: RawZone, task: MergeTask, *, keeps_truncated: bool = False
 ) -> DataFrame:
-    """Read the table's changes of the range.
+    """Read the table's changes of the range, or the rows of the plan's partial snapshot.
 
     Spark reads the files directly. Delta would need three Spark jobs and about a second to find the
     files, longer than a small merge. LSNs are compared only if necessary: each is a constant in
@@ -173,6 +197,8 @@ def read_changes(
     """
     plan, stats = task.plan, task.stats
     assert stats is not None
+    if plan.partial is not None:
+        return read_partial_snapshot(spark, zone, task)
     files = change_files(zone.changes.table, plan.epoch, plan.first_change, plan.end)
     # The OID selects the rows. The names skip the row groups of other tables as well.
     names = " OR ".join(

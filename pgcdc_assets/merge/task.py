@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from pgcdc_assets.errors import (
-    ConfigurationError,
-    MergeConflict,
     PgcdcError,
     RawZoneError,
     SchemaChangeError,
     WatermarkGap,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.change_stats import ChangeStats, read_change_stats, versions_in_order
+from pgcdc_assets.merge.change_stats import (
+    ChangeStats,
+    count_snapshot_rows,
+    read_change_stats,
+    versions_in_order,
+)
 from pgcdc_assets.merge.followed_table import FollowedTable, find_doubt
+from pgcdc_assets.merge.opened_table import (
+    OpenedTable,
+    check_log_is_there,
+    lowest_watermark,
+    open_scd_table,
+)
 from pgcdc_assets.merge.plan import Landed, Limits, Names, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.merge.schema_stops import SchemaStops
 from pgcdc_assets.merge.snapshot_time import find_snapshot_time
 from pgcdc_assets.policies import StepLimit
-from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
@@ -33,10 +40,8 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.properties import RELATION_ID
-from pgcdc_assets.tables.state import ScdState, holds_data_files, read_scd_state, table_path
+from pgcdc_assets.tables.state import ScdState
 
-SCD_TYPES = (1, 2)
 _NO_SNAPSHOT = Lsn(0)
 
 
@@ -52,7 +57,8 @@ class MergeTask:
         stats: of the changes to be folded; None without changes.
         version_order: the relation versions of these changes in the order of their last use.
         started: of the monotonic clock.
-        snapshot_at: the time of the plan's snapshot, for a table that keeps history.
+        snapshot_at: the time of the plan's snapshot, for a table that keeps history; of its partial
+            snapshot, for SCD2.
         compared_bytes: of the snapshot and the table's rows, if a shuffle compares the two.
         is_remade: the table does not exist, and its folder holds data files.
         waits_for: the schema changes before which the plan ends, in sentences.
@@ -106,15 +112,6 @@ class MergeTask:
         return self.plan.snapshot is None and self.stats is None and self.plan.is_last
 
 
-@dataclass(frozen=True)
-class _OpenedTable:
-    target: CdcTable
-    scd: int
-    path: str
-    state: ScdState | None
-    started: float
-
-
 def build_tasks(
     zone: RawZone,
     targets: Sequence[CdcTable],
@@ -139,10 +136,11 @@ def build_tasks(
     for target in targets:
         for scd in target.scd:
             try:
-                opened.append(_open_table(zone, target, scd, root))
+                opened.append(open_scd_table(zone, target, scd, root))
             except PgcdcError as error:
                 yield MergeFailure(target.schema, target.table, error)
     snapshots = zone.snapshots.complete_snapshots()
+    partial_snapshots = zone.partial_snapshots.complete_snapshots()
     kept = snapshots
     if any(table.state is None for table in opened):
         # A new table begins with a snapshot whose later changes are all retained.
@@ -151,7 +149,7 @@ def build_tasks(
             snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
         ]
     stops = SchemaStops.read(zone, targets, snapshots, through, is_bounded=root is not None)
-    lowest = _lowest_watermark(opened, through.epoch)
+    lowest = lowest_watermark(opened, through.epoch)
 
     @cache
     def landed(epoch: int) -> Sequence[WindowSummary]:
@@ -163,7 +161,7 @@ def build_tasks(
 
     @cache
     def copy_times() -> dict[SnapshotIdentity, dt.datetime]:
-        return zone.snapshots.times()
+        return zone.snapshots.times() | zone.partial_snapshots.times()
 
     looks = cache(zone.definitions.read)
     tasks = []
@@ -178,18 +176,32 @@ def build_tasks(
                 table.target,
                 table.scd,
                 watermark,
-                partial(_plan, table, usable, landed, root is not None, skips_to_snapshot, limits),
+                partial(
+                    _plan,
+                    table,
+                    usable,
+                    () if table.is_keyless else partial_snapshots,
+                    landed,
+                    root is not None,
+                    skips_to_snapshot,
+                    limits,
+                ),
             )
             described = _describe(table, plan.snapshot, relations(plan.epoch))
-            is_remade = _check_log_is_there(zone.lake, table, snapshots, kept)
+            is_remade = check_log_is_there(zone.lake, table, snapshots, kept)
         except PgcdcError as error:
             yield MergeFailure(*table.target.name, error)
             continue
         if described is not None:
             relation_id = described.relation.relation_id
         else:
-            relation_id = _merged_relation(table) or 0
+            relation_id = table.relation_id or 0
         snapshot_at, compared_bytes = None, 0
+        if (few := plan.partial) is not None:
+            plan = replace(plan, change_bytes=zone.partial_snapshots.size_bytes(few))
+            if table.scd == 2:
+                taken_at = copy_times().get(few.identity)
+                snapshot_at = find_snapshot_time(zone, few, taken_at, is_first=False)
         if plan.snapshot is not None and table.target.keeps_history(table.scd):
             snapshot_at = find_snapshot_time(
                 zone, plan.snapshot, copy_times().get(plan.snapshot.identity), table.state is None
@@ -218,21 +230,10 @@ def build_tasks(
     yield from _with_stats(zone, tasks, relations)
 
 
-def _open_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> _OpenedTable:
-    started = time.monotonic()
-    if scd not in SCD_TYPES:
-        raise ConfigurationError(
-            reason=f"Table {target.qualified_name}: there is no SCD type {scd} here, only "
-            f"{', '.join(map(str, SCD_TYPES))}."
-        )
-    path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
-    zone.lake.check_folder(target.qualified_name, path)
-    return _OpenedTable(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
-
-
 def _plan(
-    table: _OpenedTable,
+    table: OpenedTable,
     snapshots: Sequence[Snapshot],
+    partial_snapshots: Sequence[Snapshot],
     landed: Landed,
     is_bounded: bool,
     skips_to_snapshot: bool,
@@ -250,6 +251,7 @@ def _plan(
             snapshots,
             landed,
             through,
+            partial=partial_snapshots,
             in_order=in_order,
             is_bounded=is_bounded,
             skips_to_snapshot=skips,
@@ -265,7 +267,7 @@ def _plan(
 
 
 def _describe(
-    table: _OpenedTable, snapshot: Snapshot | None, relations: SourceRelations
+    table: OpenedTable, snapshot: Snapshot | None, relations: SourceRelations
 ) -> RelationVersion | None:
     """Find the relation version of the plan's snapshot; None without a snapshot.
 
@@ -282,51 +284,13 @@ def _describe(
     return found
 
 
-def _check_log_is_there(
-    lake: Lake, table: _OpenedTable, snapshots: Sequence[Snapshot], kept: Sequence[Snapshot]
-) -> bool:
-    """Check that a table which is to be made was not there before with more than raw still holds.
-
-    Args:
-        snapshots: all that are complete.
-        kept: those after which retention has kept all changes.
-
-    Returns:
-        Whether the folder holds data files: the table is made from raw as it was.
-
-    Raises:
-        MergeConflict: the log of a table is gone, and retention removed what it began with.
-    """
-    if table.state is not None or not holds_data_files(lake, table.path):
-        return False
-    first = [
-        next((snapshot for snapshot in of if snapshot.name == table.target.name), None)
-        for of in (snapshots, kept)
-    ]
-    if table.target.keeps_history(table.scd) and first[0] != first[1]:
-        raise MergeConflict(
-            table=table.target.qualified_name,
-            reason=f"the folder {table.path} holds data files and no Delta log, and retention "
-            "removed changes since the table's first snapshot from the raw zone, so the table "
-            "cannot be made as it was. Restore its folder _delta_log, or move the folder away to "
-            "begin again with a later snapshot.",
-        )
-    return True
-
-
-def _merged_relation(table: _OpenedTable) -> int | None:
-    """Return the OID that an SCD table was merged from; None if the table does not say."""
-    properties = table.state.properties if table.state is not None else {}
-    return int(properties[RELATION_ID]) if RELATION_ID in properties else None
-
-
-def _names(table: _OpenedTable, relations: Callable[[int], SourceRelations]) -> Names:
-    known = _merged_relation(table)
+def _names(table: OpenedTable, relations: Callable[[int], SourceRelations]) -> Names:
+    known = table.relation_id
     own = () if known is None else (known,)
     return lambda epoch: relations(epoch).names(table.target.name, own)
 
 
-def _newest_snapshot_lsn(table: _OpenedTable, plan: Plan, snapshots: Sequence[Snapshot]) -> Lsn:
+def _newest_snapshot_lsn(table: OpenedTable, plan: Plan, snapshots: Sequence[Snapshot]) -> Lsn:
     """Return the LSN of the table's newest snapshot in the plan's epoch; 0 without a snapshot."""
     return max(
         (
@@ -338,17 +302,6 @@ def _newest_snapshot_lsn(table: _OpenedTable, plan: Plan, snapshots: Sequence[Sn
     )
 
 
-def _lowest_watermark(opened: Sequence[_OpenedTable], epoch: int) -> Lsn | None:
-    """Return the lowest watermark in an epoch; None if a table begins with a snapshot."""
-    lowest: Lsn | None = None
-    for table in opened:
-        watermark = table.state.watermark if table.state is not None else None
-        if watermark is None or watermark[0] != epoch:
-            return None
-        lowest = watermark[1] if lowest is None else min(lowest, watermark[1])
-    return lowest
-
-
 def _with_stats(
     zone: RawZone, tasks: Sequence[MergeTask], relations: Callable[[int], SourceRelations]
 ) -> Iterator[MergeTask]:
@@ -358,6 +311,9 @@ def _with_stats(
             ranges.setdefault(_range(task.plan), set()).add(task.followed)
     stats = read_change_stats(zone, ranges)
     for task in tasks:
+        if task.plan.partial is not None:
+            yield _of_partial(task, task.plan.partial)
+            continue
         found = stats.get((_range(task.plan), task.followed))
         if found is None:
             yield task
@@ -378,6 +334,16 @@ def _with_stats(
                 continue
         order = versions_in_order(zone, _range(task.plan), task.followed.relation_id, found)
         yield replace(task, stats=found, version_order=tuple(order))
+
+
+def _of_partial(task: MergeTask, snapshot: Snapshot) -> MergeTask:
+    """Return the task with the rows of its partial snapshot as its changes."""
+    if snapshot.relation_id != task.followed.relation_id:
+        reason = "the table was dropped and created again"
+        doubt = SchemaChangeError(relation=str(task.name), column="(all)", reason=reason)
+        return replace(task, blocked_by=doubt)
+    stats = count_snapshot_rows(snapshot)
+    return replace(task, stats=stats, version_order=(snapshot.relation_version,))
 
 
 def _range(plan: Plan) -> LsnWindow:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table_list import ListedState
 from pgcdc_assets.raw.window_summary import WindowSummary
@@ -32,6 +33,8 @@ class TableState:
         watermark: of the SCD table; None before its first merge.
         merged_through: the raw zone's end when no change waits, else the watermark.
         snapshot_at: the newest complete snapshot; None without a snapshot.
+        partial_at: the newest partial snapshot whose earlier changes are all captured, so a merge
+            can apply it; None without one.
         waiting_changes: landed changes that are not merged.
         is_broken: the SCD table cannot be read; its merge raises the error, and other tables are
             merged.
@@ -54,6 +57,7 @@ class TableState:
     is_stopped: bool = False
     is_held: bool = False
     has_left: bool = False
+    partial_at: Position | None = None
 
     @property
     def is_healing(self) -> bool:
@@ -69,7 +73,11 @@ class TableState:
             return True
         if self.watermark is None or self.waiting_changes > 0:
             return True
-        return not self.is_held and self.snapshot_at > self.watermark
+        return not self.is_held and not self.has_snapshots_through(self.watermark)
+
+    def has_snapshots_through(self, position: Position) -> bool:
+        """Return whether the newest snapshots, partial ones included, are not above a position."""
+        return all(at is None or at <= position for at in (self.snapshot_at, self.partial_at))
 
 
 @dataclass(frozen=True)
@@ -113,8 +121,12 @@ def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[TableName, Position]:
     Snapshots of earlier epochs do not count: what happened between two epochs is not in the raw
     zone.
     """
+    return _newest_of(zone.snapshots.complete_snapshots(epoch.epoch))
+
+
+def _newest_of(snapshots: Iterable[Snapshot]) -> dict[TableName, Position]:
     newest: dict[TableName, Position] = {}
-    for copy in zone.snapshots.complete_snapshots(epoch.epoch):
+    for copy in snapshots:
         newest[copy.name] = max(copy.position, newest.get(copy.name, copy.position))
     return newest
 
@@ -153,6 +165,9 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         return CaptureState(None, None)
     through = captured_through(zone, epoch)
     copies = newest_snapshots(zone, epoch)
+    partials = _newest_of(
+        s for s in zone.partial_snapshots.complete_snapshots(epoch.epoch) if s.position <= through
+    )
     broken: set[tuple[CdcTable, int]] = set()
     positions: dict[tuple[CdcTable, int], Position | None] = {}
     for table in capture.tables:
@@ -199,6 +214,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
                 is_stopped,
                 is_held,
                 has_left,
+                partials.get(table.name),
             )
         )
     return CaptureState(epoch, through, tuple(states))

@@ -142,7 +142,7 @@ class SnapshotReader:
         self._connections()
 
     def read(
-        self, table: PublishedTable, pages: Pages | None = None
+        self, table: PublishedTable, pages: Pages | None = None, condition: str = ""
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the rows that a publication sends of a table, in batches with one column `new`.
 
@@ -153,6 +153,7 @@ class SnapshotReader:
             table: the table with its published columns. The copy fails if the publication of the
                 table has changed since the snapshot; an empty `publication` skips this check.
             pages: the range to read; None: all pages.
+            condition: SQL that the rows fulfil as well.
 
         Raises:
             TableChanged: the table or its publication was altered after the snapshot.
@@ -161,7 +162,7 @@ class SnapshotReader:
             TransientError: the exporting session has ended, and the snapshot with it.
             ConnectionLost: the connection was lost.
         """
-        query = rows_of(table.relation, table.is_partitioned, table.row_filter, pages)
+        query = rows_of(table.relation, table.is_partitioned, table.row_filter, pages, condition)
         return self._read(table, query, len(table.relation.columns))
 
     def read_newer(

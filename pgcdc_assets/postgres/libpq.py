@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
 
 import psycopg
 from psycopg import pq
@@ -49,6 +50,24 @@ def execute(conn: pq.abc.PGconn, command: bytes, timeout_seconds: float) -> pq.a
         TimeoutError: the server did not answer within `timeout_seconds`.
         OSError: the connection was lost.
     """
+    return _answer(conn, lambda: conn.send_query(command), timeout_seconds)
+
+
+def prepare(conn: pq.abc.PGconn, statement: bytes, timeout_seconds: float) -> pq.abc.PGresult:
+    """Let the server analyse one statement without executing it, and return the result.
+
+    The extended protocol refuses several statements in one text.
+
+    Raises:
+        TimeoutError: the server did not answer within `timeout_seconds`.
+        OSError: the connection was lost.
+    """
+    return _answer(conn, lambda: conn.send_prepare(b"", statement), timeout_seconds)
+
+
+def _answer(
+    conn: pq.abc.PGconn, send: Callable[[], None], timeout_seconds: float
+) -> pq.abc.PGresult:
     deadline = time.monotonic() + timeout_seconds
     readable = select.poll()
     readable.register(conn.socket, select.POLLIN)
@@ -61,7 +80,7 @@ def execute(conn: pq.abc.PGconn, command: bytes, timeout_seconds: float) -> pq.a
         return conn.get_result()
 
     try:
-        conn.send_query(command)
+        send()
         result = next_result()
         assert result is not None
         if result.status != pq.ExecStatus.COPY_BOTH:

@@ -80,6 +80,7 @@ def maintain_raw_zone(
         zone.relations,
         zone.epochs,
         zone.ranges,
+        zone.partial_snapshots,
         zone.schema_events,
         zone.definitions,
         zone.table_list,

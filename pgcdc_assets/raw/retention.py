@@ -9,7 +9,7 @@ the files later, so running readers are not interrupted.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -18,7 +18,12 @@ from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.compaction import copy_rows, removals
 from pgcdc_assets.raw.scan import DataFile, data_files
-from pgcdc_assets.raw.snapshots import Snapshot, snapshot_of_file
+from pgcdc_assets.raw.snapshots import (
+    Snapshot,
+    SnapshotIdentity,
+    SnapshotStore,
+    snapshot_of_file,
+)
 from pgcdc_assets.raw.table import CommitRefused
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -96,6 +101,25 @@ def remove_snapshots(zone: RawZone, merged: Mapping[TableName, Position]) -> int
         if snapshot.snapshot_lsn < floors[snapshot.epoch]
         and _is_superseded(snapshot, snapshots, merged.get(snapshot.name))
     }
+    return _remove(zone, store, useless)
+
+
+def remove_partial_snapshots(zone: RawZone) -> int:
+    """Remove the partial snapshots below the floor of their epoch, and return their number.
+
+    Their tables are merged past them, and a rebuild begins above the floor.
+
+    Raises:
+        TransientError: the lake could not be written, or another process was faster.
+    """
+    store = zone.partial_snapshots
+    snapshots = store.complete_snapshots()
+    floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
+    return _remove(zone, store, {s.identity for s in snapshots if s.snapshot_lsn < floors[s.epoch]})
+
+
+def _remove(zone: RawZone, store: SnapshotStore, useless: Set[SnapshotIdentity]) -> int:
+    """Remove snapshots of a store, and return their number."""
     loaded = store.table.load()
     if not useless or loaded is None:
         return 0

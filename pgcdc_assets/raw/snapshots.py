@@ -3,6 +3,9 @@
 Epoch, LSN, table and relation version are partition columns. The log alone therefore identifies the
 complete snapshots, and a reader of one snapshot opens the files of this snapshot only. The snapshot
 of an empty table is a file without rows.
+
+`raw/partial_snapshots` has the same columns, for snapshots of the rows that match a predicate
+(docs/decisions/0040-partial-snapshots.md).
 """
 
 from __future__ import annotations

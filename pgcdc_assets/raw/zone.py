@@ -79,6 +79,17 @@ class RawZone:
         return SnapshotStore(table, self.name)
 
     @cached_property
+    def partial_snapshots(self) -> SnapshotStore:
+        """The snapshots of some rows of a table, each of which replaces the rows of its keys.
+
+        They are not among `snapshots`: no table can be made of one.
+        """
+        table = self._table(
+            "partial_snapshots", schema.SNAPSHOTS, snapshots.PARTITION_BY, snapshots.STATISTICS
+        )
+        return SnapshotStore(table, self.name)
+
+    @cached_property
     def ranges(self) -> RangeStore:
         """The ranges of snapshots that are not complete."""
         return RangeStore(self._table("ranges", schema.RANGES, ranges.PARTITION_BY), self.name)

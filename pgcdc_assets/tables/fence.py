@@ -140,6 +140,14 @@ def find_step(lake: Lake, table: DeltaTable, path: str, step: Step) -> Step | No
     return None
 
 
+def has_step_at(lake: Lake, table: DeltaTable, path: str, app_id: str, position: Position) -> bool:
+    """Return whether the log has a write with exactly this position."""
+    for step in _steps(lake, table, path, app_id):
+        if step.position is not None and step.position <= position:
+            return step.position == position
+    return False
+
+
 def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> Step:
     fence = read_fence(table, name)
     for step in _steps(lake, table, path, fence_app_id(name)):

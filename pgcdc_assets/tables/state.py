@@ -29,11 +29,13 @@ from pgcdc_assets.tables.fence import (
     fence_app_id,
     fence_transactions,
     find_step,
+    has_step_at,
     is_watermark_recorded,
     read_fence,
     read_watermarks,
     watermark_transactions,
 )
+from pgcdc_assets.tables.properties import KEY
 
 _ATTEMPTS = 5
 
@@ -96,6 +98,11 @@ class ScdState:
     def is_empty(self) -> bool:
         """Whether the files have no rows, deleted rows included."""
         return _written_rows(self.files) == 0
+
+    @property
+    def is_keyless(self) -> bool:
+        """Whether the table was merged without a key, so rows cannot be replaced by key."""
+        return self.properties.get(KEY) == ""
 
     @property
     def size_bytes(self) -> int:
@@ -193,6 +200,19 @@ def check_written(zone: RawZone, path: str, step: Step) -> None:
     table = open_table(zone.lake, path)
     if table is None or find_step(zone.lake, table, path, step) is None:
         raise overtaken_error(path)
+
+
+def has_applied(zone: RawZone, path: str, position: Position) -> bool:
+    """Return whether a write of a table has left it at exactly this position.
+
+    Each partial snapshot is such a write. A table that was merged past its LSN, by a merge that was
+    planned before it was landed, has no such write.
+    """
+    table = open_table(zone.lake, path)
+    if table is None:
+        return False
+    with explain_read_errors(path):
+        return has_step_at(zone.lake, table, path, fence_app_id(zone.name), position)
 
 
 def record_watermark(zone: RawZone, path: str) -> None:

@@ -122,7 +122,8 @@ def version_through(
 
 def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn) -> bool:
     """Return whether the table has no change between a watermark and the moment."""
-    for copy in zone.snapshots.complete_snapshots(moment.epoch):
+    snapshots = zone.snapshots.complete_snapshots(moment.epoch)
+    for copy in [*snapshots, *zone.partial_snapshots.complete_snapshots(moment.epoch)]:
         if copy.name == table.name and watermark < copy.snapshot_lsn <= moment.lsn:
             return False
     changes = scan_changes(

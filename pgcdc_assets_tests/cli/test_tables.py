@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.cli import main
+from pgcdc_assets.orchestration.project.code_location import load_location
+from pgcdc_assets.orchestration.runs.records import PARTIAL_TAG
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table
@@ -107,3 +114,81 @@ def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
     assert "new snapshots of public.t are merged" in capsys.readouterr().out
     assert copies() == before + 1
     assert main(["verify", "-m", module]) == 0
+
+
+SECRET = "row 44"
+
+
+def test_a_condition_heals_its_rows_and_stays_in_the_process(
+    module: str,
+    database: Database,
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """C12, by the commands: the condition is not in Dagster's records of the run."""
+    assert main(["sync", "-m", module]) == 0
+    live = delta_table(table_path(Lake(str(tmp_path / "lake")), "mine", "public", "t", 1))
+    spark.sql(f"UPDATE {live} SET v = 'wrong' WHERE id IN (3, 5)")
+    spark.sql(f"DELETE FROM {live} WHERE id = 44")
+    request = ["resnapshot", "mine", "public.t", "-m", module, "--where"]
+    with dg.DagsterInstance.get() as instance:
+        runs = instance.get_runs_count()
+        assert main([*request, f"v = '{SECRET}' and nope"]) == 2
+        assert main([*request, "true) or (true"]) == 2
+        assert main(["resnapshot", "mine", "-m", module, "--where", "true"]) == 2
+        assert instance.get_runs_count() == runs
+        printed = capsys.readouterr().err
+        assert "predicate of --where for public.t was refused" in printed
+        assert "name exactly one" in printed
+        assert SECRET not in printed
+
+        # The command is killed between the commit of the rows and their merge.
+        killed = subprocess.run(
+            [sys.executable, "-m", "pgcdc_assets.cli", *request, f"id = 3 or v = '{SECRET}'"],
+            env={
+                **os.environ,
+                "PGCDC_FAILPOINT": "after_copy_commit",
+                "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert main(["sync", "-m", module]) == 0
+        assert main(["verify", "-m", module]) == 1
+        assert re.search(r"differs +'5' +v", capsys.readouterr().out)
+
+        spark.sql(f"DELETE FROM {live} WHERE id = 44")
+        assert main([*request, f"id in (5, 6) or v = '{SECRET}'"]) == 0
+        assert "3 rows of public.t at" in capsys.readouterr().out
+        assert main(["verify", "-m", module]) == 0
+        assert main([*request, f"v = 'no {SECRET}'"]) == 0
+        assert "0 rows of public.t at" in capsys.readouterr().out
+        assert main([*request, f"1 / (id - 3) = 0 or v = '{SECRET}'"]) == 4
+        assert "SQLSTATE 22012" in capsys.readouterr().err
+
+        partial = instance.get_runs(dg.RunsFilter(tags={PARTIAL_TAG: "true"}))
+        assert len(partial) == 4
+        for run in partial:
+            logged = [str(entry) for entry in instance.all_logs(run.run_id)]
+            recorded = " ".join([str(run.run_config), str(run.tags), *logged])
+            assert SECRET not in recorded
+        snapshot = dg.AssetKey(["mine", "snapshot"])
+        (entry,) = instance.fetch_materializations(snapshot, limit=10).records
+        copied = entry.asset_materialization
+        assert copied is not None
+        assert copied.metadata["dagster/partition_row_count"].value == 50
+        seen = [r.asset_observation for r in instance.fetch_observations(snapshot, 10).records]
+        assert [o.metadata["partial_rows"].value for o in seen if o is not None] == [0, 3]
+
+        # The UI executes the run again without its condition.
+        location = load_location(module)
+        again = location.repository.get_job("mine_snapshot").execute_in_process(
+            instance=instance, tags=partial[0].tags, raise_on_error=False
+        )
+        assert not again.success
+        (failure,) = again.get_step_failure_events()
+        assert "not stored with its run" in str(failure.event_specific_data)
+        assert instance.fetch_materializations(snapshot, limit=10).records == [entry]

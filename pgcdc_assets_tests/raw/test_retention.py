@@ -13,7 +13,12 @@ import pytest
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
-from pgcdc_assets.raw.retention import RetentionReport, remove_snapshots, remove_windows
+from pgcdc_assets.raw.retention import (
+    RetentionReport,
+    remove_partial_snapshots,
+    remove_snapshots,
+    remove_windows,
+)
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.raw.rows import COMMIT_TS, landed, relation, transaction, window
@@ -243,3 +248,19 @@ def test_snapshots_of_an_earlier_epoch_are_removed_when_one_of_a_later_epoch_is_
     assert remove_snapshots(zone, {TableName("shop", "orders"): Position(1, Lsn(1020))}) == 0
     assert remove_snapshots(zone, {TableName("shop", "orders"): Position(2, Lsn(1000))}) == 1
     assert copies(zone) == [(2, 1000, 2)]
+
+
+def test_partial_snapshots_are_removed_with_the_changes_after_them(zone: RawZone) -> None:
+    land_days(zone, 6)
+    assert remove_partial_snapshots(zone) == 0
+    rows = pa.RecordBatch.from_pydict(
+        {"new": [["1", "a"]]}, pa.schema([("new", pa.list_(pa.string()))])
+    )
+    for lsn in (1012, 1030, 1035):
+        zone.partial_snapshots.land_snapshot(1, Lsn(lsn), relation(), 1, [rows])
+    assert remove_partial_snapshots(zone) == 0
+    remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
+    assert remove_partial_snapshots(zone) == 1
+    kept = zone.partial_snapshots.complete_snapshots()
+    assert [snapshot.snapshot_lsn for snapshot in kept] == [1030, 1035]
+    assert zone.snapshots.complete_snapshots() == []

@@ -3,9 +3,9 @@
 A NULL in a key that the settings name raises an error: in SQL, rows with NULL keys are distinct,
 and a table with one row for each key cannot hold them.
 
-An insert or an update is a *content* of its key. A delete is the *departure* of its key; an update
-that changes the key is both: the departure of the old key and a content of the new one. The order
-is (commit_lsn, ordinal), and nothing else.
+An insert, an update or a row of a partial snapshot is a *content* of its key. A delete is the
+*departure* of its key; an update that changes the key is both: the departure of the old key and a
+content of the new one. The order is (commit_lsn, ordinal), and nothing else.
 
 Columns of an events frame: `key_0`, `key_1` ... the typed key (and `key_rescued_0` ... where the
 type cannot hold every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`,
@@ -251,7 +251,8 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
             "false AS is_arrival",
             "false AS is_move",
         ]
-    events = changes.where("op IN ('I', 'U', 'D')").selectExpr(*own)
+    # S: a row of a partial snapshot.
+    events = changes.where("op IN ('I', 'U', 'D', 'S')").selectExpr(*own)
     if fold.stats.has_old_tuples:
         events = events.unionAll(changes.where(key_changes).selectExpr(*left))
     return events

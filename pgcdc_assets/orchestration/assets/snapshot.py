@@ -4,20 +4,25 @@ The first run also makes the slot, and copies all tables in the slot's own snaps
 and stream meet exactly at its consistent point.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
-from pgcdc_assets.errors import MergeConflict, resnapshot_remedy
+from pgcdc_assets.errors import ConfigurationError, MergeConflict, resnapshot_remedy
 from pgcdc_assets.orchestration.metadata import source_column_schema
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
-from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG
+from pgcdc_assets.orchestration.runs.partial_request import (
+    build_partial_snapshot,
+    partial_request,
+    passed_error,
+)
+from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG, PARTIAL_TAG
 from pgcdc_assets.orchestration.state import read_gates, watermarks
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge
 from pgcdc_assets.raw.zone import RawZone
@@ -43,7 +48,8 @@ def build_snapshot_asset(
 
     @dg.multi_asset(
         name=names.copy_step,
-        specs=[spec.replace_attributes(deps=step.sources(sources))],
+        # Skippable: a partial snapshot is no materialization of the table's partition.
+        specs=[spec.replace_attributes(deps=step.sources(sources), skippable=True)],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool=names.snapshot_pool,
@@ -57,6 +63,12 @@ def build_snapshot_asset(
         wanted: list[CdcTable] = [tables[k] for k in context.partition_keys if k not in metadata]
         with claim_run(context), dagster_failures(capture.name):
             zone = lake.zone(capture.name)
+            if PARTIAL_TAG in context.run.tags:
+                report = _take_partial(context, capture, postgres, zone, wanted)
+                seen = partial_metadata(report)
+                partition = report.name.partition_key
+                context.log_event(dg.AssetObservation(spec.key, partition=partition, metadata=seen))
+                return
             merged = [table for table in wanted if watermarks(zone, table)]
             gates = read_gates(zone, capture)
             for table in wanted:
@@ -101,6 +113,46 @@ def build_snapshot_asset(
         yield dg.MaterializeResult(asset_key=spec.key)
 
     return step.restore(snapshot)
+
+
+def _take_partial(
+    context: dg.AssetExecutionContext,
+    capture: CdcCapture,
+    postgres: PostgresResource,
+    zone: RawZone,
+    wanted: Sequence[CdcTable],
+) -> SnapshotReport:
+    """Take the partial snapshot that a command has asked for, unless an earlier attempt has.
+
+    Raises:
+        ConfigurationError: no command of this process has asked for it, or it is refused.
+        TransientError: the table was merged past it. A retry takes another one.
+    """
+    request = partial_request.get()
+    if request is None or [request.table.name] != [table.name for table in wanted]:
+        raise ConfigurationError(
+            reason="The predicate of a partial snapshot is not stored with its run, so the run "
+            f"cannot be repeated. Use: pgcdc resnapshot {capture.name} SCHEMA.TABLE --where ..."
+        )
+    if request.report is None:
+        report = build_partial_snapshot(capture, postgres.settings(), zone, request).take()
+        if any(mark >= report.position for mark in watermarks(zone, request.table)):
+            raise passed_error(request.table, report.position)
+        request.report = report
+        context.log.info(f"Copied the {report.row_count} rows of {report.name} that match")
+    return request.report
+
+
+def partial_metadata(report: SnapshotReport) -> dict[str, Any]:
+    """Describe a partial snapshot."""
+    return {
+        "partial_rows": report.row_count,
+        "snapshot_lsn": str(report.snapshot_lsn),
+        "epoch": str(report.epoch),
+        "bytes": float(report.bytes),
+        "seconds": round(report.seconds, 3),
+        "values_not_utf8": report.rescued_count,
+    }
 
 
 def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,12 @@ from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_fai
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.orchestration.state import read_state, watermarks
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
-from pgcdc_assets.raw.retention import RetentionReport, remove_snapshots, remove_windows
+from pgcdc_assets.raw.retention import (
+    RetentionReport,
+    remove_partial_snapshots,
+    remove_snapshots,
+    remove_windows,
+)
 from pgcdc_assets.raw.staging import STALE_AFTER, remove_stale
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
@@ -66,6 +71,7 @@ def build_maintenance_job(
                 if report.window_count or pruned:
                     context.log_event(dg.AssetObservation(raw, metadata=_metadata(report, pruned)))
             copies = remove_snapshots(zone, _merged_images(zone, capture))
+            copies += remove_partial_snapshots(zone)
             if copies:
                 context.log.info(f"Removed {copies} copies that no table can be made of any more")
 

@@ -13,7 +13,7 @@ failed table. A capture that fails ends the call at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,9 +36,11 @@ from pgcdc_assets.orchestration.project.code_location import CodeLocation, Loade
 from pgcdc_assets.orchestration.runs.claims import beating, new_claim
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.errors import error_of_run, join_errors, name_tables
+from pgcdc_assets.orchestration.runs.partial_request import PartialRequest, partial_request
 from pgcdc_assets.orchestration.runs.records import (
     ADOPT_SLOT_TAG,
     CAPTURE_TAG,
+    PARTIAL_TAG,
     PURPOSE_TAG,
     THROUGH_TAG,
     find_unfinished,
@@ -60,6 +62,7 @@ def sync_capture(
     say: Say = lambda line: None,
     limits: SyncLimits | None = None,
     resnapshot: Sequence[CdcTable] = (),
+    partial: PartialRequest | None = None,
     adopt_slot: bool = False,
     barrier: Lsn | None = None,
 ) -> SyncReport:
@@ -69,6 +72,7 @@ def sync_capture(
         barrier: bring the capture through this LSN, and merge no further.
         say: takes a line of progress.
         resnapshot: tables to take new snapshots of before.
+        partial: a partial snapshot to take before.
         adopt_slot: take over a slot that something else has read before.
 
     Raises:
@@ -78,7 +82,7 @@ def sync_capture(
     tags = {ADOPT_SLOT_TAG: "true"} if adopt_slot else {}
     sync = _Sync(instance, location, loaded, say, limits or SyncLimits(), tags)
     sync.progress.barrier = barrier
-    return sync.run(resnapshot)
+    return sync.run(resnapshot, partial)
 
 
 class _Sync:
@@ -106,11 +110,15 @@ class _Sync:
         self.failed_merges: set[dg.AssetKey] = set()
         self.merged: dict[dg.AssetKey, LsnWindow] = {}
 
-    def run(self, resnapshot: Sequence[CdcTable]) -> SyncReport:
-        token = sync_progress.set(self.progress)
+    def run(
+        self, resnapshot: Sequence[CdcTable], partial: PartialRequest | None = None
+    ) -> SyncReport:
+        token, partial_token = sync_progress.set(self.progress), partial_request.set(partial)
         try:
             if resnapshot:
                 self._resnapshot(resnapshot)
+            if partial is not None:
+                self._resnapshot([partial.table], {PARTIAL_TAG: "true"})
             self._come_through()
             settings, zone = self.loaded.postgres.settings(), self.loaded.lake.zone(self.name)
             self.failures += find_declared_moves(settings, zone, self.loaded.capture, "sync")
@@ -118,6 +126,7 @@ class _Sync:
             self.failures.append(error)
         finally:
             sync_progress.reset(token)
+            partial_request.reset(partial_token)
         if self.failures:
             raise join_errors(self.failures)
         self.report.barrier = str(self.progress.barrier)
@@ -143,7 +152,9 @@ class _Sync:
             waiting_since = waiting_since or time.monotonic()
             self._wait(waiting_since, why_no_capture)
 
-    def _resnapshot(self, tables: Sequence[CdcTable]) -> None:
+    def _resnapshot(
+        self, tables: Sequence[CdcTable], further_tags: Mapping[str, str] | None = None
+    ) -> None:
         """Take new snapshots by the job that the UI uses for the snapshot asset's partitions."""
         if self.loaded.lake.zone(self.name).epochs.latest() is None:
             # The first snapshots are those of all tables, and the sensor asks for them.
@@ -166,6 +177,7 @@ class _Sync:
                 CAPTURE_TAG: self.name,
                 PURPOSE_TAG: "resnapshot",
                 **build_range_tags(first, last),
+                **(further_tags or {}),
             }
             self._execute(dg.RunRequest(job_name=self.names.snapshot_job, tags=tags))
 

@@ -16,6 +16,8 @@ MERGE_PURPOSE = "merge"
 THROUGH_TAG = "pgcdc/through"
 # A snapshot run with this tag takes over a slot that something else has read before.
 ADOPT_SLOT_TAG = "pgcdc/adopt_slot"
+# A snapshot run with this tag reads the rows that match the predicate of its command.
+PARTIAL_TAG = "pgcdc/partial"
 
 UNFINISHED = [
     DagsterRunStatus.NOT_STARTED,

@@ -71,7 +71,10 @@ class SyncProgress:
             barrier = min(barrier, gate.hold)
         if table.merged_through is None or table.merged_through < barrier:
             return False
-        return table.snapshot_at <= table.watermark or table.snapshot_at > barrier
+        return all(
+            at is None or at <= table.watermark or at > barrier
+            for at in (table.snapshot_at, table.partial_at)
+        )
 
 
 sync_progress: ContextVar[SyncProgress | None] = ContextVar("pgcdc_sync_progress", default=None)

@@ -1,0 +1,109 @@
+"""The tables of a merge as their logs describe them, before a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgcdc_assets.errors import ConfigurationError, MergeConflict
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.properties import RELATION_ID
+from pgcdc_assets.tables.state import ScdState, holds_data_files, read_scd_state, table_path
+
+SCD_TYPES = (1, 2)
+
+
+@dataclass(frozen=True)
+class OpenedTable:
+    """An SCD table.
+
+    Attributes:
+        state: None if there is no table.
+        started: of the monotonic clock.
+    """
+
+    target: CdcTable
+    scd: int
+    path: str
+    state: ScdState | None
+    started: float
+
+    @property
+    def relation_id(self) -> int | None:
+        """The OID that the table was merged from; None if the table does not say."""
+        properties = self.state.properties if self.state is not None else {}
+        return int(properties[RELATION_ID]) if RELATION_ID in properties else None
+
+    @property
+    def is_keyless(self) -> bool:
+        """Whether the table was merged without a key, so rows cannot be replaced by key."""
+        return self.state is not None and self.state.is_keyless and not self.target.key
+
+
+def open_scd_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> OpenedTable:
+    """Read the state of an SCD table.
+
+    Args:
+        root: the address of a folder in place of the capture's folder.
+
+    Raises:
+        ConfigurationError: the kind of table does not exist, or two tables have one folder.
+        TableDamaged: files of the log are missing or truncated.
+    """
+    started = time.monotonic()
+    if scd not in SCD_TYPES:
+        raise ConfigurationError(
+            reason=f"Table {target.qualified_name}: there is no SCD type {scd} here, only "
+            f"{', '.join(map(str, SCD_TYPES))}."
+        )
+    path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
+    zone.lake.check_folder(target.qualified_name, path)
+    return OpenedTable(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
+
+
+def check_log_is_there(
+    lake: Lake, table: OpenedTable, snapshots: Sequence[Snapshot], kept: Sequence[Snapshot]
+) -> bool:
+    """Check that a table which is to be made was not there before with more than raw still holds.
+
+    Args:
+        snapshots: all that are complete.
+        kept: those after which retention has kept all changes.
+
+    Returns:
+        Whether the folder holds data files: the table is made from raw as it was.
+
+    Raises:
+        MergeConflict: the log of a table is gone, and retention removed what it began with.
+    """
+    if table.state is not None or not holds_data_files(lake, table.path):
+        return False
+    first = [
+        next((snapshot for snapshot in of if snapshot.name == table.target.name), None)
+        for of in (snapshots, kept)
+    ]
+    if table.target.keeps_history(table.scd) and first[0] != first[1]:
+        raise MergeConflict(
+            table=table.target.qualified_name,
+            reason=f"the folder {table.path} holds data files and no Delta log, and retention "
+            "removed changes since the table's first snapshot from the raw zone, so the table "
+            "cannot be made as it was. Restore its folder _delta_log, or move the folder away to "
+            "begin again with a later snapshot.",
+        )
+    return True
+
+
+def lowest_watermark(opened: Sequence[OpenedTable], epoch: int) -> Lsn | None:
+    """Return the lowest watermark in an epoch; None if a table begins with a snapshot."""
+    lowest: Lsn | None = None
+    for table in opened:
+        watermark = table.state.watermark if table.state is not None else None
+        if watermark is None or watermark[0] != epoch:
+            return None
+        lowest = watermark[1] if lowest is None else min(lowest, watermark[1])
+    return lowest

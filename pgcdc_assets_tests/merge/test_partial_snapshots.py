@@ -1,0 +1,159 @@
+"""Partial snapshots: the rows that match a predicate are replaced, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
+from pgcdc_assets.orchestration.runs.partial_request import check_applied
+from pgcdc_assets.raw.retention import remove_partial_snapshots
+from pgcdc_assets.raw.snapshots import SnapshotStore
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.partial_snapshots import take
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+T = CdcTable("public", "t", (1, 2))
+SOFT = CdcTable("public", "u", soft_deletes=True)
+COLUMNS = "id int primary key, v text, big text"
+VALUES = "select n, 'row ' || n, repeat(md5(n::text), 200) from generate_series(1, 8) n"
+
+
+def merge(pipeline: Pipeline, *targets: CdcTable) -> None:
+    for report in pipeline.merge(pipeline.capture(), *targets).values():
+        assert isinstance(report, MergeReport), report.error
+
+
+def rows(pipeline: Pipeline, table: CdcTable, scd: int) -> list[dict[str, Any]]:
+    """Return all rows of an SCD table with all columns, in order."""
+    path = table_path(pipeline.zone.lake, pipeline.zone.name, *table.name, scd)
+    found = pipeline.spark.read.format("delta").load(path).collect()
+    return sorted((row.asDict() for row in found), key=lambda row: str(row))
+
+
+def damage_snapshot(pipeline: Pipeline, table: str) -> None:
+    """Make the snapshot in the raw zone differ from the source: rows 2, 3, 7 and 99."""
+    raw = DeltaTable(pipeline.zone.snapshots.table.uri)
+    of_table = f"\"table\" = '{table}'"
+    raw.delete(f"{of_table} AND new[1] = '2'")
+    for key, changed in {"3": ["3", "wrong", "x"], "7": ["7", "wrong", "x"]}.items():
+        texts = ", ".join(f"'{text}'" for text in changed)
+        raw.update(
+            updates={"new": f"make_array({texts})"}, predicate=f"{of_table} AND new[1] = '{key}'"
+        )
+    raw.update(
+        updates={"new": "make_array('99', 'gone', 'x')"}, predicate=f"{of_table} AND new[1] = '8'"
+    )
+
+
+def test_the_matching_rows_are_those_of_the_source_and_a_rebuild_agrees(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    """C12: changes after the snapshot win, and other rows stay as they are."""
+    database = pipeline.database
+    pipeline.start(
+        f"create table t ({COLUMNS})",
+        f"create table u ({COLUMNS})",
+        f"insert into t {VALUES}",
+        f"insert into u {VALUES}",
+    )
+    for table in ("t", "u"):
+        damage_snapshot(pipeline, table)
+    merge(pipeline, T, SOFT)
+    database.execute(
+        "update t set v = 'before' where id = 5; update u set v = 'before' where id = 5"
+    )
+    taken = {table: take(pipeline, "id <= 6", table) for table in ("t", "u")}
+    assert [report.row_count for report in taken.values()] == [6, 6]
+    for table in ("t", "u"):
+        # The second change of a row leaves its TOAST value out.
+        database.execute(f"delete from {table} where id = 1")
+        database.execute(f"update {table} set v = 'after' where id = 4")
+        database.execute(f"update {table} set id = 20 where id = 2")
+    merge(pipeline, T, SOFT)
+
+    source = dict(database.query("select id, (id, v, md5(big))::text from t"))
+    found = {row["id"]: row for row in rows(pipeline, T, 1)}
+    assert set(found) == {*source, 99} - {8}
+    current = {row["id"]: row for row in rows(pipeline, T, 2) if row["_is_current"]}
+    assert current.keys() == found.keys()
+    kept = {row["id"]: row for row in rows(pipeline, SOFT, 1) if not row["_deleted"]}
+    assert kept.keys() == found.keys()
+    healed = [3, 4, 5, 6, 20]
+    expected = database.query("select id, v, big from t where id = any(%s) order by id", (healed,))
+    for image in (found, current, kept):
+        assert [(image[n]["id"], image[n]["v"], image[n]["big"]) for n in healed] == expected
+        assert image[7]["v"] == "wrong"
+
+    lsn = int(taken["t"].snapshot_lsn)
+    assert (found[6]["_lsn"], found[6]["_ordinal"], found[6]["_commit_ts"]) == (lsn, -1, None)
+    history = rows(pipeline, T, 2)
+    opened = {row["id"] for row in history if row["_valid_from_lsn"] == lsn}
+    ended = {row["id"] for row in history if row["_valid_to_lsn"] == lsn}
+    assert (opened, ended) == ({2, 3}, {3})
+    assert {row["_op"] for row in history if row["_valid_from_lsn"] == lsn} == {"S"}
+
+    for target, scd in ((T, 1), (T, 2), (SOFT, 1)):
+        before = rows(pipeline, target, scd)
+        rebuild_table(spark, pipeline.zone, target, scd)
+        assert rows(pipeline, target, scd) == before
+
+
+def test_a_later_complete_snapshot_and_retention_end_a_partial_one(pipeline: Pipeline) -> None:
+    pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
+    merge(pipeline, T)
+    first = take(pipeline, "id = 1")
+    pipeline.copy("t")
+    merge(pipeline, T)
+    pipeline.assert_equal("t")
+    check_applied(pipeline.zone, T, first.position)
+    second = take(pipeline, "id = 1 -- and no other row")
+    merge(pipeline, T)
+    check_applied(pipeline.zone, T, second.position)
+    assert take(pipeline, "id = 0").row_count == 0
+    assert len(pipeline.zone.partial_snapshots.complete_snapshots()) == 2
+    assert remove_partial_snapshots(pipeline.zone) == 0
+
+
+def test_a_merge_that_passed_the_snapshot_unseen_is_noticed(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge that another process planned before the snapshot was landed."""
+    pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
+    merge(pipeline, T)
+    taken = take(pipeline, "id = 1")
+    uri = pipeline.zone.partial_snapshots.table.uri
+    real = SnapshotStore.complete_snapshots
+
+    def without_partial(store: SnapshotStore, epoch: int | None = None) -> Any:
+        return [] if store.table.uri == uri else real(store, epoch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotStore, "complete_snapshots", without_partial)
+        merge(pipeline, T)
+    with pytest.raises(TransientError, match=r"public\.t past the LSN .*Run it again"):
+        check_applied(pipeline.zone, T, taken.position)
+    # The passed snapshot does not stop later merges.
+    pipeline.database.execute("update t set v = 'later' where id = 1")
+    merge(pipeline, T)
+    pipeline.assert_equal("t")
+
+
+def test_a_table_that_was_created_again_waits_for_a_complete_snapshot(pipeline: Pipeline) -> None:
+    pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
+    merge(pipeline, T)
+    take(pipeline, "id = 1")
+    pipeline.database.execute("drop table t")
+    pipeline.database.execute(f"create table t ({COLUMNS})")
+    pipeline.database.execute(f"insert into t {VALUES}")
+    pipeline.copy("t")
+    reports = pipeline.merge(pipeline.capture(), T)
+    assert not any(isinstance(report, MergeFailure) for report in reports.values()), reports
+    pipeline.assert_equal("t")
