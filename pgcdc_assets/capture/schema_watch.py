@@ -179,7 +179,7 @@ def _read(conn: Connection, publication: str, base: CatalogLook) -> _Look:
         if again == digest:
             return _Look(digest, read_barrier(conn), tables)
         digest = again
-    raise TransientError(reason="The catalog changes faster than it can be read.")
+    raise TransientError(reason="The catalog changed during each attempt to read it.")
 
 
 class _Events:

@@ -12,15 +12,15 @@ from pgcdc_assets.orchestration.translator import LAYER_TAG, Layer
 def on_new_merges() -> dg.AutomationCondition[Any]:
     """Return a condition that requests an asset after a merge changed one of its tables.
 
-    Use the condition for assets without partitions. `AutomationCondition.eager()` never requests
-    such an asset: it waits until every window of each table is materialised and no run merges. But
-    the newest window is not merged yet, or a run continues with the next window.
+    Use the condition for assets without partitions. `AutomationCondition.eager()` waits until every
+    window of each table is materialised and no merge runs. This is rarely true while changes
+    arrive, so `eager()` may never request the asset.
 
     A merge materialises every table of its run, but only the tables that it changed get a new data
     version. A dependency of another kind requests the asset at each materialisation.
 
-    The first request comes when each table of the asset has been merged. During a run of the asset
-    there is no request; a merge in that time causes a request afterwards.
+    The first request follows after each table of the asset has been merged. During a run of the
+    asset there is no request. A merge during the run causes a request after the run.
     """
     condition = dg.AutomationCondition
     has_contents = condition.all_deps_match(~condition.missing())

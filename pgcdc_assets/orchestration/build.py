@@ -156,7 +156,7 @@ class _Builder:
             ),
             self.names.snapshot_job: (
                 dg.AssetSelection.assets(snapshot).without_checks(),
-                "Copies tables; the first run creates the slot.",
+                "Takes snapshots of tables; the first run creates the slot.",
             ),
             self.names.merge_job: (
                 dg.AssetSelection.assets(*scds).without_checks() | with_merge,
@@ -166,7 +166,8 @@ class _Builder:
                 dg.AssetSelection.checks_for_assets(raw, snapshot, *scds)
                 - with_window
                 - with_merge,
-                "Compares source and tables, and looks at slot, identities and whole tables.",
+                "Checks slot, replica identities and whole tables, and compares tables with the "
+                "source.",
             ),
         }
         return tuple(
@@ -204,7 +205,7 @@ class _Builder:
     def _scd_spec(
         self, table: CdcTable, scd: int, raw: dg.AssetKey, snapshot: dg.AssetKey
     ) -> dg.AssetSpec:
-        # Each window depends on the same window of raw, and on the snapshot of its own table.
+        # Each window depends on the same window of the raw asset, and on the table's snapshot.
         copies = SpecificPartitionsPartitionMapping([table.partition_key])
         return self._spec(Layer(f"scd{scd}"), table).replace_attributes(
             deps=[
@@ -215,7 +216,7 @@ class _Builder:
 
 
 def _check_schedules(capture: CdcCapture) -> None:
-    """Raise a ConfigurationError if a schedule is no cron expression."""
+    """Raise a ConfigurationError if a schedule is not a cron expression."""
     for setting, cron in (
         ("retention.schedule", capture.retention.schedule),
         ("checks.schedule", capture.checks.schedule),

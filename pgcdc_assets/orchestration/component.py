@@ -60,8 +60,8 @@ class WindowModel(dg.Model, Resolvable):
     )
     run_seconds: float = Field(
         default=WindowPolicy.run_seconds,
-        description="How long a run that a sensor started continues with the next windows while "
-        "changes arrive; 0: the run ends with what the sensor asked for.",
+        description="How long a run that a sensor started continues with further windows while "
+        "changes arrive; 0: the run ends after the requested windows.",
     )
     keep: int = Field(
         default=WindowPolicy.keep,
@@ -82,12 +82,13 @@ class StreamModel(dg.Model, Resolvable):
     )
     silence_seconds: float = Field(
         default=StreamPolicy.silence_seconds,
-        description="A connection that sends nothing for this long, though asked, is closed.",
+        description="A connection that sends nothing for this long, despite a request for a reply, "
+        "is closed.",
     )
     total_seconds: float | None = Field(
         default=None,
         description="A capture that takes longer is ended and retried. If its write to the lake "
-        "hangs, the capture ends ten seconds later, without the writing thread. Unset: no limit.",
+        "hangs, the capture abandons the write after ten more seconds. Unset: no limit.",
     )
     slot_wait_seconds: float = Field(
         default=StreamPolicy.slot_wait_seconds,
@@ -97,28 +98,28 @@ class StreamModel(dg.Model, Resolvable):
 
 
 class SnapshotModel(dg.Model, Resolvable):
-    """How tables are copied."""
+    """How snapshots of tables are taken."""
 
     parallelism: int = Field(
         default=SnapshotPolicy.parallelism,
-        description="Number of connections that copy tables side by side.",
+        description="Number of connections that read tables in parallel.",
     )
     range_bytes: int = Field(
         default=SnapshotPolicy.range_bytes,
-        description="A table of more bytes is copied in ranges of this size, which the "
-        "connections share. A copy that was interrupted continues with the ranges that are left.",
+        description="A table of more bytes is read in ranges of this size, which the connections "
+        "share. An interrupted snapshot is resumed with the missing ranges.",
     )
     max_seconds: float | None = Field(
         default=None,
-        description="After this time no range is begun in the same snapshot of the server, whose "
-        "age delays VACUUM there; the copy continues in a new snapshot. A table without a key must "
-        "be copied within this time. Unset: no limit.",
+        description="After this time, the next ranges are read in a new snapshot of the server, "
+        "because the age of a snapshot delays VACUUM. A table without a key must be read within "
+        "this time. Unset: no limit.",
     )
     max_xmin_age: int | None = Field(
         default=None,
-        description="The same limit in transaction ids that the server has assigned since the "
+        description="The same limit, in transaction ids that the server has assigned since the "
         "snapshot. Unset: half of the server's `autovacuum_freeze_max_age`, the age at which "
-        "VACUUM warns of old transactions.",
+        "VACUUM warns about old transactions.",
     )
     lock_timeout_seconds: float | None = Field(
         default=None,
@@ -127,13 +128,12 @@ class SnapshotModel(dg.Model, Resolvable):
     )
     statement_timeout_seconds: float | None = Field(
         default=None,
-        description="A range whose copy takes longer fails, and the table with it. Unset: no "
-        "limit.",
+        description="A range that takes longer fails, and so does its table. Unset: no limit.",
     )
 
 
 class RetentionModel(dg.Model, Resolvable):
-    """Retention times, and the schedule of the maintenance."""
+    """Retention times, and the schedule of the maintenance job."""
 
     raw_days: float | None = Field(
         default=None,
@@ -142,17 +142,17 @@ class RetentionModel(dg.Model, Resolvable):
     )
     old_version_hours: float = Field(
         default=RetentionPolicy.old_version_hours,
-        description="How long replaced files stay for readers of older versions; at least 1. A "
-        "longer `delta.deletedFileRetentionDuration` of the table counts instead.",
+        description="How long replaced files are kept for readers of older versions; at least 1. "
+        "A longer `delta.deletedFileRetentionDuration` of the table takes precedence.",
     )
     old_version_days: float | None = Field(
         default=None,
-        description="The same in days; at least 1. If set, `old_version_hours` does not count.",
+        description="The same in days; at least 1. If set, `old_version_hours` is ignored.",
     )
     replaced_ratio: float = Field(
         default=RetentionPolicy.replaced_ratio,
-        description="A merge deletes replaced files of that age if they have more than this many "
-        "times the bytes of the table, and more than 8 MB.",
+        description="A merge deletes replaced files of that age if their size exceeds this many "
+        "times the size of the table, and 8 MB.",
     )
     schedule: str = Field(
         default=RetentionPolicy.schedule,
@@ -182,7 +182,7 @@ class CheckModel(dg.Model, Resolvable):
 
 
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
-    """A component that captures a Postgres publication, and maintains SCD tables in the lake.
+    """A component that captures a Postgres publication and maintains SCD tables in the lake.
 
     For a capture named `shop` the component defines one external asset for each source table,
     `shop/raw` with one partition for each window of WAL, `shop/snapshot` with one partition for
@@ -195,8 +195,8 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     publication: str = Field(description="The publication to capture; it must exist.")
     tables: list[TableModel] | Literal["all"] = Field(
-        description="The tables to keep, see below; or `all`: the tables of the publication, also "
-        "those that the publication gets later."
+        description="The tables to keep, see below; or `all`: the tables of the publication, "
+        "including tables that are added to it later."
     )
     all_tables: AllTablesModel | None = Field(
         default=None, description="With `tables: all`: which tables, and how; see below."
@@ -208,7 +208,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     adopt_slot: bool = Field(
         default=CdcCapture.adopt_slot,
-        description="Take over a slot that something else has read before. `pgcdc sync "
+        description="Take over a slot that another consumer has read. `pgcdc sync "
         "--adopt-slot` does so once.",
     )
     dsn_env: str = Field(
@@ -229,8 +229,8 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     spark_config: dict[str, str] = Field(
         default={},
-        description="Spark settings over the defaults. A capture with some does not use the server "
-        "of `pgcdc spark start`.",
+        description="Spark settings over the defaults. A capture with such settings does not use "
+        "the server of `pgcdc spark start`.",
     )
     windows: WindowModel = Field(
         default=WindowModel(), description="When a window is opened, and how large it may be."
@@ -238,52 +238,54 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     stream: StreamModel = Field(
         default=StreamModel(), description="Times and sizes of the replication stream."
     )
-    snapshot: SnapshotModel = Field(default=SnapshotModel(), description="How tables are copied.")
+    snapshot: SnapshotModel = Field(
+        default=SnapshotModel(), description="How snapshots of tables are taken."
+    )
     retention: RetentionModel = Field(
-        default=RetentionModel(), description="What is kept for how long."
+        default=RetentionModel(), description="How long data is kept."
     )
     checks: CheckModel = Field(default=CheckModel(), description="When the checks run.")
     merge_parallelism: int = Field(
         default=CdcCapture.merge_parallelism,
-        description="How many tables are merged at once in the one Spark session.",
+        description="How many tables are merged in parallel in the Spark session.",
     )
     merge_step: StepModel = Field(
-        default=StepModel(), description="How much one commit of a merge folds at most."
+        default=StepModel(), description="The maximum that one commit of a merge folds."
     )
     verify_wait_seconds: float = Field(
         default=CdcCapture.verify_wait_seconds,
-        description="How long the check `equals_source` waits until its moment is captured.",
+        description="How long the check `equals_source` waits for the capture of its LSN.",
     )
     on_schema_change: str = Field(
         default=CdcCapture.on_schema_change,
-        description="What happens after a change of a table's definition. `follow`: the tables "
-        "follow; a change that the stream cannot replay leads to an automatic new snapshot. "
+        description="What happens after a change of a table's definition. `follow`: the SCD tables "
+        "follow; a change that the stream cannot replay causes an automatic re-snapshot. "
         "`ask`: such a change stops the table until a person takes a new snapshot. `stop`: every "
         "change does.",
     )
     on_poisoned_row: str = Field(
         default=CdcCapture.on_poisoned_row,
         description="What happens to a table with a row that cannot be decoded. The row is parked "
-        "in the raw zone, and the merge of the table ends before it. `rescue`: an automatic new "
-        "snapshot follows. `stop`: a person takes it.",
+        "in the raw zone, and the merge of the table ends before the row. `rescue`: an automatic "
+        "re-snapshot follows. `stop`: a person takes the new snapshot.",
     )
     catalog_poll_seconds: float = Field(
         default=CdcCapture.catalog_poll_seconds,
-        description="How often the lag sensor looks in the catalog for schema changes that no row "
+        description="How often the lag sensor polls the catalog for schema changes that no row "
         "announces.",
     )
     is_sample: bool = Field(
         default=False,
-        description="Leave this capture out if `PGCDC_DSN` is set and another one is declared.",
+        description="Omit this capture if `PGCDC_DSN` is set and another capture is declared.",
     )
 
     @property
     def translator(self) -> PgcdcTranslator:
-        """The translator of the assets. A subclass returns its own translator."""
+        """Return the translator of the assets. A subclass may return another translator."""
         return PgcdcTranslator()
 
     def capture(self) -> CdcCapture:
-        """Return the settings of the YAML file."""
+        """Return the capture that the YAML file declares."""
         tables, selection = self._tables()
         return CdcCapture(
             name=self.name,

@@ -14,8 +14,8 @@ class TableModel(dg.Model, Resolvable):
     """One table: its name and its settings."""
 
     name: str = Field(
-        description="The table: `schema.table`, or `table` in schema `public`; names with other "
-        "characters in double quotes, as in SQL."
+        description="The table: `schema.table`, or `table` for schema `public`. Names with other "
+        "characters need double quotes, as in SQL."
     )
     key: list[str] | None = Field(
         default=None,
@@ -30,7 +30,8 @@ class TableModel(dg.Model, Resolvable):
         description="Columns whose change opens a version in the history. Unset: all columns.",
     )
     soft_deletes: bool = Field(
-        default=False, description="Keep deleted rows in the current image, and mark them."
+        default=False,
+        description="Keep deleted rows in the current image, and mark them as deleted.",
     )
     without_key: str = Field(
         default="bag",
@@ -77,18 +78,19 @@ class AllTablesModel(dg.Model, Resolvable):
         description="Patterns of tables to leave out, also if `include` has them.",
     )
     scd: list[int] = Field(
-        default=list(TableSelection.scd), description="`scd` of tables that `named` does not list."
+        default=list(TableSelection.scd),
+        description="`scd` of all tables that `named` does not list.",
     )
     soft_deletes: bool = Field(
-        default=TableSelection.soft_deletes, description="`soft_deletes` of such tables."
+        default=TableSelection.soft_deletes, description="`soft_deletes` of the same tables."
     )
     without_key: str = Field(
-        default=TableSelection.without_key, description="`without_key` of such tables."
+        default=TableSelection.without_key, description="`without_key` of the same tables."
     )
     named: list[TableModel] = Field(
         default=[],
-        description="Tables with settings of their own. Each entry has the form of an entry of "
-        "`tables`; the settings above do not count for it.",
+        description="Tables with their own settings, in the form of entries of `tables`. The "
+        "settings above do not apply to these tables.",
     )
 
     def selection(self) -> TableSelection:

@@ -1,9 +1,9 @@
-"""Data versions of SCD assets: Dagster distinguishes merges with changes from merges without.
+"""Data versions of SCD assets, by which Dagster recognises merges without changes.
 
-A merge materialises its windows for every table of the run. Dagster compares the data versions of
-one partition, and each window is a partition of its own. So any data version of a window that is
-merged for the first time is new, except for the empty version. A merge that changed nothing of a
-table therefore has the empty version.
+A merge materialises its windows for every table of the run, also for unchanged tables. Dagster
+compares the data versions of one partition, and each window is another partition. So the first data
+version of a window always counts as a change, except for the empty version. A merge that did not
+change a table therefore has the empty version.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def data_version(
 ) -> str:
     """Return the data version of a table after a merge.
 
-    A retried step merges the windows of its first attempt again without a change. The windows keep
-    their version, which Dagster may not have evaluated yet.
+    A retried step merges the windows of its first attempt again, without a change. These windows
+    keep their version, because Dagster may not have evaluated it yet.
 
-    A run that is killed between its commit and its materialisation leaves changes that Dagster does
-    not know. The next merge of the table has no changes, and reports those.
+    If a run is killed between its commit and its materialisation, Dagster does not know the
+    changes of the commit. The next merge of the table reports them, even if it has no changes.
 
     Args:
         key: the table's asset, whose earlier materialisations are read.

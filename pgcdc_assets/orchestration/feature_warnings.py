@@ -1,10 +1,10 @@
-"""Suppression of Dagster's warnings about features in beta or preview.
+"""Suppression of Dagster's warnings about beta and preview features.
 
 Our code and Dagster's own code use such features. A user who loads definitions or runs a command
 cannot avoid the warnings.
 
-When Dagster changes the attributes of check definitions, for example those of components, the
-definitions lose their class. Each code server restores the class with a warning.
+When Dagster changes attributes of check definitions, for example of a component, the definitions
+lose their class. Each code server restores the class with a warning.
 `checks_definition` restores the class while warnings are ignored.
 """
 

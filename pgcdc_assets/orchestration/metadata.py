@@ -1,7 +1,7 @@
-"""Metadata of runs and observations: figures, names and LSNs, and no value of a row.
+"""Metadata of runs and observations: figures, names and LSNs, but no value of a row.
 
-LSNs are text, as Postgres prints them. Integers that may exceed 2^31-1 are floats, because the UI's
-integer entries have 32 bits and a plot needs one type for the whole series.
+LSNs are text, as Postgres prints them. Figures that may exceed 2^31-1 are floats, because integer
+entries of the UI have 32 bits, and a plot needs one type for the whole series.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from pgcdc_assets.capture.window import CaptureReport
     from pgcdc_assets.merge import MergeReport
 
-# Type names of Spark SQL, which the UI knows.
+# Type names of Spark SQL, which the UI expects.
 _SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 THROUGH_METADATA = "through_window"
 
-REMADE = (
-    "the folder held data files and no Delta log, so the table was made again from the raw zone"
-)
+REMADE = "the folder had data files but no Delta log, so the table was rebuilt from the raw zone"
 
 _OPERATIONS = {
     "I": "inserts",
@@ -107,10 +105,10 @@ class MergeMetadata:
     """The metadata of a merge of one table, for the windows that the merge materialises.
 
     Attributes:
-        state: entries about the table after the merge, for every window.
-        figures: entries about the whole merge, for its newest window only, so that sums and plots
-            over windows count each merge once.
-        windows: entries about each window with changes of the table.
+        state: entries about the table after the merge, which every window shows.
+        figures: entries about the whole merge. Only the newest window shows them, so that sums and
+            plots over windows count each merge once.
+        windows: entries of each window with changes of the table.
     """
 
     state: Mapping[str, Any]
@@ -151,7 +149,7 @@ class MergeMetadata:
 
     @property
     def shown_apart(self) -> set[str]:
-        """The windows that have more metadata than the state."""
+        """The windows with further metadata than the state."""
         return {*self.windows, self.newest}
 
 
@@ -246,7 +244,7 @@ def source_column_schema(relation: Relation, comments: Mapping[int, str] | None)
     """Describe the columns of a source table, with Postgres's types.
 
     Args:
-        comments: of the columns, by attnum; None: not known.
+        comments: comments of the columns by attnum; None: unknown.
     """
     known = comments or {}
     return dg.TableSchema(
@@ -263,7 +261,7 @@ def source_column_schema(relation: Relation, comments: Mapping[int, str] | None)
 
 
 def read_columns(lake: Lake, path: str) -> list[dg.TableColumn]:
-    """Describe the columns; a column's comment is the source's, or its Postgres type."""
+    """Describe the columns. The description is the source's comment, else the Postgres type."""
     table = open_table(lake, path)
     fields: list[Any] = [] if table is None else table.schema().fields
     return [

@@ -40,17 +40,17 @@ class Names:
 
     @property
     def check_job(self) -> str:
-        """Runs the asset checks that no other job runs; its schedule has the same name."""
+        """Job: runs the asset checks that no other job runs; its schedule has the same name."""
         return f"{self.name}_checks"
 
     @property
     def rebuild_job(self) -> str:
-        """Builds SCD tables from raw."""
+        """Job: builds SCD tables from the raw zone."""
         return f"{self.name}_rebuild"
 
     @property
     def maintenance_job(self) -> str:
-        """Deletes expired data and compacts tables; its schedule has the same name."""
+        """Job: deletes expired data and compacts tables; its schedule has the same name."""
         return f"{self.name}_upkeep"
 
     @property
@@ -60,7 +60,7 @@ class Names:
 
     @property
     def copy_step(self) -> str:
-        """Step: copies tables."""
+        """Step: takes snapshots of tables."""
         return f"{self.name}_copy_tables"
 
     @property
@@ -118,8 +118,8 @@ class Names:
 class StepKeys:
     """Temporary keys of a step's assets, which are replaced after the definition of the step.
 
-    Dagster's decorators derive names of inputs and outputs from asset keys. The names cannot have
-    all characters of a key, and `a-b` and `a_b` would have the same name.
+    Dagster's decorators derive names of inputs and outputs from asset keys, and replace characters:
+    `a-b` and `a_b` would have the same name.
 
     Attributes:
         checks: names of the checks of the step's assets.

@@ -1,4 +1,4 @@
-"""Partition keys: those that an instance lacks, those to delete, those of a run; their mapping."""
+"""Partition keys: missing keys, surplus keys, the keys of a run, and their mapping."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pgcdc_assets.raw.zone import RawZone
 
 MAX_ADOPTED = 500
 
-# Dagster's storage needs 16 ms for each. A merge after hours in which only other databases wrote
-# has thousands of windows for each table.
+# Dagster's storage needs 16 ms for each materialisation. If only other databases of the server
+# wrote for hours, the next merge has thousands of windows for each table.
 MAX_MATERIALIZATIONS = 1_000
 PARTITION_TAG = "dagster/partition"
 RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
@@ -43,7 +43,7 @@ class SpecificPartitionsPartitionMapping(dg.SpecificPartitionsPartitionMapping):
 def find_unknown_windows(
     zone: RawZone, epoch: Epoch, known: Sequence[LsnWindow], through: Position
 ) -> list[WindowSummary]:
-    """List landed windows above an instance's newest key, up to a limit the newest windows.
+    """List the landed windows above an instance's newest key; of very many, only the newest.
 
     A new DAGSTER_HOME has no keys for the windows of an existing lake.
     """
@@ -59,7 +59,7 @@ def find_unknown_windows(
 def find_surplus_keys(
     windows: Sequence[LsnWindow], keep: int, merged_through: Position | None
 ) -> list[str]:
-    """List the oldest keys beyond the number to keep that are merged into every table."""
+    """List the oldest keys beyond the number to keep, if their windows are merged everywhere."""
     surplus = len(windows) - keep
     if surplus <= 0 or merged_through is None:
         return []
@@ -68,7 +68,7 @@ def find_surplus_keys(
 
 
 def find_shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequence[LsnWindow]:
-    """Return the newest of the windows that a merge folds, which the merge materialises."""
+    """Return the windows that a merge materialises: the newest of the windows that it folds."""
     return windows[-max(1, MAX_MATERIALIZATIONS // max(1, asset_count)) :]
 
 

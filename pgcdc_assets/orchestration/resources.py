@@ -62,7 +62,7 @@ class PostgresResource(dg.ConfigurableResource[None]):
 
 
 class LakeResource(dg.ConfigurableResource[None]):
-    """The lake, which has the raw zone and the SCD tables."""
+    """The lake: the raw zone and the SCD tables."""
 
     uri: str | None = Field(
         default=None,
@@ -85,7 +85,7 @@ class LakeResource(dg.ConfigurableResource[None]):
 
 
 class SparkResource(dg.ConfigurableResource[None]):
-    """The Spark session of merges, on a Spark Connect server or inside the process."""
+    """The Spark session of merges: on a Spark Connect server, or embedded in this process."""
 
     remote: str | None = Field(
         default=None,
@@ -98,7 +98,7 @@ class SparkResource(dg.ConfigurableResource[None]):
     )
 
     def session(self) -> SparkSession:
-        """Return the session. The first call starts the session.
+        """Return the session; the first call starts it.
 
         Raises:
             ConfigurationError: this process has an embedded session and cannot use a server.
@@ -126,8 +126,8 @@ class SparkResource(dg.ConfigurableResource[None]):
     def _own_server(self) -> str | None:
         """Find the server of this state folder.
 
-        Many Spark settings count at the start of a session only: a capture that has settings of its
-        own gets a session of its own.
+        Spark reads many settings only when a session starts. A capture with Spark settings
+        therefore starts its own session.
         """
         if self.spark_config:
             return None

@@ -1,8 +1,7 @@
-"""How far a capture is, read from the lake: no cursor and no record of our own.
+"""The progress of a capture and its tables, read from the lake; no cursor is stored.
 
-A table is merged through the raw zone's end when no landed window above its watermark holds a
-change of it. The merge does not move the watermarks of idle tables each time, so the watermark
-alone does not say.
+A merge does not move the watermarks of idle tables each time. A table is therefore merged through
+the end of the raw zone if no landed window above its watermark has a change of the table.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from pgcdc_assets.tables.state import read_watermark
 
 @dataclass(frozen=True)
 class TableState:
-    """How far one table is merged.
+    """The progress of one SCD table.
 
     Attributes:
-        watermark: of the SCD table; None before its first merge.
-        merged_through: the raw zone's end when no change waits, else the watermark.
-        snapshot_at: the newest complete snapshot; None without a snapshot.
-        partial_at: the newest partial snapshot whose earlier changes are all captured, so a merge
-            can apply it; None without one.
+        watermark: the watermark of the SCD table; None before its first merge.
+        merged_through: the end of the raw zone if no change waits, else the watermark.
+        snapshot_at: the position of the newest complete snapshot; None without a snapshot.
+        partial_at: the position of the newest partial snapshot that a merge can apply, because all
+            earlier changes are captured; None without a snapshot.
         waiting_changes: landed changes that are not merged.
         is_broken: the SCD table cannot be read; its merge raises the error, and other tables are
             merged.
-        gate: the open schema events of the table; None without one.
-        is_stopped: by the table's setting, an open schema event stops the table until a person
-            takes a new snapshot; its merge raises the error.
-        is_held: the table waits before a schema event, for the snapshot or, if the table keeps
-            history, for the capture of all changes before the snapshot.
-        has_left: the capture follows its publication, which does not send the table any more.
+        gate: the open schema events of the table; None without an open event.
+        is_stopped: the table's setting is `ask` or `stop`, and an open schema event stops the
+            table until a person takes a new snapshot; its merge raises the error.
+        is_held: the table waits before a schema event for the snapshot. A table with history then
+            also waits for the capture of all changes before the snapshot.
+        has_left: the capture follows its publication, and the table left the publication.
     """
 
     table: CdcTable
@@ -66,7 +65,7 @@ class TableState:
 
     @property
     def needs_merge(self) -> bool:
-        """Whether a merge would do something: a first snapshot, changes or a newer snapshot."""
+        """Whether a first snapshot, changes or a newer snapshot wait for a merge."""
         if self.snapshot_at is None:
             return False
         if self.is_broken or self.is_stopped:
@@ -82,7 +81,7 @@ class TableState:
 
 @dataclass(frozen=True)
 class CaptureState:
-    """How far a capture is."""
+    """The progress of a capture and its tables."""
 
     epoch: Epoch | None
     captured_through: Position | None
@@ -90,7 +89,7 @@ class CaptureState:
 
     @property
     def merged_through(self) -> Position | None:
-        """The lowest position through which a table is merged; None while one never was."""
+        """The lowest `merged_through` of all tables; None if a table was never merged."""
         if not self.tables:
             return self.captured_through
         merged = [table.merged_through for table in self.tables]
@@ -99,9 +98,9 @@ class CaptureState:
 
 
 def watermarks(zone: RawZone, table: CdcTable) -> list[Position]:
-    """Read how far a table's SCD tables are merged: those that are there and can be read.
+    """Return the watermarks of a table's SCD tables that exist and can be read.
 
-    A merge of one that cannot be read says why.
+    The merge of an unreadable table raises the error.
     """
     marks = []
     for scd in table.scd:
@@ -111,15 +110,15 @@ def watermarks(zone: RawZone, table: CdcTable) -> list[Position]:
 
 
 def captured_through(zone: RawZone, epoch: Epoch) -> Position:
-    """Where the raw zone ends: the newest window's end, else the epoch's start."""
+    """Return the end of the raw zone: the end of the newest window, else the epoch's start."""
     return Position(epoch.epoch, zone.changes.captured_through(epoch.epoch) or epoch.start_lsn)
 
 
 def newest_snapshots(zone: RawZone, epoch: Epoch) -> dict[TableName, Position]:
-    """The newest complete snapshot of each table in an epoch.
+    """Return the position of the newest complete snapshot of each table in an epoch.
 
-    Snapshots of earlier epochs do not count: what happened between two epochs is not in the raw
-    zone.
+    Snapshots of earlier epochs do not count, because the raw zone lacks the changes between two
+    epochs.
     """
     return _newest_of(zone.snapshots.complete_snapshots(epoch.epoch))
 
@@ -146,7 +145,10 @@ def read_gates(zone: RawZone, capture: CdcCapture) -> dict[TableName, SchemaGate
 def _gates(
     zone: RawZone, capture: CdcCapture, through: Position | None
 ) -> tuple[dict[TableName, SchemaGate], dict[TableName, SchemaGate]]:
-    """Return the open events of the tables, and those without the snapshots above a position."""
+    """Return the open events of the tables, and the open events as of a position.
+
+    The second mapping ignores snapshots above the position.
+    """
     events = zone.schema_events.read()
     if not events:
         return {}, {}
@@ -159,7 +161,7 @@ def _gates(
 
 
 def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
-    """Read how far everything is."""
+    """Read the progress of a capture and its tables."""
     epoch = zone.epochs.latest()
     if epoch is None:
         return CaptureState(None, None)
@@ -198,7 +200,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
             merged = max(watermark, reachable)
         has_left = table.name in left
         if has_left and waiting == 0 and not is_stopped:
-            # A snapshot that the table waits for would never come.
+            # The table waits for a snapshot that is never taken.
             merged = through
         is_broken = (table, scd) in broken
         states.append(
@@ -239,7 +241,7 @@ def _windows_above(
 
 
 class _NamesAtSource:
-    """The names under which the changes of declared tables may be in the windows of an epoch."""
+    """The names of declared tables in the windows of an epoch. A renamed table has several."""
 
     def __init__(self, zone: RawZone) -> None:
         self._zone = zone

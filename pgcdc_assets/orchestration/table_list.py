@@ -1,12 +1,12 @@
 """The tables of a capture that follows its publication (`tables: all`).
 
 The lag sensor and `pgcdc sync` compare the catalog with the list in the lake, and store a new list
-(`refresh_table_list`). Each load of definitions reads the list (`declare_listed_tables`). A load is
-without a connection to the source, so the last known list counts while the source is down.
+(`refresh_table_list`). Each load of definitions reads the list (`declare_listed_tables`) and opens
+no connection to the source. While the source is down, the newest stored list applies.
 
-A run is executed in a process that loads the definitions again. Dagster stores the reconstruction
-metadata of a load with each run: such a process takes the names from there, so all processes of a
-run agree although the list has changed in between.
+The process of a run loads the definitions again, perhaps after a change of the list. Dagster stores
+the reconstruction metadata of the first load with the run. Each process of the run reads the names
+from this metadata, so all processes have the same tables.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from pgcdc_assets.tables.columns import check_names, system_columns_of
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
 
-# A look is repeated if the catalog changes while the look reads, or another process stores a list.
+# The comparison is repeated if the catalog or the stored list changes at the same time.
 _ATTEMPTS = 5
 
 _refreshes_at_load: ContextVar[bool] = ContextVar("pgcdc_refreshes_at_load", default=False)
@@ -54,7 +54,7 @@ _refreshes_at_load: ContextVar[bool] = ContextVar("pgcdc_refreshes_at_load", def
 
 @contextmanager
 def refresh_at_load() -> Iterator[None]:
-    """Let loads in the block look at the source first, for commands that use the source anyway."""
+    """Refresh the list at each load in the block, for commands that use the source anyway."""
     token = _refreshes_at_load.set(True)
     try:
         yield
@@ -92,7 +92,7 @@ def _read_names(
                 with resources.postgres.query_connection("sync") as conn:
                     return refresh_table_list(conn, zone, capture).declared
             except PgcdcError:
-                # The command reports the error when it uses the source itself.
+                # The command itself reports the error when it uses the source.
                 pass
         declared: list[TableName] = zone.table_list.read().declared
         return declared
@@ -101,7 +101,7 @@ def _read_names(
 def refresh_table_list(conn: Connection, zone: RawZone, capture: CdcCapture) -> TableList:
     """Compare the catalog with the list, store a new list, and return it.
 
-    Without a change, the source gets two queries of its catalog.
+    Without a change, the comparison sends two catalog queries to the source.
 
     Raises:
         ConfigurationError: the publication does not exist.
@@ -117,16 +117,16 @@ def refresh_table_list(conn: Connection, zone: RawZone, capture: CdcCapture) -> 
             continue
         if zone.table_list.replace(base, digest, tables):
             return TableList(digest, tuple(tables))
-    raise TransientError(reason="The catalog changes faster than it can be read.")
+    raise TransientError(reason="The catalog changed during each attempt to read it.")
 
 
 def look_at_tables(
     conn: Connection, zone: RawZone, capture: CdcCapture, base: TableList
 ) -> list[ListedTable]:
-    """Return the list that the catalog leads to, and store nothing.
+    """Return the list according to the catalog, and store nothing.
 
     Args:
-        base: the list before.
+        base: the stored list.
 
     Raises:
         ConfigurationError: the publication does not exist.

@@ -1,4 +1,4 @@
-"""Keys and descriptions of the assets, with one method to override.
+"""Keys and descriptions of the assets; users override one method.
 
 The key of an asset is its path in the lake.
 """
@@ -30,12 +30,12 @@ class Layer(Enum):
 
 @dataclass(frozen=True)
 class AssetData:
-    """One asset to describe.
+    """The asset that a specification describes.
 
     Attributes:
         layer: the kind of the asset.
         capture: the capture that the asset belongs to.
-        table: the table. None for the raw and snapshot assets, which are about all tables.
+        table: the table. None for the raw and snapshot assets, which contain all tables.
     """
 
     layer: Layer
@@ -60,7 +60,7 @@ class PgcdcTranslator:
             def get_asset_spec(self, data):
                 return super().get_asset_spec(data).replace_attributes(owners=["team:data"])
 
-    Dependencies and partitions are set afterwards, with the keys that the method returned.
+    The package then sets dependencies and partitions, with the keys that the method returned.
     """
 
     def get_asset_spec(self, data: AssetData) -> dg.AssetSpec:
@@ -120,8 +120,8 @@ def _snapshot(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
 def _scd1(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
     table = _table(data)
     return (
-        f"`{table.qualified_name}` as it is now: {_rows(table)}. Merging a window folds every "
-        "captured window from the table's own watermark through it.",
+        f"The current rows of `{table.qualified_name}`: {_rows(table)}. The merge of a window "
+        "folds every captured window from the watermark of the table through this window.",
         {"pyspark", "delta"},
         _scd_metadata(data),
     )
@@ -133,7 +133,7 @@ def _rows(table: CdcTable) -> str:
         return f"one row for each key ({', '.join(table.key)})"
     if table.without_key == "log":
         return "one row for each key or, if the table has no key, one for each change"
-    return "one row for each row of the source, equal rows of a table without a key included"
+    return "one row for each row of the source, including equal rows of a table without a key"
 
 
 def _scd2(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
@@ -142,9 +142,9 @@ def _scd2(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
     if table.tracked is not None:
         metadata["tracked_columns"] = ", ".join(table.tracked)
     return (
-        f"Every version of each row of `{table.qualified_name}`, from the change that made it to "
-        "the one that ended it, in commit order. Merging a window folds every captured window "
-        "from the table's own watermark through it.",
+        f"Every version of each row of `{table.qualified_name}` in commit order, with the change "
+        "that began and the change that ended it. The merge of a window folds every captured "
+        "window from the watermark of the table through this window.",
         {"pyspark", "delta"},
         metadata,
     )
@@ -161,12 +161,12 @@ def _scd_metadata(data: AssetData) -> dict[str, Any]:
 
 def _table(data: AssetData) -> CdcTable:
     if data.table is None:
-        raise ValueError(f"{data.layer} describes one table")
+        raise ValueError(f"{data.layer} needs a table")
     return data.table
 
 
 def _table_tags(table: CdcTable) -> dict[str, str]:
-    """Tags to filter by, where the names fit Dagster's rules for tag values."""
+    """Return tags to filter by; names that Dagster does not accept as tag values are omitted."""
     tags = {"pgcdc/schema": table.schema, "pgcdc/table": table.table}
     return {key: value for key, value in tags.items() if _TAG_VALUE.fullmatch(value)}
 

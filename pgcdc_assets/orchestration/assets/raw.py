@@ -1,8 +1,8 @@
-"""The raw asset: one window of WAL is one partition, landed once.
+"""The raw asset: one partition is one window of WAL, which is landed once.
 
 A run lands one window, or several windows in stream order. A window that was landed before is
-verified and reported with the same figures, so a partition can be materialised twice. A run that
-the lag sensor requested also opens and lands further windows by the sensor's rules.
+verified and reported with the same figures, so a partition can be materialised again. A run that
+the lag sensor requested also opens and lands further windows by the rules of the sensor.
 """
 
 import time
@@ -68,8 +68,8 @@ def build_raw_asset(
             dg.AssetCheckSpec(
                 COUNTED_AS_DECODED,
                 asset=spec.key,
-                description="The raw zone holds as many rows of the window as were decoded, "
-                "counted again from its files.",
+                description="The files of the raw zone hold as many rows of the window as were "
+                "decoded.",
             ),
             dg.AssetCheckSpec(
                 NO_PARKED_ROWS,
@@ -174,10 +174,10 @@ class _Landing:
         return capture_metadata(report, recount.decoded), recount
 
     def next_windows(self, following: LongRun) -> Iterator[LsnWindow]:
-        """Open one window after the other, while the run may continue.
+        """Yield further windows to land, as long as the run may continue.
 
-        The partition key exists before the window is landed. A run that is killed between the two
-        steps leaves an open window, which the sensor requests again.
+        The partition key is added before the window is landed. If the run is killed in between, the
+        sensor requests the open window again.
         """
         while (window := self._next(following)) is not None:
             self.context.instance.add_dynamic_partitions(self.capture.windows_name, [window.key])
@@ -188,7 +188,7 @@ class _Landing:
             with self.postgres.query_connection("capture") as conn:
                 return following.find(lambda: self._opened(following, read_current_lsn(conn)))
         except TransientError as error:
-            # All opened windows are landed. The sensor continues after the outage.
+            # All open windows are landed. The sensor continues after the outage.
             self.context.log.info(f"No further window: {error}")
             return None
 
@@ -209,7 +209,7 @@ class _Landing:
         keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
         is_newest = max(map(LsnWindow.parse, keys), default=self._last) == self._last
         if epoch is None or epoch.epoch != self._last.epoch or not is_newest:
-            # The sensor decides what comes next.
+            # The sensor chooses the next window.
             following.stop()
             return None
         return plan.window

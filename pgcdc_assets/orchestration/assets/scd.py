@@ -1,9 +1,9 @@
 """The SCD assets: one step merges all selected tables in one Spark session.
 
-A merge of window N folds every change from each table's own watermark through N, so a run of a
-range merges once, through its newest partition. A table that cannot be merged fails alone: the run
-reports the other tables first, and its failure at the end names the failed ones. A run that the
-merge sensor requested continues with windows that are landed later, until a table fails.
+A merge of window N folds every change from the watermark of each table through N, so a run of a
+range merges once, through its newest partition. If a table fails, the run merges and reports the
+other tables, then fails with the names of the failed tables. A run that the merge sensor requested
+continues with windows that are landed later, until a table fails.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,9 +55,9 @@ def build_scd_assets(
     """Build the assets that merge windows.
 
     Args:
-        specs: one for each table and kind of SCD table.
+        specs: the specification for each table and kind of SCD table.
         sources: the source tables' keys, for column lineage.
-        snapshot: the asset of the copies.
+        snapshot: the snapshot asset.
     """
     names = Names.of(capture)
     copying = RunningSnapshots(capture, snapshot)
@@ -114,9 +114,9 @@ class _Rounds:
     """The merges of one run: the requested windows, then windows landed during the run.
 
     Attributes:
-        held: what lives as long as the run.
-        through: the window through which was merged last.
-        waiting: the schema changes for whose snapshot a table waits; empty if it does not wait.
+        held: resources to close at the end of the run.
+        through: the newest merged window.
+        waiting: for each table, the reason why it waits for a snapshot; empty if it does not wait.
     """
 
     context: dg.AssetExecutionContext
@@ -139,11 +139,11 @@ class _Rounds:
         self._copied = self._copied_tables()
 
     def merge(self, windows: Sequence[LsnWindow], *, is_first: bool = True) -> Iterator[Any]:
-        """Merge the selected tables through the newest of some windows, and check what was merged.
+        """Merge the selected tables through the newest of the windows, and check the changed rows.
 
         Args:
-            windows: those to be shown as materialised, in order.
-            is_first: they are the partitions of the run.
+            windows: the windows to materialise, in order.
+            is_first: the windows are the partitions of the run.
         """
         through = windows[-1]
         checked = self._checks()
@@ -183,7 +183,7 @@ class _Rounds:
         )
 
     def _fail(self, failure: MergeFailure, unforeseen: dict[TableName, MergeFailure]) -> None:
-        """Keep a failure for the end of the run, or for an attempt after its event is recorded."""
+        """Keep a failure for the end of the run, or for a retry with a recorded schema event."""
         table = next(table for table, _ in self._selected if table.name == failure.name)
         if isinstance(failure.error, SchemaChangeError) and table.schema_policy == FOLLOW:
             unforeseen[failure.name] = failure
@@ -194,10 +194,10 @@ class _Rounds:
     def _record(
         self, unforeseen: Mapping[TableName, MergeFailure], through: LsnWindow
     ) -> set[TableName]:
-        """Record the schema changes that the capture did not foresee.
+        """Record schema changes that the capture has not recorded.
 
         Returns:
-            The tables with a new event. The others fail: a snapshot has not healed them.
+            The tables with a new event. The others fail, because a snapshot did not heal them.
         """
         recovered = set()
         for name, failure in unforeseen.items():
@@ -219,7 +219,7 @@ class _Rounds:
         recorded: Sequence[WindowSummary],
         is_first: bool,
     ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetMaterialization | dg.AssetObservation]:
-        """Show what a merge did to a table."""
+        """Yield the materialisation of a table, or an observation if the table waits."""
         key = self.specs[place].key
         name = f"{place[0].qualified_name} (scd{report.scd})"
         if report.is_remade:
@@ -243,7 +243,7 @@ class _Rounds:
         yield from self._materialized(key, state, merged, version, shown, is_whole)
 
     def _vacuum(self, report: MergeReport) -> None:
-        """Delete what merges replaced. That it fails is no reason to fail a merge that is done."""
+        """Delete files that merges replaced. A failure does not affect the committed merge."""
         if not report.steps and report.snapshot_lsn is None:
             return
         policy = self.capture.retention
@@ -263,7 +263,7 @@ class _Rounds:
         windows: Sequence[LsnWindow],
         is_first: bool,
     ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetMaterialization]:
-        """Show windows as materialised: Dagster takes one result of an asset from each step."""
+        """Yield the materialisation of windows. Dagster accepts one result per asset and step."""
         if not is_first:
             for window in windows:
                 own = metadata.for_window(window.key)
@@ -275,7 +275,7 @@ class _Rounds:
                 )
             return
         for window in windows:
-            # For each of these Dagster lists all partitions of the run.
+            # Dagster lists all partitions of the run for each call.
             if window.key in metadata.shown_apart:
                 own = metadata.for_window(window.key)
                 self.context.add_asset_metadata(own, asset_key=key, partition_key=window.key)
@@ -286,7 +286,7 @@ class _Rounds:
     def _results(
         self, results: Iterable[Result], is_first: bool
     ) -> Iterator[dg.AssetCheckResult | dg.AssetCheckEvaluation]:
-        """Yield results of checks: Dagster accepts one result of a selected check per step."""
+        """Yield results of checks. Dagster accepts one result of a selected check per step."""
         selected = self.context.selected_asset_check_keys
         for result in results:
             assert isinstance(result, dg.AssetCheckResult)
@@ -299,7 +299,7 @@ class _Rounds:
                 yield evaluation_of(result, self.through)
 
     def _recorded(self, windows: Sequence[LsnWindow]) -> list[WindowSummary]:
-        """Read what the raw zone records of some windows."""
+        """Read the summaries of windows from the raw zone."""
         wanted = set(windows)
         found: list[WindowSummary] = []
         for epoch in sorted({window.epoch for window in windows}):
@@ -308,18 +308,18 @@ class _Rounds:
         return [summary for summary in found if summary.window in wanted]
 
     def check_only(self) -> Iterator[Result]:
-        """Evaluate the selected checks of tables that nothing is merged into."""
+        """Evaluate the selected checks without a merge."""
         yield from self._checks().rest()
 
     def landed_since(self, following: LongRun) -> list[LsnWindow] | None:
-        """List the windows after the last merge, once they hold changes of the selected tables."""
+        """List the windows after the last merge; None if they do not change the selected tables."""
         assert self.through is not None
         epoch, end = self.through.epoch, self.through.end
         captured = self.zone.changes.captured_through(epoch)
         if captured is None or captured <= end:
             return None
         if self._copied_tables() != self._copied or self._being_copied():
-            # A table more or less, or a new epoch: the sensor asks for what this run was not.
+            # A table was added or removed, or an epoch began: the sensor requests a suitable run.
             following.stop()
             return None
         landed = self.zone.changes.windows(epoch, end)
@@ -333,7 +333,7 @@ class _Rounds:
         return [summary.window for summary in landed] if is_changed else None
 
     def raise_failures(self) -> None:
-        """End the run with the tables that were not merged, if there are some."""
+        """End the run if a table was not merged; the error names the tables."""
         if self.failures:
             named = [(f.qualified_name, f.error) for f in self.failures]
             raise_failed("Not merged", named, self.capture.name)
@@ -352,8 +352,8 @@ class _Rounds:
     def _checks(self) -> MergeChecks:
         wanted = set(self.context.selected_asset_check_keys)
         if self.context.run.tags.get(PURPOSE_TAG) == MERGE_PURPOSE:
-            # The sensor selects no checks: Dagster would enter each into its history when the run
-            # starts, and show those of idle tables as skipped.
+            # The sensor selects no checks. Dagster would record each selected check at the start of
+            # the run, and show the checks of idle tables as skipped.
             wanted |= {
                 dg.AssetCheckKey(self.specs[place].key, INVARIANTS) for place in self._selected
             }
@@ -386,7 +386,7 @@ class _Rounds:
 
 
 def _held_back(table: CdcTable) -> MergeFailure:
-    reason = f"Table {table.qualified_name} has a running re-snapshot. It is merged after that."
+    reason = f"Table {table.qualified_name} is merged after its running re-snapshot."
     return MergeFailure(table.schema, table.table, TransientError(reason=reason))
 
 

@@ -1,8 +1,8 @@
 """Asset checks of the invariants of SCD tables: after each merge, and in full on demand.
 
-The merge's step checks the rows that it changed, so the cost depends on the number of changes. A
-violation fails the check, and not the run: the rows are merged. A table without changes is not
-checked again.
+The step of the merge checks the changed rows, so the cost depends on the number of changes. A
+violation fails the check but not the run, because the rows are merged already. A table without
+changes is not checked again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ INVARIANTS = "invariants"
 INVARIANTS_IN_FULL = "invariants_in_full"
 
 _HOLDS = {
-    1: "No key is there twice, and older rows have the default of a column that was added",
-    2: "The versions of a key follow each other, one at most is current, the current ones are the "
-    "rows of SCD1 where there is one, and older ones have the default of a column that was added",
+    1: "Keys are unique, and older rows have the default of an added column",
+    2: "The versions of a key do not overlap, at most one is current, the current versions equal "
+    "SCD1 if the table has both kinds, and older versions have the default of an added column",
 }
 
 ScdName = tuple[str, str, int]
@@ -39,7 +39,7 @@ ScdName = tuple[str, str, int]
 def invariant_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
     """Return the specification of the check after each merge."""
     return dg.AssetCheckSpec(
-        INVARIANTS, asset=key, description=f"{_HOLDS[scd]}: in what the merge touched."
+        INVARIANTS, asset=key, description=f"{_HOLDS[scd]}: in the rows that the merge changed."
     )
 
 
@@ -51,11 +51,11 @@ def full_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
 
 
 def found(check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
-    """Return the result of a check: counts without values of rows."""
+    """Return the result of a check: counts, but no values of rows."""
     since = findings.since
     metadata: dict[str, Any] = {
         "rows_looked_at": float(findings.row_count),
-        "looked_at": "all rows" if since is None else f"what was merged from {since} on",
+        "looked_at": "all rows" if since is None else f"rows changed since {since}",
         "seconds": round(findings.seconds, 3),
     }
     metadata.update((rule.value, float(n)) for rule, n in findings.violations.items())
@@ -89,7 +89,7 @@ class _Touched:
     """The rows of one table that a merge changed.
 
     Attributes:
-        since: the position from which rows were changed; None: all rows were changed.
+        since: the position of the first change; None: all rows were changed.
         is_idle: no row was changed.
     """
 
@@ -122,7 +122,7 @@ class MergeChecks:
     A history is compared with SCD1. If the step merges both, the check waits for both reports.
 
     Attributes:
-        open_session: function that opens a session for the checks; called at the first check.
+        open_session: function that opens a session for the checks; the first check calls it.
         targets: tables by schema and table name, with all declared kinds of SCD table.
         merging: the SCD tables that the step merges.
         wanted: the checks to evaluate.

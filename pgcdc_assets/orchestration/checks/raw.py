@@ -46,12 +46,12 @@ def check_windows(
     recounts: Sequence[Recount],
     tables: Collection[TableName] = (),
 ) -> list[dg.AssetCheckResult]:
-    """Check the captured windows, and that they continue the earlier windows.
+    """Check captured windows: no gap after the earlier windows, no missing row, no parked row.
 
     Args:
         zone: the raw zone.
         raw: the raw asset.
-        recounts: of the windows.
+        recounts: the rows of each window, decoded and counted again.
         tables: the declared tables.
     """
     first, last = recounts[0].decoded.window, recounts[-1].decoded.window
@@ -167,7 +167,7 @@ def build_source_checks(
     snapshot: dg.AssetKey,
     scds: Mapping[tuple[CdcTable, int], dg.AssetKey],
 ) -> dg.AssetsDefinition:
-    """Build the checks that query the source: slot, replica identities, and places of tables.
+    """Build the checks that query the source: slot, replica identities, tables, schema changes.
 
     Args:
         scds: the SCD assets by table and kind.
@@ -188,7 +188,7 @@ def build_source_checks(
             dg.AssetCheckSpec(
                 REPLICA_IDENTITY,
                 asset=snapshot,
-                description="Every table's updates and deletes say which row they mean.",
+                description="The updates and deletes of every table identify their row.",
             ),
             *(
                 dg.AssetCheckSpec(
@@ -273,24 +273,24 @@ def evaluate_slot(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckResult:
 def check_source_table(
     key: dg.AssetKey, place: SourcePlace | None, left: str | None = None
 ) -> dg.AssetCheckResult:
-    """Check whether a table's changes are still captured. A renamed table is followed.
+    """Check whether a table's changes are still captured, also under another name.
 
     Args:
         key: the key of an SCD asset of the table.
         place: the table in the source's catalog; None for a table without a snapshot.
-        left: of a table that left the publication which the capture follows: a sentence.
+        left: the sentence about a table that left the publication; None if the table did not.
     """
     error = None if place is None else place.error
     description = None if error is None else str(error)
     if left is not None:
-        description = f"{left} The asset stays until `exclude` has the table."
+        description = f"{left} The asset stays until `exclude` lists the table."
     metadata = {"reason": "none" if error is None else str(error)}
     if place is not None and place.name is not None:
         metadata["source_name"] = str(place.name)
         if place.is_renamed:
-            description = f"The table is named {place.name} now, and is followed by its OID."
+            description = f"The table is named {place.name} now. The capture follows its OID."
     if place is not None and place.is_replaced and error is None:
-        description = "Another table has its name now, and the next snapshot copies that table."
+        description = "Another table has the name now. The next snapshot reads the other table."
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=SOURCE_TABLE,
@@ -309,7 +309,7 @@ def slot_evaluation(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckEvalua
 def evaluation_of(
     result: dg.AssetCheckResult, window: LsnWindow | None = None
 ) -> dg.AssetCheckEvaluation:
-    """Return the event of a result. Dagster itself accepts one result of a check per step.
+    """Return the event of a result, because Dagster accepts one result of a check per step.
 
     Args:
         window: the window that was checked. A check's history has one entry for each run and
@@ -340,9 +340,9 @@ def usable_identity(relation: Relation) -> ReplicaIdentity:
 
 
 def seen_identities(zone: RawZone, capture: CdcCapture) -> dict[str, ReplicaIdentity]:
-    """Return the usable identity of each declared table at the newest look at the catalog.
+    """Return the usable identity of each declared table in the newest catalog poll.
 
-    A table that was not seen counts as usable: other checks name tables that are gone.
+    A table that the poll did not find counts as usable, because other checks report missing tables.
     """
     epoch = zone.epochs.latest()
     looks = {} if epoch is None else zone.definitions.read(epoch.epoch).tables
@@ -361,7 +361,7 @@ def check_identities(
     """List the tables whose updates and deletes Postgres refuses or does not describe.
 
     Args:
-        usable: the usable identity of each table that the publication should send.
+        usable: the usable identity of each expected table of the publication.
     """
     bad = [name for name, identity in usable.items() if identity is ReplicaIdentity.NOTHING]
     return dg.AssetCheckResult(

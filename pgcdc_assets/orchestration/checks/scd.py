@@ -1,12 +1,12 @@
 """Asset checks of the SCD tables: their own invariants, and their contents against the source.
 
-The checks read whole tables, so they run on demand and in `<name>_checks`, not after every merge.
-The source is read at one LSN for all tables of a run. A check reports counts and names of columns,
-and no key. If a check cannot be evaluated, the step fails after all other checks.
+The checks read whole tables, so they run on demand and in the job `<name>_checks`, not after every
+merge. A run reads the source at one LSN for all its tables. A check reports counts and names of
+columns, but no key. If a check cannot be evaluated, the step fails after all other checks.
 
-`equals_source` has to wait for the capture. A run that materialises assets of the capture therefore
-leaves the check out, and Dagster shows it as skipped. If a table has nothing to compare yet, the
-check is a warning with the reason, and the run succeeds.
+`equals_source` waits for the capture. A run that materialises assets of the capture therefore skips
+the check. If a table has no rows to compare yet, the check is a warning with the reason, and the
+run succeeds.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _Outcome = tuple[dg.AssetCheckKey, dg.AssetCheckResult | PgcdcError]
 
 
 class _NotCaptured(Exception):
-    """The capture did not reach the LSN of the comparison."""
+    """The capture did not reach the LSN of the comparison in time."""
 
 
 def build_table_checks(
@@ -125,9 +125,9 @@ class _CheckRun:
     session: Callable[[], "SparkSession"]
 
     def make(self, checks: Mapping[dg.AssetCheckKey, tuple[CdcTable, int]]) -> Iterator[_Outcome]:
-        """Evaluate checks of tables and kinds; the comparisons come last, at one LSN.
+        """Evaluate checks of tables and kinds. The comparisons come last, at one LSN.
 
-        A check that could not be evaluated has an error in place of a result.
+        A check that cannot be evaluated has an error in place of a result.
         """
         compared: dict[dg.AssetCheckKey, CdcTable] = {}
         left = left_tables(self.zone, self.capture)
@@ -206,8 +206,7 @@ def _equality_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
     return dg.AssetCheckSpec(
         EQUALS_SOURCE,
         asset=key,
-        description="The table equals the source, value by value, at one LSN. Writers may "
-        "continue.",
+        description="Every value of the table equals the source at one LSN. Writers may continue.",
     )
 
 

@@ -1,6 +1,6 @@
-"""The check `schema_changes`: what changed in a source table's definition, and when.
+"""The check `schema_changes`: the recorded changes of a source table's definition.
 
-The check warns while a change waits for a snapshot. It reads the lake alone.
+The check warns while a change waits for a snapshot. The check reads only the lake.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgcdc_assets.tables.schema_gate import SchemaGate, describe_event
 
 SCHEMA_CHANGES = "schema_changes"
 
-# Newest first; the lake has all.
+# The table shows the newest changes first; the lake has all changes.
 _MAX_SHOWN = 50
 _COLUMNS = ("lsn", "change", "columns", "detail", "needs_snapshot", "found_by", "recorded_at")
 
@@ -26,9 +26,9 @@ def check_schema_changes(
     """Report the schema changes of a table.
 
     Args:
-        key: of an SCD asset of the table.
-        events: of the table, in stream order.
-        gate: the open events; None without one.
+        key: the key of an SCD asset of the table.
+        events: the schema events of the table, in stream order.
+        gate: the open events; None without an open event.
     """
     newest = describe_event(events[-1]) if events else None
     return dg.AssetCheckResult(
@@ -42,7 +42,7 @@ def check_schema_changes(
 
 
 def remedy_of(gate: SchemaGate) -> str:
-    """Return what ends the wait for a snapshot."""
+    """Return the sentence that says how the wait for a snapshot ends."""
     if gate.heals:
         return "The lag sensor requests a re-snapshot."
     return "The table stops here until a person takes a new snapshot: pgcdc resnapshot."

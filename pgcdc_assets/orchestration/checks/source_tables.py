@@ -1,4 +1,4 @@
-"""Whether the declared tables are still the source of their changes, and under which name."""
+"""The declared tables in the source's catalog: their names, and whether they are captured."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pgcdc_assets.table_name import TableName
 def read_relation_ids(zone: RawZone, capture: CdcCapture) -> dict[TableName, int]:
     """Return the OID of each captured table with a snapshot in this epoch, by declared name.
 
-    A table with the setting `on_schema_change: follow` is identified by the OID that the next
-    snapshot copies, the others by the OID in the newest snapshot.
+    With the setting `on_schema_change: follow`, the OID is the one that the next snapshot reads.
+    With another setting, the OID is the one in the newest snapshot.
     """
     epoch = zone.epochs.latest()
     if epoch is None:
@@ -36,12 +36,12 @@ def read_table_places(
 ) -> dict[CdcTable, SourcePlace]:
     """Return the place of each captured table in the source's catalog.
 
-    A table without a snapshot in this epoch is left out. Where another table of the publication has
-    the declared name, and the table's setting `on_schema_change` is `follow`, the place has no
-    error: the lag sensor requests a snapshot of the other table.
+    Tables without a snapshot in this epoch are omitted. If another table of the publication has the
+    declared name, and the setting `on_schema_change` is `follow`, the place has no error: the lag
+    sensor requests a snapshot of the other table.
 
     Args:
-        purpose: of the connection, for `pg_stat_activity`.
+        purpose: the purpose of the connection, which `pg_stat_activity` shows.
     """
     known = read_relation_ids(zone, capture)
     if not known:
@@ -61,9 +61,9 @@ def read_table_places(
 def find_declared_moves(
     settings: ConnectionSettings, zone: RawZone, capture: CdcCapture, purpose: str
 ) -> list[TableMoved]:
-    """Find the declared tables whose changes are not captured any more.
+    """Find the declared tables whose changes are no longer captured.
 
-    A capture that follows its publication expects that tables leave the publication.
+    If the capture follows its publication, a table that leaves the publication is not an error.
     """
     places = read_table_places(settings, zone, capture, purpose)
     left = left_tables(zone, capture)

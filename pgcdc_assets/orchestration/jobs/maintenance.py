@@ -1,9 +1,10 @@
-"""The maintenance job and its schedule, `<name>_upkeep`: expired data is deleted, files compacted.
+"""The maintenance job `<name>_upkeep` and its schedule: delete expired data, compact files.
 
-The first step deletes expired raw windows and their partition keys, if a retention is set. It holds
-the merge's pool, so no watermark moves back during the step, and makes one commit per epoch. Then
-it deletes the snapshots that are useless without these windows; the next run retries a failure.
-Compaction and VACUUM take longer, and run beside captures and merges.
+If a retention is set, the first step deletes expired raw windows and their partition keys, with one
+commit per epoch. The step holds the merge's pool, so no watermark moves back during the step. Then
+the step deletes the snapshots that are useless without these windows. The next run retries a failed
+deletion. The second step compacts files and runs VACUUM. It takes longer, and runs beside captures
+and merges.
 """
 
 import datetime as dt
@@ -73,7 +74,7 @@ def build_maintenance_job(
             copies = remove_snapshots(zone, _merged_images(zone, capture))
             copies += remove_partial_snapshots(zone)
             if copies:
-                context.log.info(f"Removed {copies} copies that no table can be made of any more")
+                context.log.info(f"Removed {copies} snapshots that no table can be built from")
 
     @dg.op(
         name=f"{capture.name}_tidy_up",
@@ -112,11 +113,11 @@ def build_maintenance_job(
                 )
             )
         if failures:
-            raise_failed("Not tidied up", failures, capture.name)
+            raise_failed("Not maintained", failures, capture.name)
 
     @dg.job(
         name=names.maintenance_job,
-        description="Removes windows past retention, merges small files, deletes old ones.",
+        description="Deletes windows past retention, compacts small files, deletes replaced files.",
         executor_def=run_executor,
         tags={CAPTURE_TAG: capture.name},
     )
@@ -134,12 +135,12 @@ def build_maintenance_job(
 
 
 def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
-    """Return the lowest watermark of all declared SCD tables.
+    """Return the lowest watermark of all declared SCD tables; None if a table was never merged.
 
-    None if a table was never merged, because its first merge needs every window.
+    The first merge of a table needs every window.
     """
     tables = read_state(zone, capture).tables
-    # A merged table that left the publication has no place in a later epoch.
+    # A table that left the publication needs no further window once it is merged.
     marks = [table.watermark for table in tables if table.needs_merge or not table.has_left]
     known = [mark for mark in marks if mark is not None]
     return min(known) if known and len(known) == len(marks) else None

@@ -1,13 +1,12 @@
-"""One shot: everything committed before the start is captured and merged, through Dagster.
+"""One-shot sync: capture and merge, through Dagster, everything committed before the start.
 
-The same sensors that the daemon ticks are ticked here, and what they ask for is executed in this
-process on the persistent instance, so that runs, partitions and lag show in the UI as usual. The
-WAL position at the first tick is the barrier: a run ends when it is reached, however busy the
-writers are.
+This module evaluates the sensors that the daemon evaluates. It executes the requested runs in this
+process on the persistent instance, so the UI shows runs, partitions and lag as usual. The barrier
+is the WAL position at the first evaluation. The sync ends at the barrier, even if writers continue.
 
-A table whose snapshot or merge fails is left out for the rest of the call, and its error is raised
-at the end. The capture and the other tables continue, so the server need not keep WAL for the
-failed table. A capture that fails ends the call at once.
+If the snapshot or the merge of a table fails, the sync skips the table from then on and raises its
+error at the end. The capture and the other tables continue, so the server does not retain WAL for
+the failed table. A failed capture ends the sync at once.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pgcdc_assets.orchestration.partitions import (
     group_neighbours,
 )
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, LoadedCapture
-from pgcdc_assets.orchestration.runs.claims import beating, new_claim
+from pgcdc_assets.orchestration.runs.claims import new_claim, writing_heartbeat
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.errors import error_of_run, join_errors, name_tables
 from pgcdc_assets.orchestration.runs.partial_request import PartialRequest, partial_request
@@ -66,18 +65,18 @@ def sync_capture(
     adopt_slot: bool = False,
     barrier: Lsn | None = None,
 ) -> SyncReport:
-    """Bring one capture through the WAL position at the start.
+    """Capture and merge one capture through the WAL position at the start.
 
     Args:
-        barrier: bring the capture through this LSN, and merge no further.
-        say: takes a line of progress.
-        resnapshot: tables to take new snapshots of before.
-        partial: a partial snapshot to take before.
-        adopt_slot: take over a slot that something else has read before.
+        say: function that prints a line of progress.
+        resnapshot: tables to re-snapshot first.
+        partial: a partial snapshot to take first.
+        adopt_slot: take over a slot that another consumer has read.
+        barrier: the LSN at which capture and merge end, in place of the current WAL position.
 
     Raises:
-        PgcdcError: the error that a run ended with, or that a sensor raised; of several the worst,
-            with the sentences of all. After one of a copy or a merge everything else is done.
+        PgcdcError: a run or a sensor failed. Of several errors, the worst is raised with the
+            sentences of all. After the error of a snapshot or a merge, all other work is done.
     """
     tags = {ADOPT_SLOT_TAG: "true"} if adopt_slot else {}
     sync = _Sync(instance, location, loaded, say, limits or SyncLimits(), tags)
@@ -106,7 +105,7 @@ class _Sync:
         self.progress = SyncProgress(self.name)
         self.report = SyncReport(self.name)
         self.failures: list[PgcdcError] = []
-        self.failed_copies: set[str] = set()
+        self.failed_snapshots: set[str] = set()
         self.failed_merges: set[dg.AssetKey] = set()
         self.merged: dict[dg.AssetKey, LsnWindow] = {}
 
@@ -119,7 +118,7 @@ class _Sync:
                 self._resnapshot(resnapshot)
             if partial is not None:
                 self._resnapshot([partial.table], {PARTIAL_TAG: "true"})
-            self._come_through()
+            self._run_to_barrier()
             settings, zone = self.loaded.postgres.settings(), self.loaded.lake.zone(self.name)
             self.failures += find_declared_moves(settings, zone, self.loaded.capture, "sync")
         except PgcdcError as error:
@@ -132,7 +131,7 @@ class _Sync:
         self.report.barrier = str(self.progress.barrier)
         return self.report
 
-    def _come_through(self) -> None:
+    def _run_to_barrier(self) -> None:
         progress = self.progress
         waiting_since: float | None = None
         while True:
@@ -147,7 +146,7 @@ class _Sync:
                 waiting_since = None
                 continue
             if self.failures and progress.captured_through is None and not progress.is_blocked:
-                # The first copies came to nothing: there is no stream to capture.
+                # All first snapshots failed, so there is no epoch to capture.
                 return
             waiting_since = waiting_since or time.monotonic()
             self._wait(waiting_since, why_no_capture)
@@ -155,9 +154,9 @@ class _Sync:
     def _resnapshot(
         self, tables: Sequence[CdcTable], further_tags: Mapping[str, str] | None = None
     ) -> None:
-        """Take new snapshots by the job that the UI uses for the snapshot asset's partitions."""
+        """Re-snapshot tables by the job that materialises partitions of the snapshot asset."""
         if self.loaded.lake.zone(self.name).epochs.latest() is None:
-            # The first snapshots are those of all tables, and the sensor asks for them.
+            # The sensor requests the first snapshots of all tables.
             return
         job = self.repository.get_job(self.names.snapshot_job)
         keys = job.asset_layer.selected_asset_keys
@@ -168,7 +167,7 @@ class _Sync:
             if time.monotonic() - began > self.limits.wait_seconds:
                 raise TransientError(
                     reason=f"Another run takes snapshots of capture {self.name}, and did not end "
-                    f"within {self.limits.wait_seconds:g} s. Run it again."
+                    f"within {self.limits.wait_seconds:g} s. Run the command again."
                 )
             time.sleep(self.limits.poll_seconds)
         order = [table.partition_key for table in self.loaded.capture.tables]
@@ -182,10 +181,10 @@ class _Sync:
             self._execute(dg.RunRequest(job_name=self.names.snapshot_job, tags=tags))
 
     def _is_through(self, merges: Sequence[dg.RunRequest]) -> bool:
-        """Whether all before the barrier is captured, and merged except for what failed.
+        """Return whether all changes before the barrier are captured, and merged if possible.
 
-        Where captures run elsewhere and writers go on, a merge is asked for at every tick: that
-        alone does not say that something before the barrier waits.
+        If the daemon captures too and writers continue, the merge sensor requests a merge at each
+        evaluation. A request alone does not show that a change before the barrier waits.
         """
         if not self.progress.is_captured or self.progress.barrier is None:
             return False
@@ -198,12 +197,12 @@ class _Sync:
         behind = [
             table
             for table in state.tables
-            if table.table.partition_key not in self.failed_copies
+            if table.table.partition_key not in self.failed_snapshots
             and not self.progress.has_merged(table, epoch)
         ]
         if not behind:
             return True
-        # More than failed: a table waits for its snapshot, or for the end of a re-snapshot.
+        # A table that did not fail is behind: it waits for a snapshot.
         if not merges or len(behind) > len(self.failed_merges):
             return False
         wanted = {key for request in merges for key in request.asset_selection or ()}
@@ -213,7 +212,7 @@ class _Sync:
         )
 
     def _tick(self, sensor_name: str) -> list[dg.RunRequest]:
-        """Evaluate a sensor, and give the runs that it asks for."""
+        """Evaluate a sensor, apply its other requests, and return its run requests."""
         with self._timed("sensors"):
             sensor = self.repository.get_sensor_def(sensor_name)
             known = self.repository.get_top_level_resources()
@@ -241,21 +240,22 @@ class _Sync:
             self.instance.delete_dynamic_partition(request.partitions_def_name, key)
 
     def _execute_all(self, requests: Sequence[dg.RunRequest]) -> bool:
-        """Execute what is left of the requests; whether anything was."""
-        left = [rest for request in requests if (rest := self._rest_of(request)) is not None]
-        for request in left:
+        """Execute the requests without their finished parts; return whether a run was executed."""
+        remaining = [part for part in map(self._select_remaining, requests) if part is not None]
+        for request in remaining:
             self._execute(request)
-        return bool(left)
+        return bool(remaining)
 
-    def _rest_of(self, request: dg.RunRequest) -> dg.RunRequest | None:
-        """Leave out what failed in this call, and captures beyond the barrier."""
+    def _select_remaining(self, request: dg.RunRequest) -> dg.RunRequest | None:
+        """Return a request without tables that failed; None for a capture beyond the barrier."""
         if request.job_name == self.names.capture_job:
             return None if self.progress.is_captured else request
         if request.job_name == self.names.snapshot_job:
-            return None if self.failed_copies.issuperset(self._tables_of(request)) else request
+            has_failed = self.failed_snapshots.issuperset(self._requested_tables(request))
+            return None if has_failed else request
         if not self.failed_merges:
             return request
-        # A table that failed is asked for at every tick, and all that are idle with it.
+        # The sensor requests a failed table at each evaluation, together with all idle tables.
         through = LsnWindow.parse(request.tags[THROUGH_TAG])
         left = [
             key
@@ -273,20 +273,20 @@ class _Sync:
         if job_name == self.names.merge_job:
             self._merge(job_name, request)
         elif job_name == self.names.snapshot_job:
-            self._copy(job_name, request)
+            self._take_snapshots(job_name, request)
         elif not (result := self._run(job_name, request)).success:
             raise error_of_run(result)
 
-    def _copy(self, job_name: str, request: dg.RunRequest) -> None:
+    def _take_snapshots(self, job_name: str, request: dg.RunRequest) -> None:
         result = self._run(job_name, request)
         if result.success:
             return
         events = result.get_asset_materialization_events()
-        missed = set(self._tables_of(request)) - {event.partition or "" for event in events}
-        self.failed_copies |= missed
+        missed = set(self._requested_tables(request)) - {event.partition or "" for event in events}
+        self.failed_snapshots |= missed
         tables = self.loaded.capture.tables
         names = [table.qualified_name for table in tables if table.partition_key in missed]
-        self._put_off(name_tables("Not copied", names, error_of_run(result)))
+        self._defer(name_tables("Not copied", names, error_of_run(result)))
 
     def _merge(self, job_name: str, request: dg.RunRequest) -> None:
         wanted = set(request.asset_selection or ())
@@ -295,7 +295,7 @@ class _Sync:
                 self.loaded.spark.session()
         except PgcdcError as error:
             self.failed_merges |= wanted
-            self._put_off(error)
+            self._defer(error)
             return
         result = self._run(job_name, request)
         events = result.get_asset_materialization_events()
@@ -303,18 +303,18 @@ class _Sync:
         through = LsnWindow.parse(request.tags[THROUGH_TAG])
         self.merged.update(dict.fromkeys(merged, through))
         if not result.success:
-            # A run that fails after its last table would fail at each window again.
+            # If the run failed after its last table, each further run would fail too.
             missed = wanted - merged or wanted
             self.failed_merges |= missed
             names = {".".join(key.path[1:]) for key in missed}
-            self._put_off(name_tables("Not merged", names, error_of_run(result)))
+            self._defer(name_tables("Not merged", names, error_of_run(result)))
 
-    def _put_off(self, error: PgcdcError) -> None:
-        """Keep an error for the end."""
+    def _defer(self, error: PgcdcError) -> None:
+        """Report an error, and keep it for the end of the sync."""
         self.say(f"{str(error).rstrip('.')}. Continuing with the rest.")
         self.failures.append(error)
 
-    def _tables_of(self, request: dg.RunRequest) -> list[str]:
+    def _requested_tables(self, request: dg.RunRequest) -> list[str]:
         return covered_keys(request.tags, [t.partition_key for t in self.loaded.capture.tables])
 
     def _run(self, job_name: str, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
@@ -323,7 +323,7 @@ class _Sync:
         if request.run_key is not None:
             tags["dagster/run_key"] = request.run_key
         part = job_name.removeprefix(f"{self.name}_")
-        with self._timed(part), beating(self.instance, run_id):
+        with self._timed(part), writing_heartbeat(self.instance, run_id):
             result = requested_job(self.repository, job_name, request).execute_in_process(
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                 instance=self.instance,
@@ -355,23 +355,24 @@ class _Sync:
                 self.report.change_count += count.value or 0
 
     def _wait(self, since: float, reason: str) -> None:
-        """Wait for what is in the way, a run of the daemon as a rule.
+        """Wait for other runs, usually runs of the daemon.
 
         Args:
-            reason: why nothing was captured.
+            since: the start of the wait.
+            reason: the reason why nothing was captured.
 
         Raises:
-            TransientError: it took too long.
+            TransientError: the wait reached its limit.
         """
         limits = self.limits
         limit = limits.wait_seconds if self.progress.is_blocked else limits.idle_seconds
         if time.monotonic() - since > limit:
-            # Once all is captured, a merge is what is awaited, whatever the lag sensor says.
+            # After the capture only the merge sensor's reason counts.
             reasons = [*([] if self.progress.is_captured else [reason]), self.progress.waiting]
             raise TransientError(
                 reason=f"Capture {self.name} did not get through WAL position "
                 f"{self.progress.barrier} within {limit:g} s: "
-                f"{'; '.join(filter(None, reasons)) or reason}. Run it again."
+                f"{'; '.join(filter(None, reasons)) or reason}. Run the command again."
             )
         time.sleep(self.limits.poll_seconds)
 
@@ -392,7 +393,7 @@ def requested_job(
     job = repository.get_job(job_name)
     if not request.asset_selection:
         return job
-    # execute_in_process can select assets too, but adds every check of theirs.
+    # The asset selection of execute_in_process adds every check of the assets.
     return job.get_subset(
         asset_selection=frozenset(request.asset_selection),
         asset_check_selection=frozenset(request.asset_check_keys or ()),

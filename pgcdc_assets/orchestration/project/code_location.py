@@ -65,7 +65,7 @@ class CodeLocation:
         """Return the named capture, or all captures.
 
         Raises:
-            ConfigurationError: there is no capture, or none with the name.
+            ConfigurationError: no capture is declared, or no capture has the name.
         """
         known = ", ".join(sorted(self.captures)) or "none"
         if name is None:
@@ -124,7 +124,7 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             reason=f"Module {module_name} cannot be imported: {error}. Name a Dagster code "
-            "location with -m, and run where Python finds it"
+            "location with -m, and start the command in a folder from which Python finds the module"
         ) from error
     definitions = _definitions_of(module)
     return CodeLocation(definitions, find_captures(definitions))
@@ -159,9 +159,9 @@ def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
 
 
 def _explained(folder: Path, error: Exception) -> tuple[PgcdcError, bool]:
-    """Return a sentence for an error of Dagster, and whether the error itself may be shown.
+    """Return a sentence about an error of Dagster, and whether the error itself may be shown.
 
-    Errors of pydantic and Dagster's excerpts of a file quote values.
+    Errors of pydantic quote values, and so do Dagster's excerpts of a file.
     """
     last: BaseException = error
     while last.__cause__ is not None:
@@ -192,7 +192,7 @@ def _definitions_of(module: ModuleType) -> dg.Definitions:
     ]
     if len(found) != 1:
         raise ConfigurationError(
-            reason=f"Module {module.__name__} holds {len(found)} Dagster definitions; it must hold "
+            reason=f"Module {module.__name__} has {len(found)} Dagster definitions; it must have "
             "one"
         )
     if isinstance(found[0], dg.Definitions):

@@ -1,6 +1,6 @@
-"""Check of a defs.yaml before Dagster loads it: an error names file, line, setting and remedy.
+"""Check of a defs.yaml before Dagster loads it; an error names file, line, setting and remedy.
 
-Dagster's own errors contain an error of pydantic, which quotes values. This module composes a file
+Dagster's own errors contain errors of pydantic, which quote values. This module composes a file
 into YAML nodes, which have line numbers, and compares the nodes with the component's fields.
 """
 
@@ -75,8 +75,8 @@ def check_defs_folders(folders: Sequence[Path]) -> None:
         for name in _File(path).check():
             if name in declared:
                 raise ConfigurationError(
-                    reason=f"{_shown(path)}: capture {name} is declared in {declared[name]} "
-                    "already; give one of them another name"
+                    reason=f"{_shown(path)}: {declared[name]} declares a capture named {name} too; "
+                    "rename one of the two captures"
                 )
             declared[name] = _shown(path)
 
@@ -107,8 +107,8 @@ class _File:
         return names
 
     def fail(self, node: yaml.Node, sentence: str) -> NoReturn:
-        """Raise a ConfigurationError with the place of a node."""
-        # The cause is left out, because pydantic's errors quote values.
+        """Raise a ConfigurationError that names the place of a node."""
+        # Omit the cause, because pydantic's errors quote values.
         raise ConfigurationError(reason=f"{self._place(node.start_mark)}: {sentence}") from None
 
     def _place(self, mark: yaml.Mark | None) -> str:
@@ -119,7 +119,9 @@ class _File:
             return list(yaml.compose_all(self.path.read_text("utf-8"), yaml.SafeLoader))
         except yaml.MarkedYAMLError as error:
             problem = error.problem or "it cannot be read"
-            hint = "; indent with blanks, YAML does not take tabs" if "\\t" in problem else ""
+            hint = (
+                "; indent with blanks, because YAML does not allow tabs" if "\\t" in problem else ""
+            )
             raise ConfigurationError(
                 reason=f"{self._place(error.problem_mark)}: not valid YAML: {problem}{hint}"
             ) from error
@@ -130,7 +132,7 @@ class _File:
             ) from error
 
     def _component(self, document: yaml.Node) -> tuple[type[BaseModel] | None, yaml.Node]:
-        """Find the class of a document's component; None if the class is not ours."""
+        """Find the class of a document's component; None for a class of another package."""
         entries = self._entries(document, "the file", _TOP_LEVEL)
         kind = entries.get("type")
         if kind is None:
@@ -141,7 +143,7 @@ class _File:
         if component is None:
             return None, document
         if "attributes" not in entries:
-            self.fail(document, "`attributes` is missing, which has the settings of the capture")
+            self.fail(document, "`attributes` is missing; it has the settings of the capture")
         return component, entries["attributes"]
 
     def _class(self, kind: yaml.ScalarNode) -> type[BaseModel] | None:
@@ -191,7 +193,7 @@ class _File:
     def _selected(
         self, attributes: yaml.Node, nodes: dict[str, yaml.Node]
     ) -> tuple[tuple[CdcTable, ...], TableSelection | None]:
-        """Check the tables of a capture, which are a list or `all` with patterns."""
+        """Check the tables of a capture: a list, or `all` with patterns."""
         section = nodes.get("all_tables")
         if _value(nodes["tables"]) != ALL_TABLES:
             if section is not None:
@@ -219,14 +221,14 @@ class _File:
                 continue
             name = self._judged(partial(TableName.parse, values["name"]), nodes["name"], {})
             if name in tables:
-                self.fail(entry, f"table {name} is listed a second time")
+                self.fail(entry, f"table {name} is listed twice")
             tables[name] = self._judged(partial(CdcTable.parse, **_known(values)), entry, nodes)
         return tuple(tables.values()) or (CdcTable("public", "unknown"),) * bool(node.value)
 
     def _judged(
         self, build: Callable[[], Any], node: yaml.Node, settings: dict[str, yaml.Node]
     ) -> Any:
-        """Build a value; an error names the line of the wrong setting."""
+        """Build a value. An error names the line of the wrong setting."""
         try:
             return build()
         except ConfigurationError as error:
@@ -259,7 +261,7 @@ class _File:
                 what = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
                 self.fail(key, f"unknown setting `{name}` in {place}; {what}")
             if name in entries:
-                self.fail(key, f"`{name}` is in {place} a second time")
+                self.fail(key, f"`{name}` is set twice in {place}")
             entries[name] = value
         return self._nodes(node)
 
@@ -307,7 +309,7 @@ class _File:
             if name not in os.environ:
                 self.fail(
                     node,
-                    f"`{place}` is taken from the environment variable {name}, which is not set",
+                    f"`{place}` refers to the environment variable {name}, which is not set",
                 )
 
     def _nodes(self, node: yaml.Node) -> dict[str, yaml.Node]:
@@ -356,7 +358,7 @@ def _allowed(kind: Any) -> str:
 
 
 def _described(description: str | None) -> str:
-    text = (description or "it has to be set").rstrip(".")
+    text = (description or "the setting is required").rstrip(".")
     return text[0].lower() + text[1:]
 
 

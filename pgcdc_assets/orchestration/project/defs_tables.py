@@ -1,7 +1,7 @@
-"""The tables in the text of a defs.yaml, and the insertion of further tables.
+"""The tables in the text of a defs.yaml: read them, and insert further tables.
 
-Users edit the file, so comments, order, quotes and settings stay as they are. New tables are
-inserted after the last table, and the new text is checked before the file is replaced.
+Users edit the file, so an insertion keeps comments, order, quotes and settings. New tables follow
+the last table. The new text is checked before the file is replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pgcdc_assets.table_selection import ALL_TABLES
 
 @dataclass(frozen=True)
 class DefsTables:
-    """The text of a file, with the place of one capture's tables.
+    """The text of a file, and the place of one capture's tables in it.
 
     Attributes:
         attributes: the capture's settings and their values.
@@ -42,7 +42,7 @@ class DefsTables:
         """Read a file that `check_defs_folders` accepts.
 
         Raises:
-            ConfigurationError: the file does not declare the capture, or lists no tables.
+            ConfigurationError: the file does not declare the capture, or does not list its tables.
         """
         # `read_text` would change the line ends.
         text = path.read_bytes().decode()
@@ -96,15 +96,15 @@ class DefsTables:
         if wanted not in [(document or {}).get("attributes") for document in documents]:
             lines = ", ".join(_line(table) for table in tables)
             raise ConfigurationError(
-                reason=f"{self.path} has a form that tables cannot be inserted into. Add to its "
-                f"list of tables: {lines}"
+                reason=f"The form of {self.path} does not allow an insertion. Add to its list of "
+                f"tables: {lines}"
             )
         replace_text(self.path, text)
 
     def _inserted(self, tables: Sequence[CdcTable]) -> str:
         entries = self.tables.value
         if self.tables.flow_style:
-            # An empty list begins with `[`, one character. Otherwise entries follow the last entry.
+            # An empty list begins with `[`. Other lists get the entries after their last entry.
             at = entries[-1].end_mark.index if entries else self.tables.start_mark.index + 1
             comma = ", " if entries else ""
             return self.text[:at] + comma + ", ".join(map(_line, tables)) + self.text[at:]
@@ -123,7 +123,7 @@ class DefsTables:
 
 
 def find_defs_tables(folders: Sequence[Path], capture: str) -> DefsTables | None:
-    """Find the file that lists a capture's tables; None for a capture that Python declares.
+    """Find the file that lists a capture's tables; None for a capture that is declared in Python.
 
     A name in a template (`{{ env.NAME }}`) is not found.
     """
@@ -136,7 +136,7 @@ def find_defs_tables(folders: Sequence[Path], capture: str) -> DefsTables | None
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file atomically: after a crash the file has the old or the new text."""
+    """Replace a file atomically: after a crash, the file has either the old or the new text."""
     target = path.resolve()
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

@@ -18,7 +18,7 @@ CONFIG = Path(__file__).with_name("dagster.yaml")
 
 DSN_VARIABLE = "PGCDC_DSN"
 SPARK_VARIABLE = "PGCDC_SPARK_REMOTE"
-# A value of the variable above: an embedded session, even if a server runs.
+# Value of the variable above for an embedded session, even if a server runs.
 EMBEDDED_SPARK = "local"
 EMBEDDED_DATABASE = "shop"
 
@@ -26,7 +26,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def clone_root() -> Path | None:
-    """Return the folder of the clone; None for an installed package."""
+    """Return the folder of the git clone; None for an installed package."""
     root = _PACKAGE.parent
     return root if (root / "pyproject.toml").is_file() else None
 
@@ -59,8 +59,8 @@ def default_defs_folder() -> Path:
 def defs_folders() -> list[Path]:
     """Return the folders from which component instances are loaded.
 
-    These are `defs` of the current folder, `defs` of a clone, and the folder of the sample shop in
-    the package. The last one is included in a clone, and if the sample shop was started here.
+    These are `defs` of the current folder, `defs` of a clone, and the sample shop's folder in the
+    package. The sample shop is included in a clone, and if it was started in the current folder.
     """
     folders = [default_defs_folder()]
     root = clone_root()
@@ -118,8 +118,8 @@ def prepare_home() -> Path:
         home = Path(given).expanduser()
         if not home.is_absolute() or not home.is_dir():
             raise ConfigurationError(
-                reason=f"DAGSTER_HOME is {given}, which is not an existing folder given by its "
-                "absolute path: make it, or unset the variable to use .pgcdc/dagster"
+                reason=f"DAGSTER_HOME is {given}, but must be the absolute path of an existing "
+                "folder: create the folder, or unset the variable to use .pgcdc/dagster"
             )
         return home
     home = state_folder() / "dagster"

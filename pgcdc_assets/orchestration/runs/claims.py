@@ -1,11 +1,11 @@
-"""A run's process and its heartbeat, in the run's tags, and the end of a run that is interrupted.
+"""Claims of runs: process and heartbeat in the run's tags, and cancellation after an interrupt.
 
-A killed run keeps the status "started" in the instance. On the same machine the process in the
-run's tags shows that the run is dead; on another machine the heartbeat shows it. A thread writes
-the heartbeat, so that a long merge or landing does not delay the heartbeat.
+A killed run keeps the status "started" in the instance. On the same machine, the process in the
+run's tags shows that the run is dead; on another machine, the heartbeat shows it. A thread writes
+the heartbeat, so a long merge or landing does not delay it.
 
-An interrupted run is canceled, not failed: SIGINT or SIGTERM is a request to end. Dagster reports a
-run as canceled only after a request for its cancellation, so this module makes the request.
+SIGINT or SIGTERM is a request to end, so an interrupted run is canceled and not failed. Dagster
+reports a run as canceled only after a request for its cancellation, which this module makes.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ HEARTBEAT_TAG = "pgcdc/heartbeat"
 
 BEAT_SECONDS = 15.0
 
-_INTERRUPTED = "The run was interrupted. What it had committed stays; the rest is asked for again."
+_INTERRUPTED = "The run was interrupted. Its commits remain, and the rest is requested again."
 
-# Never cleared: the process ends with its run.
+# The event is never cleared, because the process ends with its run.
 _interrupted = threading.Event()
 
 _log = logging.getLogger(__name__)
 
 
 class RunInterrupted(DagsterExecutionInterruptedError, DagsterUserCodeProcessError):
-    """Ends an interrupted run. Dagster shows its error, which has no stack trace."""
+    """The error of an interrupted run, which Dagster shows without a stack trace."""
 
     def __init__(self) -> None:
         shown = SerializableErrorInfo(_INTERRUPTED, [], DagsterExecutionInterruptedError.__name__)
@@ -62,7 +62,7 @@ def claim_tags(run_id: str) -> dict[str, str]:
 
 
 def new_claim() -> tuple[str, dict[str, str]]:
-    """Create id and tags of a run that this process executes.
+    """Create the id and the tags of a run that this process executes.
 
     The run has the tags from its start, because a step may wait for its pool before it claims the
     run.
@@ -72,9 +72,9 @@ def new_claim() -> tuple[str, dict[str, str]]:
 
 
 def last_heartbeat(run: DagsterRun) -> float | None:
-    """Return the time of a run's last heartbeat; None if the run has none of its own.
+    """Return the time of a run's newest heartbeat; None if the run has not written a heartbeat.
 
-    Dagster copies the tags of a run to a run that repeats it.
+    Dagster copies the tags of a run, with its heartbeat, to a run that repeats it.
     """
     seconds, _, run_id = run.tags.get(HEARTBEAT_TAG, "").partition(" ")
     return float(seconds) if run_id == run.run_id and seconds.isdigit() else None
@@ -86,7 +86,7 @@ def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]
 
     Blocks of one run may be nested.
     """
-    with beating(instance, run.run_id):
+    with writing_heartbeat(instance, run.run_id):
         try:
             yield
         except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
@@ -100,7 +100,7 @@ def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]
 
 @contextmanager
 def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
-    """Claim the run of a step for this process, whatever executor started the step."""
+    """Claim the run of a step for this process, independently of the executor."""
     with claimed_run(context.instance, context.run):
         yield
 
@@ -127,9 +127,9 @@ def interrupt_steps() -> None:
 
 
 @contextmanager
-def beating(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Write a run's heartbeat inside the block, as soon as the run exists."""
-    with _hearts.beating(instance, run_id):
+def writing_heartbeat(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+    """Write a run's heartbeat inside the block, from the start of the run."""
+    with _heartbeats.writing_heartbeat(instance, run_id):
         yield
 
 
@@ -140,7 +140,7 @@ def _cancel(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 @dataclass
-class _Heart:
+class _Heartbeat:
     """The heartbeat of one run.
 
     Attributes:
@@ -176,31 +176,31 @@ class _Heart:
             _log.debug("No heartbeat of run %s: %s", self.run_id, type(error).__name__)
 
 
-class _Hearts:
+class _Heartbeats:
     """The heartbeats of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_run: dict[str, _Heart] = {}
+        self._by_run: dict[str, _Heartbeat] = {}
 
     @contextmanager
-    def beating(self, instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+    def writing_heartbeat(self, instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
         with self._lock:
-            heart = self._by_run.setdefault(run_id, _Heart(instance, run_id))
-            heart.holders += 1
-            is_first = heart.holders == 1
+            heartbeat = self._by_run.setdefault(run_id, _Heartbeat(instance, run_id))
+            heartbeat.holders += 1
+            is_first = heartbeat.holders == 1
         try:
             if is_first:
-                heart.start()
+                heartbeat.start()
             yield
         finally:
             with self._lock:
-                heart.holders -= 1
-                is_last = heart.holders == 0
+                heartbeat.holders -= 1
+                is_last = heartbeat.holders == 0
                 if is_last:
                     del self._by_run[run_id]
             if is_last:
-                heart.stop()
+                heartbeat.stop()
 
 
-_hearts = _Hearts()
+_heartbeats = _Heartbeats()

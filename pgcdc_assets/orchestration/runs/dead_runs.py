@@ -1,11 +1,11 @@
-"""Closing of runs whose process has ended, and release of the pool slots that they hold.
+"""Closing of runs whose process has ended, which releases their pool slots.
 
 The default launcher cannot check the process of a run, so the instance shows a killed run as
 started. A process of this PID namespace is looked up in /proc. A run of another container or
-machine is dead if its last heartbeat is old by the clock, and if this process has seen no heartbeat
-for some time. So different clocks or an unavailable storage do not close a live run.
+machine is dead if its newest heartbeat is old by the clock, and if this process has seen no
+heartbeat for some time. So neither different clocks nor an unavailable storage close a live run.
 
-A dead daemon leaves runs that have not begun. These runs are closed if the daemon's own heartbeat
+A dead daemon leaves runs that have not begun. These runs are closed if the heartbeat of the daemon
 is old.
 """
 
@@ -62,11 +62,11 @@ def _close_if_left_over(instance: dg.DagsterInstance, record: RunRecord) -> None
     if not is_left_over(instance, record):
         return
     if run.status == DagsterRunStatus.STARTING:
-        _close(instance, run, "The run was launched, and its process did not begin.")
+        _close(instance, run, "The run was launched, but its process did not begin.")
     elif PURPOSE_TAG in run.tags:
-        # A sensor requests its run again. A run that a person requested stays in the queue.
+        # A sensor requests a run again. A run that a person requested stays in the queue.
         instance.report_run_canceled(
-            run, "No Dagster daemon runs that could start this run: it is asked for again."
+            run, "No Dagster daemon is running to start this run. The sensor requests it again."
         )
 
 
@@ -74,9 +74,9 @@ def _close_if_dead(instance: dg.DagsterInstance, run: DagsterRun) -> None:
     reason = _why_dead(run)
     if reason is None:
         return
-    # Read again: the process may have recorded the end, or another sensor closed the run.
+    # Read the run again, because its process or another sensor may have ended it.
     now = instance.get_run_by_id(run.run_id)
-    if now is None or now.is_finished or _signs(now) != _signs(run):
+    if now is None or now.is_finished or _claim_of(now) != _claim_of(run):
         return
     if _is_inherited(instance, run):
         return
@@ -87,13 +87,13 @@ def _why_dead(run: DagsterRun) -> str | None:
     tag = run.tags.get(PROCESS_TAG, "")
     process = ProcessIdentity.parse(tag)
     if process is not None and process.is_visible:
-        return _gone(process.pid) if process.has_ended else None
+        return _killed(process.pid) if process.has_ended else None
     if process is None and tag.count(":") == 2:
         host, pid, started = tag.split(":")
-        # Early releases recorded the host only.
+        # Early releases recorded neither boot nor namespace.
         place = this_namespace()
         if host == place.host and ProcessIdentity(place, int(pid), started).has_ended:
-            return _gone(int(pid))
+            return _killed(int(pid))
     beat = last_heartbeat(run)
     if beat is None:
         return None
@@ -101,13 +101,13 @@ def _why_dead(run: DagsterRun) -> str | None:
     if silent < WATCHED_SECONDS or time.time() - beat < SILENT_SECONDS:
         return None
     return (
-        f"The run's process gave no sign of life for {SILENT_SECONDS:g} s: its container or "
-        "machine is gone. The next run continues from here."
+        f"The run's process wrote no heartbeat for {SILENT_SECONDS:g} s: its container or "
+        "machine has ended. The next run continues."
     )
 
 
-def _gone(pid: int) -> str:
-    return f"Process {pid} of this run is gone: it was killed. The next run continues from here."
+def _killed(pid: int) -> str:
+    return f"Process {pid} of this run was killed. The next run continues."
 
 
 def _close(instance: dg.DagsterInstance, run: DagsterRun, reason: str) -> None:
@@ -124,7 +124,7 @@ def _is_inherited(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
     return parent is not None and parent.tags.get(PROCESS_TAG) == run.tags.get(PROCESS_TAG)
 
 
-def _signs(run: DagsterRun) -> tuple[str | None, str | None]:
+def _claim_of(run: DagsterRun) -> tuple[str | None, str | None]:
     return run.tags.get(PROCESS_TAG), run.tags.get(HEARTBEAT_TAG)
 
 
@@ -136,7 +136,7 @@ def _touched_assets(run: DagsterRun) -> set[dg.AssetKey]:
 
 @dataclass
 class _Watch:
-    """The last change of each run's heartbeat that this process saw, by the monotonic clock."""
+    """The time, by the monotonic clock, at which this process saw each run's newest heartbeat."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class _Watch:
         with self._lock:
             known = self._seen.get(run_id)
             if known is None or known[0] != heartbeat:
-                # Runs that ended need no entry.
+                # Remove the entries of ended runs.
                 recent = {k: v for k, v in self._seen.items() if now - v[1] < 10 * SILENT_SECONDS}
                 self._seen = {**recent, run_id: (heartbeat, now)}
                 return 0.0

@@ -15,14 +15,14 @@ from pgcdc_assets.errors import (
     error_named,
 )
 
-# Errors that need a decision come first; an error that may not occur again comes last.
+# Errors that need a decision come first, and errors that a retry may resolve come last.
 _WORST_FIRST = [
     kind.exit_status for kind in (DefiniteError, ConfigurationError, PgcdcError, TransientError)
 ]
 
 
 class FailedRun(PgcdcError):
-    """An error read back from a run's events: its sentence and its kind's exit status."""
+    """An error that was read from a run's events: its sentence and its exit status."""
 
     @classmethod
     def of(cls, kind: type[PgcdcError], sentence: str, run_id: str) -> PgcdcError:
@@ -33,21 +33,21 @@ class FailedRun(PgcdcError):
 
     @classmethod
     def like(cls, other: PgcdcError, sentence: str) -> PgcdcError:
-        """An error with the facts and the exit status of another error."""
+        """Return an error with the facts and the exit status of another error."""
         error = cls(**{**other.facts, "reason": sentence})
         error.__dict__["exit_status"] = other.exit_status
         return error
 
 
 def name_tables(what: str, tables: Collection[str], error: PgcdcError) -> PgcdcError:
-    """Return a run's error with the names of its tables, of a transient error the first table."""
+    """Return an error that names the tables of a run. Only transient errors lack the names."""
     if error.exit_status != TransientError.exit_status:
         return error
     return FailedRun.like(error, f"{what}: {', '.join(sorted(tables))}. {error}")
 
 
 def join_errors(errors: Sequence[PgcdcError]) -> PgcdcError:
-    """Combine errors: the result has the kind of the worst error and the sentences of all."""
+    """Combine errors: the result has the class of the worst error and the sentences of all."""
     worst, *others = sorted(errors, key=lambda error: _WORST_FIRST.index(error.exit_status))
     if not others:
         return worst
@@ -72,7 +72,7 @@ def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
         while error is not None:
             kind = error_named(error.cls_name or "")
             if kind is not None:
-                # Our own Failure names the tables, unlike its cause.
+                # This package's Failure names the tables; the cause of the failure does not.
                 said = data.user_failure_data.description if data.user_failure_data else None
                 return FailedRun.of(kind, said or sentence_in(error.message), result.run_id)
             error = error.cause
@@ -84,4 +84,4 @@ def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
                 reason=f"Run {result.run_id} failed with an unexpected error: "
                 f"{last.message.strip()}"
             )
-    return PgcdcError(reason=f"Run {result.run_id} failed without saying why")
+    return PgcdcError(reason=f"Run {result.run_id} failed without an error")

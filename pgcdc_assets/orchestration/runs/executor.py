@@ -1,6 +1,6 @@
 """The executor of a capture's runs: Dagster's in-process executor, under a claim of the run.
 
-A claim by the steps would be late, because a step may wait for its pool before it begins.
+A claim by the steps would come too late, because a step may wait for its pool before it begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgcdc_assets.orchestration.runs.claims import claimed_run, interrupt_steps
 
 
 class _ClaimingExecutor(dg.Executor):
-    """Executes a plan by another executor, under a claim of the run."""
+    """Executor that claims the run, and delegates the plan to another executor."""
 
     def __init__(self, inner: dg.Executor) -> None:
         self._inner = inner
@@ -38,8 +38,8 @@ class _ClaimingExecutor(dg.Executor):
         with claimed_run(plan_context.instance, plan_context.dagster_run):
             for event in self._inner.execute(plan_context, execution_plan):
                 yield event
-                # A signal that came while Dagster recorded the event: Dagster would raise an error
-                # with a stack before the step continues. The step raises its own instead.
+                # If a signal comes while Dagster records an event, Dagster raises an error with a
+                # stack trace before the step continues. Let the step raise its own error.
                 if pop_captured_interrupt():
                     interrupt_steps()
 

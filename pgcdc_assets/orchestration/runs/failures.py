@@ -1,8 +1,7 @@
 """Conversion of the package's errors to Dagster's: a retry, or a failure with a sentence.
 
-A transient error is retried a few times inside the run. Wrong settings and states that need a
-person end the step at once. The original error stays in the chain of causes, so that its kind can
-be read from the run's events.
+A transient error is retried a few times inside the run. Any other error fails the step at once. The
+original error remains in the chain of causes, so that its class can be read from the run's events.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ _EXPLAINED = 10
 
 @contextmanager
 def dagster_failures(capture: str) -> Iterator[None]:
-    """Convert this package's errors to Dagster's inside the block.
+    """Convert errors of this package to errors of Dagster inside the block.
 
     Args:
         capture: the capture's name, which remedies show.
 
     Raises:
         RetryRequested: for a transient error.
-        Failure: for any other, without retries.
+        Failure: for any other error, without retries.
     """
     try:
         yield
@@ -90,7 +89,7 @@ def _explained(failures: Sequence[Exception]) -> str:
     left_out = len(sentences) - _EXPLAINED
     if left_out > 0:
         sentences[_EXPLAINED:] = [f"And {left_out} more: see pgcdc status"]
-    # The last sentence keeps its end: no dot follows a command.
+    # Keep the end of the last sentence, because a dot may not follow a command.
     return ". ".join([*(sentence.rstrip(".") for sentence in sentences[:-1]), *sentences[-1:]])
 
 

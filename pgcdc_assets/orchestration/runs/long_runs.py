@@ -1,9 +1,9 @@
-"""Long runs: after the requested windows, a run continues with the next windows.
+"""Long runs: after the requested windows, a run continues with further windows.
 
-The start of a run costs seconds of processor time for a process, its imports and its records in
-Dagster's storage. With a run for every window, this would cost more than the changes. So a sensor
-sets, by a tag, how long a requested run may continue. Other runs, such as a materialisation in the
-UI or by `pgcdc sync`, end after the requested windows.
+The start of a run needs seconds of processor time for a process, its imports and its records in
+Dagster's storage. A run for every window would cost more than the changes. So a sensor sets, by a
+tag, how long a requested run may continue. Other runs, such as a materialisation in the UI or by
+`pgcdc sync`, end after the requested windows.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pgcdc_assets.policies import WindowPolicy
 SECONDS_TAG = "pgcdc/run_seconds"
 
 POLL_SECONDS = 0.5
-# An idle run ends this long after the next window was possible.
+# Without work, a run ends this long after `max_age_seconds`, at which a window would be opened.
 IDLE_SECONDS = 10.0
-# An instance may limit the number of its runs. A run that is queued for longer than a start takes
-# may wait for the end of this run.
+# An instance may limit the number of its runs. A run that is queued for longer than this time may
+# wait for the end of this run.
 QUEUED_SECONDS = 15.0
 
 Found = TypeVar("Found")
 
 
 def may_continue(policy: WindowPolicy, progress: SyncProgress | None) -> dict[str, str]:
-    """Return the tag of a run that a sensor requests; no tag within a one-shot run."""
+    """Return the tag for a run that a sensor requests; no tag in a one-shot run."""
     return {} if progress is not None else {SECONDS_TAG: f"{policy.run_seconds:g}"}
 
 
@@ -76,7 +76,7 @@ class LongRun:
         return None
 
     def _is_running(self) -> bool:
-        """Return whether the run has not ended in Dagster; otherwise another run may be started."""
+        """Return whether the run is unfinished in Dagster. After its end another run may start."""
         run = self.instance.get_run_by_id(self.run_id)
         return run is not None and run.status == DagsterRunStatus.STARTED
 

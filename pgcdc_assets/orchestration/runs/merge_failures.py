@@ -18,10 +18,10 @@ _RUNS_TO_READ = 20
 def find_merge_failures(
     instance: dg.DagsterInstance, capture: str, tables: Collection[TableState]
 ) -> dict[str, str]:
-    """Find the newest failure of each table that was not merged since.
+    """Find the newest failure of each table that has not been merged since.
 
     Returns:
-        Sentences by qualified name.
+        Sentences by qualified name of the table.
     """
     waiting = {state.table.qualified_name: state for state in tables if state.needs_merge}
     if not waiting:

@@ -1,7 +1,7 @@
 """The unique identity of a run's process.
 
-A process id is not unique: each container counts from 1, ids are used again, and containers may
-share a host name. So the identity has host, boot, PID namespace, process id and start time, and a
+A process id is not unique: each container counts from 1, ids are reused, and containers may share a
+host name. So the identity consists of host, boot, PID namespace, process id and start time. A
 process is looked up in /proc only from its own namespace.
 """
 
@@ -20,7 +20,7 @@ _ENDED = "ended"
 
 @dataclass(frozen=True)
 class ProcessNamespace:
-    """A PID namespace of a running system, in which a process id is unique at a time.
+    """A PID namespace of a running system, in which ids of running processes are unique.
 
     Attributes:
         boot: id of the kernel's boot.
@@ -42,7 +42,7 @@ class ProcessIdentity:
     """One process.
 
     Attributes:
-        started: clock ticks from the boot to its start.
+        started: clock ticks from the boot to the start of the process.
     """
 
     place: ProcessNamespace
@@ -90,7 +90,7 @@ def this_namespace() -> ProcessNamespace:
     except OSError:
         boot = namespace = shown = ""
     if shown != str(os.getpid()):
-        # /proc of another namespace: its numbers mean other processes.
+        # /proc belongs to another namespace, where the ids are those of other processes.
         namespace = ""
     return ProcessNamespace(socket.gethostname(), boot or _UNKNOWN, namespace or _UNKNOWN)
 

@@ -14,7 +14,7 @@ CAPTURE_TAG = "pgcdc/capture"
 PURPOSE_TAG = "pgcdc/purpose"
 MERGE_PURPOSE = "merge"
 THROUGH_TAG = "pgcdc/through"
-# A snapshot run with this tag takes over a slot that something else has read before.
+# A snapshot run with this tag takes over a slot that another consumer has read.
 ADOPT_SLOT_TAG = "pgcdc/adopt_slot"
 # A snapshot run with this tag reads the rows that match the predicate of its command.
 PARTIAL_TAG = "pgcdc/partial"
@@ -30,7 +30,7 @@ FINISHED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus
 
 MAX_COUNTED = 50
 
-# A run that has not begun this long after its request or launch will not begin.
+# A run that has not begun within this time after its request or launch will not begin.
 START_SECONDS = 300.0
 # The daemon's heartbeat has an interval of 30 s.
 DAEMON_SILENT_SECONDS = 120.0
@@ -47,8 +47,8 @@ class Attempts:
     Attributes:
         count: number of runs, at most `MAX_COUNTED`, which determines the backoff.
         newest: id of the newest run; None without a run. The id makes the run key of each attempt
-            unique. `count` does not, because it stops at its maximum, and Dagster skips a run key
-            that was used before.
+            unique, because Dagster skips a run key that was used before. `count` is not unique: it
+            stops at its maximum.
     """
 
     count: int
@@ -61,9 +61,9 @@ def find_unfinished(
 ) -> DagsterRun | None:
     """Find a queued or running run that materialises the assets.
 
-    Runs started by "Materialize" in the UI belong to Dagster's implicit job and have none of our
-    tags, so the selection of assets is examined too. A run is left out if its step for the assets
-    has ended, because it may have other steps, or if a dead daemon left the run.
+    Runs started by "Materialize" in the UI belong to Dagster's implicit job and lack our tags, so
+    the selection of assets is examined too. A run does not count if its step for the assets has
+    ended, although other steps may still run, or if a dead daemon left the run in its queue.
 
     Args:
         step: the key of the step that materialises the assets.

@@ -1,8 +1,8 @@
-"""Tables with a running re-snapshot, which are not merged until it ends.
+"""Tables with a running re-snapshot; they are not merged until the re-snapshot ends.
 
-The LSN of a snapshot is after the start of its run. If a merge went past this LSN, the snapshot
-would not be applied, and the reason for it (a column's default, the rows of an attached partition,
-a difference that was found) would remain.
+The LSN of a snapshot is later than the start of its run. If a merge passed this LSN, the snapshot
+would not be applied, and its reason (a column's default, the rows of an attached partition, a
+difference that was found) would remain.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RunningSnapshots:
     def find(self, instance: dg.DagsterInstance, zone: RawZone) -> frozenset[str]:
         """List the partitions of the merged tables with a running re-snapshot.
 
-        Choose the LSN to merge through before this call: a snapshot that begins later is above that
-        LSN.
+        Choose the LSN to merge through before this call. A snapshot that begins later then has a
+        higher LSN.
         """
         names = Names.of(self.capture)
         order = [table.partition_key for table in self.capture.tables]

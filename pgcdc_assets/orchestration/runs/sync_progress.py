@@ -1,8 +1,8 @@
 """The state that `pgcdc sync` shares with the sensors that it evaluates.
 
-The sensors decide under the daemon and under `pgcdc sync`. A one-shot run only adds a barrier: the
-WAL position at its start, through which all changes have to be captured and merged. The state is in
-a ContextVar, so that sensors under the daemon have none. The sensors record their progress in it.
+The same sensors decide in the daemon and in `pgcdc sync`. A one-shot run adds a barrier: the WAL
+position at its start, through which all changes must be captured and merged. The state is in a
+ContextVar, which is empty in the daemon. The sensors record their progress in the state.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class SyncProgress:
     Attributes:
         barrier: an LSN after all commits before the start; set by the first lag tick.
         events_through: position of the newest schema event at the start, or of the barrier. Tables
-            with later events wait for a later run: where DDL never stops, the run ends.
+            with later events wait for a later run, so the run ends even if DDL never stops.
         captured_through: end of the newest landed window.
         is_merged: all changes before the barrier are merged into every table.
         waiting: the reason why the sensor requested no run.
         is_blocked: a run of another process blocks the progress.
-        is_polled: the catalog was looked at since the start.
+        is_polled: the catalog was polled since the start.
     """
 
     name: str
@@ -57,8 +57,8 @@ class SyncProgress:
     def has_merged(self, table: TableState, epoch: int) -> bool:
         """Return whether a table has the newest snapshot, and all changes before the barrier.
 
-        A table that waits before a later schema event has all changes that the run can merge, and
-        so has a table that left the publication.
+        A table that waits before a later schema event has all changes that the run can merge. So
+        has a table that left the publication.
         """
         if self.barrier is not None and table.has_left and not table.needs_merge:
             return True

@@ -1,1 +1,1 @@
-"""The sensors of a capture, and what they decide."""
+"""The sensors of a capture, and their decisions."""

@@ -1,7 +1,7 @@
-"""When the lag sensor looks in the catalog for schema changes without a row, and for new tables.
+"""The lag sensor's catalog poll, which finds schema changes without a row and new tables.
 
-A capture that follows its publication (`tables: all`) stores the tables in the lake. Definitions
-that were loaded with another list are loaded again.
+A capture that follows its publication (`tables: all`) stores its list of tables in the lake. The
+poll reloads definitions that were loaded with another list.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pgcdc_assets.tables.schema_gate import describe_event
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
 
-# Number of tables that a sentence names.
+# Maximum number of tables that a sentence names.
 _NAMED = 5
 
 
 @dataclass
 class CatalogPoll:
-    """The looks of one process.
+    """The catalog polls of one process.
 
-    The time of the last look is in memory only: a new process looks at its first evaluation, and
-    finds no event a second time.
+    The time of the newest poll is in memory only. A new process polls at its first evaluation, and
+    does not record an event a second time.
     """
 
     capture: CdcCapture
@@ -51,15 +51,15 @@ class CatalogPoll:
         zone: RawZone,
         progress: SyncProgress | None,
     ) -> list[str]:
-        """Look once in an interval, and at the start of a one-shot run; log what was found.
+        """Poll once per interval, or once in a one-shot run, and log the events.
 
-        Under the daemon, an error does not keep windows from being opened.
+        In the daemon an error is logged, and the sensor continues to open windows.
 
         Returns:
-            What the evaluation should say.
+            Sentences for the result of the evaluation.
 
         Raises:
-            PgcdcError: in a one-shot run, see `poll_catalog`. The next evaluation looks again.
+            PgcdcError: in a one-shot run, see `poll_catalog`. The next evaluation polls again.
         """
         if not self._is_due(progress):
             return list(self._notes)
@@ -85,7 +85,7 @@ class CatalogPoll:
     def _compare_tables(
         self, context: dg.SensorEvaluationContext, conn: Connection, zone: RawZone
     ) -> list[str]:
-        """Store the tables of the publication, and reload definitions that lack one of them."""
+        """Store the list of tables, and reload definitions that have another list."""
         if self.capture.selection is None:
             return []
         listed = refresh_table_list(conn, zone, self.capture)

@@ -1,9 +1,9 @@
-"""The lag sensor: one look at the slot, one at the lake, and at most one window to capture.
+"""The lag sensor: read the slot and the lake, and open at most one window to capture.
 
-It keeps no cursor. The runs are read first, then the slot, the lake, and the instance's keys: each
-later reading can only be ahead of the earlier ones, so a capture that lands in between is never
-taken for a gap. A capture under way opens the windows that follow its own (`long_runs.py`); the
-sensor opens no window at the same time.
+The sensor keeps no cursor. It reads the runs first, then the slot, the lake, and the keys of the
+instance. Each later reading can only be ahead of the earlier readings, so a capture that lands in
+between does not look like a gap. A running capture opens its further windows itself
+(`long_runs.py`); the sensor then opens no window.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     plan_window,
 )
 from pgcdc_assets.orchestration.sensors.schema_observation import observe_schema_changes
-from pgcdc_assets.orchestration.sensors.slot_look import look_at_slot
 from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
+from pgcdc_assets.orchestration.sensors.source_status import read_source_status
 from pgcdc_assets.orchestration.sensors.sync_barrier import fix_events, move_barrier
 from pgcdc_assets.orchestration.state import (
     captured_through,
@@ -68,7 +68,7 @@ MINIMUM_INTERVAL_SECONDS = 2
 
 @dataclass(frozen=True)
 class LagSensorAssets:
-    """The assets and jobs that the sensor acts on."""
+    """The assets and jobs of the sensor."""
 
     raw: dg.AssetKey
     snapshot: dg.AssetKey
@@ -78,14 +78,14 @@ class LagSensorAssets:
 
 
 def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.SensorDefinition:
-    """Build the sensor that opens windows and asks for copies."""
+    """Build the sensor that opens windows and requests snapshots."""
     names = Names.of(capture)
     poll = CatalogPoll(capture)
 
     @dg.sensor(
         name=names.lag_sensor,
-        description=f"Watches slot {capture.slot}: records its lag, opens windows by bytes or "
-        "age, asks for missing copies.",
+        description=f"Reads the status of slot {capture.slot}, records its lag, opens windows by "
+        "bytes or age, and requests missing snapshots.",
         jobs=list(targets.jobs),
         minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -98,14 +98,14 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         zone = lake.zone(capture.name)
         progress = sync_progress.get()
         close_dead_runs(context.instance, capture.name, {targets.raw, targets.snapshot})
-        # Look for a running capture first, because it opens windows itself: if none runs, the later
-        # readings cannot be stale.
+        # Look for a running capture first, because a capture opens windows itself: if none runs,
+        # the later readings cannot be stale.
         running = find_unfinished(
             context.instance, names.capture_job, {targets.raw}, names.land_step
         )
         try:
             with postgres.query_connection("sensor") as conn:
-                status, flush_lsn = look_at_slot(conn, zone, capture.slot, progress)
+                status, flush_lsn = read_source_status(conn, zone, capture.slot, progress)
                 notes = poll.report(context, conn, zone, progress)
         except TransientError as error:
             if progress is not None:
@@ -157,7 +157,7 @@ class _Tick:
         epoch = self.zone.epochs.latest()
         if self.progress is not None and epoch is not None:
             fix_events(self.progress, self.zone, epoch)
-        self._ask_for_copies(epoch)
+        self._request_snapshots(epoch)
         if epoch is not None:
             self._watch(epoch)
         reason = "; ".join(self.reasons) or "nothing to do"
@@ -172,31 +172,31 @@ class _Tick:
 
     def _watch(self, epoch: Epoch) -> None:
         through = captured_through(self.zone, epoch)
-        status = self._living_slot(through.lsn)
+        status = self._read_usable_slot(through.lsn)
         if self.progress is not None:
             move_barrier(self.progress, self.zone, self.capture, epoch, through, self.flush_lsn)
             self.progress.captured_through = through.lsn
         keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
         windows = sorted(LsnWindow.parse(key) for key in keys)
-        self._adopt(epoch, windows, through)
+        self._add_unknown_windows(epoch, windows, through)
         landed_ago = self._seconds_since_landing()
         lag_seconds = 0.0 if status.current_lsn <= through.lsn else landed_ago or 0.0
         self._observe(status, through.lsn, lag_seconds)
         self._open_window(epoch, windows, through, landed_ago)
         self._prune(windows)
 
-    def _living_slot(self, through: Lsn) -> SlotStatus:
+    def _read_usable_slot(self, through: Lsn) -> SlotStatus:
         """Return the slot's status.
 
         Raises:
-            SlotMissing: it is gone, though the raw zone was filled from it.
-            SlotLost: the server removed WAL that it needed.
-            SlotAdvanced: it is confirmed beyond the landed windows.
-            RawZoneError: the server's WAL ends before what was landed.
+            SlotMissing: the slot from which the raw zone was filled does not exist.
+            SlotLost: the server removed WAL that the slot needs.
+            SlotAdvanced: the slot is confirmed beyond the landed windows.
+            RawZoneError: the server's WAL ends before the newest landed window.
         """
         health = slot_health(self.status, through)
         error = health.error(self.capture.slot, self.zone.uri)
-        # A running capture may have landed more since the status was read; a standby catches up.
+        # A running capture may have landed a window in between. A standby catches up.
         is_behind_for_now = health.problem is SlotProblem.REPLAYING or (
             health.problem is SlotProblem.SERVER_BEHIND and self.is_capturing
         )
@@ -209,7 +209,7 @@ class _Tick:
         assert health.status is not None
         return health.status
 
-    def _ask_for_copies(self, epoch: Epoch | None) -> None:
+    def _request_snapshots(self, epoch: Epoch | None) -> None:
         tables = self.capture.tables
         copied = newest_snapshots(self.zone, epoch) if epoch is not None else {}
         gates = read_gates(self.zone, self.capture) if epoch is not None else {}
@@ -229,27 +229,27 @@ class _Tick:
         instance = self.context.instance
         names = self.names
         if find_unfinished(instance, names.snapshot_job, {self.targets.snapshot}, names.copy_step):
-            self._blocked("tables are being copied")
+            self._block("snapshots of tables are running")
             return
-        for copy in wanted:
-            past = attempts_for(instance, self.capture.name, "snapshot", copy.tags)
+        for request in wanted:
+            past = attempts_for(instance, self.capture.name, "snapshot", request.tags)
             pause = self.capture.windows.backoff(past.count)
             since = past.seconds_since_end if self.progress is None else None
             if since is not None and since < pause:
-                self.reasons.append(f"the copy of {copy.first} failed: tried again in a while")
+                self.reasons.append(f"the snapshot of {request.first} failed, and is retried later")
                 continue
-            if copy.reason:
-                self.context.log.warning(f"Re-snapshot requested. {copy.reason}")
+            if request.reason:
+                self.context.log.warning(f"Re-snapshot requested. {request.reason}")
             self.requests.append(
                 dg.RunRequest(
-                    run_key=f"{self.capture.name}:copy:{copy.key}:{past.newest}",
+                    run_key=f"{self.capture.name}:copy:{request.key}:{past.newest}",
                     job_name=self.names.snapshot_job,
                     tags={
-                        **build_range_tags(copy.first, copy.last),
+                        **build_range_tags(request.first, request.last),
                         CAPTURE_TAG: self.capture.name,
                         PURPOSE_TAG: "snapshot",
-                        **copy.tags,
-                        **copy.reason_tags,
+                        **request.tags,
+                        **request.reason_tags,
                     },
                 )
             )
@@ -275,7 +275,7 @@ class _Tick:
                 flush_lsn=self.flush_lsn,
                 open_windows=open_windows,
                 attempts=past.count if past else 0,
-                # A person who runs `pgcdc sync` does not wait for an earlier failure's pause.
+                # `pgcdc sync` does not wait for the pause after an earlier failure.
                 seconds_since_attempt=past.seconds_since_end
                 if past and self.progress is None
                 else None,
@@ -287,7 +287,7 @@ class _Tick:
         )
         if isinstance(plan, Wait):
             if self.is_capturing:
-                self._blocked(plan.reason)
+                self._block(plan.reason)
             else:
                 self.reasons.append(plan.reason)
             return
@@ -297,13 +297,13 @@ class _Tick:
         self._capture(plan)
 
     def _discard(self, window: LsnWindow) -> None:
-        reason = f"window {window.key} overlaps a captured window, and is discarded"
+        reason = f"window {window.key} overlaps a captured window and is discarded"
         self.context.log.warning(reason)
         self.reasons.append(reason)
         name = self.capture.windows_name
         self.partitions.append(dg.DeleteDynamicPartitionsRequest(name, [window.key]))
 
-    def _blocked(self, reason: str) -> None:
+    def _block(self, reason: str) -> None:
         self.reasons.append(reason)
         if self.progress is not None:
             self.progress.is_blocked = True
@@ -328,7 +328,9 @@ class _Tick:
             )
         )
 
-    def _adopt(self, epoch: Epoch, windows: list[LsnWindow], through: Position) -> None:
+    def _add_unknown_windows(
+        self, epoch: Epoch, windows: list[LsnWindow], through: Position
+    ) -> None:
         unknown = find_unknown_windows(self.zone, epoch, windows, through)
         if not unknown:
             return

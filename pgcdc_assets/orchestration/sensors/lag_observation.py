@@ -1,7 +1,7 @@
 """Events that the lag sensor records: the slot's lag and health, and the places of source tables.
 
-A record at every tick would fill the event log. So lag and health of a usable slot are recorded at
-an interval, and other results are recorded when they change.
+A record at every evaluation would fill the event log. So lag and health of a usable slot are
+recorded at an interval, and other results are recorded when they change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LagObservation:
     Attributes:
         scds: the SCD assets by table and kind.
         events: events that Dagster records with the evaluation.
-        moved: errors of source tables whose changes are not captured any more.
+        moved: errors of source tables whose changes are no longer captured.
     """
 
     instance: dg.DagsterInstance

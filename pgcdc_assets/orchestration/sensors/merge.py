@@ -1,8 +1,7 @@
-"""The merge sensor: asks for a merge when landed windows wait, and never holds up the capture.
+"""The merge sensor: request a merge when landed windows wait, and never delay the capture.
 
-A run merges every table that has something to do, from the oldest window that one of them lacks
-through the newest landed one. A table whose merges failed waits longer each time, and the others go
-on without it.
+A run merges every table that needs a merge, from the oldest unmerged window of any table through
+the newest landed window. After each failed merge a table waits longer. The other tables continue.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from pgcdc_assets.settings import CdcCapture
 
 MINIMUM_INTERVAL_SECONDS = 2
 
-_UNDER_WAY = "a merge is under way"
+_IS_MERGING = "a merge is running"
 _ALL_MERGED = "every table is merged through the newest window"
 
 
@@ -52,14 +51,14 @@ def build_merge_sensor(
 
     Args:
         keys: the SCD assets by schema, table and kind.
-        snapshot: the asset of the copies.
+        snapshot: the snapshot asset.
     """
     names = Names.of(capture)
     copying = RunningSnapshots(capture, snapshot)
 
     @dg.sensor(
         name=names.merge_sensor,
-        description="Asks for a merge of the windows that are captured and not merged.",
+        description="Requests a merge of the windows that are captured and not merged.",
         job=job,
         minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -70,15 +69,15 @@ def build_merge_sensor(
         lake: LakeResource = getattr(context.resources, names.lake)
         progress = sync_progress.get()
         close_dead_runs(context.instance, capture.name, frozenset(keys.values()))
-        # Before the state is read: otherwise windows that a running merge has just merged would be
-        # requested again.
+        # Look for a running merge before the state is read. Otherwise the sensor would request the
+        # windows again that a merge has finished in between.
         running = find_unfinished(
             context.instance, names.merge_job, frozenset(keys.values()), names.merge_step
         )
         is_merging = running is not None
         if is_merging and progress is None:
-            # Most ticks are like this while changes flow, and reading the state opens every table.
-            return dg.SkipReason(_UNDER_WAY)
+            # Most evaluations end here while changes arrive, and `read_state` opens every table.
+            return dg.SkipReason(_IS_MERGING)
         zone = lake.zone(capture.name)
         state = read_state(zone, capture)
         if progress is not None:
@@ -129,10 +128,10 @@ class _Tick:
             return dg.SkipReason("no window is landed yet")
         if self.progress is not None and self.is_merging:
             self.progress.is_blocked = True
-            return dg.SkipReason(_UNDER_WAY)
+            return dg.SkipReason(_IS_MERGING)
         ready = behind if self.progress is not None else self._without_backoff(behind)
         if not ready:
-            return dg.SkipReason("the last merges failed: tried again in a while")
+            return dg.SkipReason("the newest merges failed, and are retried later")
         return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready)])
 
     def _waits_for_snapshots(self) -> str:
@@ -147,7 +146,7 @@ class _Tick:
         landed: list[LsnWindow],
         ready: list[TableState],
     ) -> dg.RunRequest:
-        # Idle tables come along: they cost nearly nothing, and their partitions show as merged.
+        # Include idle tables: their merge is cheap, and the UI shows their partitions as merged.
         failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
         uncopied = {
             self._key(t)
@@ -160,17 +159,17 @@ class _Tick:
         shown = find_shown_windows(unmerged, len(selected))
         first = shown[0]
         if [w for w in windows if first <= w <= last] != shown:
-            # A range of dynamic partitions goes by the order in which the keys were added. Where
-            # that is not the stream's order, the newest alone: merging it folds the earlier ones
-            # too.
+            # A range of dynamic partitions follows the order in which the keys were added. If this
+            # is not the order of the stream, request the newest window alone: its merge folds the
+            # earlier windows too.
             first = last
         past = attempts_for(self.instance, self.capture.name, "merge", {THROUGH_TAG: last.key})
         return dg.RunRequest(
             run_key=f"{self.capture.name}:merge:{last.key}:{past.newest}",
             job_name=names.merge_job,
             asset_selection=selected,
-            # A selection of assets brings all their checks along, and most read whole tables. The
-            # merge evaluates the cheap ones without being asked.
+            # A selection of assets includes all their checks, and most checks read whole tables.
+            # The merge evaluates the cheap checks without a selection.
             asset_check_keys=[],
             tags={
                 **build_range_tags(first.key, last.key),
@@ -182,7 +181,7 @@ class _Tick:
         )
 
     def _first_unmerged(self, landed: list[LsnWindow], ready: list[TableState]) -> LsnWindow:
-        """The oldest landed window that this instance does not show as merged everywhere."""
+        """Return the oldest landed window that the instance does not show as merged everywhere."""
         shown = [self._shown_through(table) for table in ready]
         marks = [window for window in shown if window is not None]
         if len(marks) < len(ready):
@@ -207,7 +206,7 @@ class _Tick:
         return ready
 
     def _failed(self, record: RunRecord, table: TableState) -> bool:
-        """Whether a finished run was to merge the table and did not."""
+        """Return whether a finished run should have merged the table and failed."""
         run = record.dagster_run
         selection = run.asset_selection
         if selection is not None and self._key(table) not in selection:

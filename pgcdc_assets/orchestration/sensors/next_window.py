@@ -1,9 +1,9 @@
-"""The decision which window to capture next, from plain values without a clock or a connection.
+"""The decision which window to capture next, from plain values.
 
 The rules, in order:
 
 1. There is one capture at a time.
-2. An open window that is not landed comes before a new window. A missing range before the open
+2. An open window, which is not landed, comes before a new window. A missing range before the open
    window comes first. An open window that can never be landed is discarded.
 3. A new window starts at the end of the last window. The window is opened when enough bytes wait,
    or when the last landing is old enough.
@@ -69,7 +69,7 @@ class Wait:
 class Discard:
     """Discard an open window that overlaps a landed window.
 
-    Such a window remains if the daemon and `pgcdc sync` open a window at the same time.
+    If the daemon and `pgcdc sync` open a window at the same time, one of the windows remains.
     """
 
     window: LsnWindow
@@ -85,7 +85,7 @@ def plan_window(
             wait for bytes or age. The last window ends at the barrier.
     """
     if progress.is_capturing:
-        return Wait("a capture is under way")
+        return Wait("a capture is running")
     if progress.open_windows:
         return _plan_open_window(progress, policy)
     waiting_bytes = progress.flush_lsn - progress.captured_through

@@ -1,6 +1,6 @@
-"""What the lag sensor records of schema changes: a check, and an observation of the source asset.
+"""Events of the lag sensor about schema changes: a check, and an observation of the source asset.
 
-Both are recorded when what they say changes, so Dagster's log has an entry for each change.
+Both are recorded when their content changes, so Dagster's log has an entry for each change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 
-# Changes that may leave updates and deletes without an identity of their row.
+# Changes after which updates and deletes may not identify their row.
 _OF_IDENTITY = (SchemaChange.KEY_CHANGED, SchemaChange.IDENTITY_CHANGED)
 
 
@@ -38,10 +38,10 @@ def observe_schema_changes(
     sources: Mapping[CdcTable, dg.AssetKey],
     scds: Mapping[tuple[CdcTable, int], dg.AssetKey],
 ) -> list[Event]:
-    """Return what is to be recorded of the tables with schema events.
+    """Return the events to record about tables with schema events.
 
     Args:
-        snapshot: the snapshot asset, which has the check of the replica identities.
+        snapshot: the snapshot asset, which has the check of replica identities.
         sources: the source tables' keys.
         scds: the SCD assets by table and kind.
     """
@@ -70,7 +70,7 @@ def observe_schema_changes(
 
 
 def _column_schema(zone: RawZone, event: SchemaEvent) -> dict[str, Any]:
-    """Describe the columns by the newest relation version of a table."""
+    """Describe the columns of the newest relation version of a table."""
     versions = [
         version
         for version in zone.relations.versions(event.epoch)

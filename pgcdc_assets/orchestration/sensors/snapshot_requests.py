@@ -1,7 +1,7 @@
-"""Which tables to copy, decided from plain values: first snapshots, and re-snapshots.
+"""The decision which tables need a snapshot, from plain values.
 
 A re-snapshot heals schema changes that the stream cannot replay. The tags of its run name the
-events, so the attempts for one state of a table are counted apart from earlier snapshots.
+newest event, so that attempts for different events are counted separately.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ TABLES_TAG = "pgcdc/tables"
 EVENT_TAG = "pgcdc/schema_event"
 REASON_TAG = "pgcdc/reason"
 
-# The whole reason is in the metadata of the tables.
+# The metadata of the tables has the whole reason.
 _MAX_REASON = 400
 
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """Neighbouring tables to copy in one run.
+    """Adjacent tables to snapshot in one run.
 
     Attributes:
-        first, last: partition keys.
-        event: the newest event that the copy heals; empty for first snapshots.
-        reason: why the tables are copied again; empty for first snapshots.
+        first, last: the partition keys of the first and the last table.
+        event: the newest event that the snapshot heals; empty for first snapshots.
+        reason: the reason of a re-snapshot; empty for first snapshots.
     """
 
     first: str
@@ -52,14 +52,14 @@ class SnapshotRequest:
 
     @property
     def key(self) -> str:
-        """What is copied for which event, as a part of run keys."""
+        """The tables and the event, as a part of run keys."""
         event = f":{self.event}" if self.event else ""
         return f"{self.first}:{self.last}{event}"
 
 
 @dataclass(frozen=True)
 class SnapshotNeeds:
-    """What the lake says about the tables.
+    """The tables that have no snapshot or wait for a re-snapshot, according to the lake.
 
     Attributes:
         order: the partition keys of all tables, in order.

@@ -1,4 +1,4 @@
-"""Where a one-shot run ends: its barrier, and the schema events that it heals."""
+"""The end of a one-shot run: its barrier, and the schema events that it heals."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pgcdc_assets.settings import CdcCapture
 
 
 def fix_events(progress: SyncProgress, zone: RawZone, epoch: Epoch) -> None:
-    """Fix the newest schema event that the run heals, after the first look at the catalog.
+    """Fix the newest schema event that the run heals, after the first poll of the catalog.
 
-    A look finds changes from before the barrier at an LSN above the barrier.
+    The poll records changes from before the barrier at an LSN above the barrier.
     """
     if progress.events_through is not None or progress.barrier is None or not progress.is_polled:
         return
@@ -28,11 +28,11 @@ def move_barrier(
     through: Position,
     flush_lsn: Lsn,
 ) -> None:
-    """Move the barrier behind the snapshots that were taken since the start.
+    """Move the barrier past the snapshots that were taken since the start.
 
-    If the run has made the slot, everything before the barrier is in the snapshots; a first window
-    is what merges them. A table that keeps history applies a re-snapshot after all changes before
-    the re-snapshot. Of several re-snapshots the first one heals an event.
+    If the run created the slot, the snapshots contain everything before the barrier, and the merge
+    of the snapshots needs a first window. A table with history applies a re-snapshot after all
+    changes before the re-snapshot. Of several re-snapshots, the first heals an event.
 
     Args:
         through: end of the newest landed window.

@@ -77,7 +77,7 @@ def test_the_checks_show_a_new_name_and_fail_when_another_table_has_the_old_name
     both_kinds.tick("lag")
     newest, *_ = evaluations(both_kinds, "a", 2)
     assert newest.passed
-    assert "the next snapshot copies that table" in (newest.description or "")
+    assert "The next snapshot reads the other table" in (newest.description or "")
     both_kinds.database.execute("drop table a; alter table z rename to a")
     both_kinds.tick("lag")
     passed = [e.passed for e in evaluations(both_kinds, "a", 2)]

@@ -290,7 +290,7 @@ def test_a_sync_that_waits_in_vain_for_a_merge_of_another_process_reports_it(
     orchestrated.land()
     orchestrated.start_run("merge", {})
     limits = SyncLimits(wait_seconds=0.5, poll_seconds=0.1)
-    with pytest.raises(TransientError, match=r"within 0.5 s: a merge is under way\. Run"):
+    with pytest.raises(TransientError, match=r"within 0.5 s: a merge is running\. Run"):
         orchestrated.sync(limits=limits)
 
 

@@ -54,7 +54,7 @@ WRONG = {
     ),
     "a table listed twice": (
         GOOD + TABLE + '    - {name: \'"shop"."orders"\'}\n',
-        "7:7: table shop.orders is listed a second time",
+        "7:7: table shop.orders is listed twice",
     ),
     "another word for all tables": (
         GOOD + "  tables: everything\n",
@@ -131,12 +131,12 @@ WRONG = {
     ),
     "a setting twice": (
         GOOD + TABLE + "  name: shop2\n",
-        "7:3: `name` is in `attributes` a second time",
+        "7:3: `name` is set twice in `attributes`",
     ),
     "a variable that is not set": (
         GOOD + TABLE + "  storage_options: {key: '{{ env.PGCDC_NOT_SET }}'}\n",
-        "7:26: `storage_options.key` is taken from the environment variable PGCDC_NOT_SET, which "
-        "is not set",
+        "7:26: `storage_options.key` refers to the environment variable PGCDC_NOT_SET, which is "
+        "not set",
     ),
     "a tab": (
         HEAD + "\tname: shop\n",
@@ -193,7 +193,7 @@ def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
 def test_two_files_that_declare_one_capture_are_both_named(tmp_path: Path) -> None:
     written(tmp_path, GOOD + TABLE)
     written(tmp_path / "defs" / "more", GOOD + TABLE)
-    with pytest.raises(ConfigurationError, match=r"capture shop is declared in .*defs\.yaml alrea"):
+    with pytest.raises(ConfigurationError, match=r"defs\.yaml declares a capture named shop too"):
         load_defs_folders([tmp_path / "defs"])
 
 

@@ -96,7 +96,7 @@ def test_a_merge_under_way_is_waited_for_and_the_capture_is_not(
     (request,) = orchestrated.tick("merges").run_requests
     job = orchestrated.location.repository.get_job(f"{NAME}_merge")
     orchestrated.instance.create_run_for_job(job, tags=dict(request.tags))
-    assert orchestrated.tick("merges").skip_message == "a merge is under way"
+    assert orchestrated.tick("merges").skip_message == "a merge is running"
     orchestrated.commit("insert into b values (1, 1)")
     assert orchestrated.tick("lag").run_requests != []
 

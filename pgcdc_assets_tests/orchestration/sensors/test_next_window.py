@@ -52,7 +52,7 @@ WAITING = {
     ),
     "nothing waits": (progress(500, 500), "the end of the WAL"),
     "the server's WAL ends below what is landed": (progress(500, 400), "the end of the WAL"),
-    "a capture is under way": (progress(500, 9000, is_capturing=True), "under way"),
+    "a capture is running": (progress(500, 9000, is_capturing=True), "is running"),
     "a failed window pauses": (
         progress(
             500, 9000, open_windows=(window(500, 600),), attempts=2, seconds_since_attempt=9.0

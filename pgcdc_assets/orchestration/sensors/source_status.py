@@ -1,4 +1,4 @@
-"""The lag sensor's look at the source: the slot, and where the WAL ends."""
+"""The lag sensor's query of the source: the slot's status and the end of the WAL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
 
 
-def look_at_slot(
+def read_source_status(
     conn: Connection, zone: RawZone, slot: str, progress: SyncProgress | None
 ) -> tuple[SlotStatus | None, Lsn]:
     """Return the slot's status and the end of the WAL; set the barrier of a one-shot run.
@@ -35,10 +35,10 @@ def look_at_slot(
 
 
 def _after_start(conn: Connection, zone: RawZone, status: SlotStatus) -> Lsn:
-    """Return where the WAL ends; move it when it still ends where the epoch starts.
+    """Return the end of the WAL; if it is the start of the epoch, write WAL first.
 
-    First contents are merged with the first window, and a window is never empty. A database
-    without writers would never get one, so this function writes a transactional message.
+    The first merge needs a window, and a window is never empty. If nothing was written since the
+    start of the epoch, this function writes a transactional message.
     """
     epoch = zone.epochs.latest()
     if epoch is None or status.current_lsn > epoch.start_lsn or status.in_recovery:
