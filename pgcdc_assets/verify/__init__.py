@@ -1,7 +1,7 @@
 """Comparisons of the source with SCD1, and invariants of SCD tables.
 
-`compare_at` and `compare_tables` compare both at one LSN by digests, also while writers commit.
-`compare_table` compares the current contents value by value, for idle tests and demonstrations.
+`compare_at` and `compare_tables` compare at one LSN by digests, also while writers commit.
+`compare_table` compares the current rows of idle tables by value, for tests and demonstrations.
 `check_merged` checks the rows that a merge changed in SCD tables, and `check_all` checks all rows.
 """
 

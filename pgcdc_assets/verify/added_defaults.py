@@ -1,4 +1,4 @@
-"""The rule about columns that were added with a default: older rows have the default.
+"""The rule about columns that were added with a default: older rows must have the default.
 
 Postgres gives the default to every row that is older than the column (decision 19). If the change
 of a row is older than the column, the source has not written the row since, so NULL in the column
@@ -44,7 +44,7 @@ def find_added_columns(
     """Find the columns whose default the older rows of a table must have.
 
     Args:
-        touched_from: leave out columns that were seen before this LSN; None: leave out none.
+        touched_from: omit columns that were first seen before this LSN; None: omit no column.
     """
     if pinned.watermark is None or pinned.relation_version <= 1:
         return []
@@ -57,8 +57,8 @@ def find_added_columns(
         return []
     snapshot_lsns: set[Lsn] = set()
     if table.keeps_history(scd):
-        # Changes before a snapshot may have a column that the snapshot is the first to show. Then
-        # the rows that need the default are unknown.
+        # If a snapshot is the first to show a column, earlier changes may have the column
+        # already. Then the rows that need the default are unknown.
         snapshot_lsns = {
             snapshot.snapshot_lsn
             for snapshot in zone.snapshots.complete_snapshots(epoch)
@@ -101,7 +101,7 @@ def count_missing(
 def _is_older(
     names: Sequence[str], column: AddedColumn, epoch: Epoch, tracked: Sequence[str] | None
 ) -> str:
-    """Write the SQL of whether a row is older than the column."""
+    """Write the SQL condition that a row is older than the column."""
     since, start = int(column.since), int(epoch.start_lsn)
     if "_valid_from_lsn" in names:
         made = f"_valid_from_lsn >= {start} AND _valid_from_lsn < {since}"

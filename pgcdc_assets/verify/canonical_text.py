@@ -1,8 +1,8 @@
 """Typed columns as texts in the form of Postgres, in Spark SQL: the input of digests.
 
 The expressions are independent of the merge's casts on purpose, so that an error in either is
-detected. If the engines print values differently, both write an agreed form (`Form`): floats as
-their bits, timestamps in UTC. A rescued value is its text.
+detected. If the engines print values differently, both convert the values to a common form
+(`Form`): floats to their bits, timestamps to UTC. A rescued value is its text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRINTED_ALIKE = frozenset({"tinyint", "smallint", "int", "bigint", "date", "tim
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column that source and target have.
+    """A column that both source and target have.
 
     Attributes:
         text: Spark SQL of the column's text; NULL for NULL.
@@ -39,7 +39,7 @@ class ComparedColumn:
 
 
 def pair_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedColumn]:
-    """Pair the columns that source and target have.
+    """Pair the columns that both source and target have.
 
     Args:
         types: the target's Spark types by column.
@@ -73,7 +73,7 @@ def key_indexes(columns: Sequence[ComparedColumn], key: Sequence[str]) -> list[i
 
 
 def _chosen_text(form: Form, kind: str, value: str, column: Column) -> str | None:
-    """Write a value's text in a form; see `docs/reference/types.md` for types that are chosen."""
+    """Write a value's text in a form; `docs/reference/types.md` lists the types to choose from."""
     if form is Form.PRESENCE:
         return _shown(form, value)
     if form is Form.NUMERIC:
@@ -168,7 +168,7 @@ def spark_text(kind: str, value: str) -> str | None:
 
 
 def _bits(printed: str, value: str) -> str:
-    """Write a float's bits in hex, as float8send and encode give them.
+    """Write a float's bits in hex, as `encode(float8send(...), 'hex')` does.
 
     Java's `%a` prints a float exactly: `-0x1.8p3`, with `0x0.` for zero and subnormal numbers
     (https://docs.oracle.com/en/java/javase/17/docs/api/java.base/java/lang/Double.html#toHexString(double)).
@@ -222,7 +222,7 @@ def _form(kind: str, column: Column) -> Form:
 
 
 def _scale(column: Column) -> str | None:
-    """Return the DECIMAL that prints a numeric as Postgres does; None for a numeric without scale.
+    """Return the DECIMAL that prints a numeric as Postgres does; None without a scale.
 
     See make_numeric_typmod in src/backend/utils/adt/numeric.c.
     """

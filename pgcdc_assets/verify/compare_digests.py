@@ -1,8 +1,8 @@
 """Comparison of the source with SCD1 at one LSN, by digests, in bounded memory.
 
-Three steps, each only if the step before found a difference: sums over buckets of rows, which
-Postgres and Spark compute; digests of the rows in buckets that differ; keys and digests of columns
-for some of the rows that differ.
+Postgres and Spark first compute sums over buckets of rows. For buckets with different sums, the
+second step compares the digests of rows. For some of the differing rows, the third step compares
+the keys and the digests of columns.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ def compare_at(
     *,
     named_rows: int = NAMED_ROWS,
 ) -> Comparison:
-    """Compare a table's SCD1 with the source, both as of the moment.
+    """Compare a table's SCD1 with the source, both at the moment.
 
-    The raw zone has to be captured through the moment (`wait_captured`).
+    Wait for the capture of all changes before the moment first (`wait_captured`).
 
     Args:
         named_rows: maximum number of differing rows whose keys are reported.
 
     Raises:
         ConfigurationError: the table is not published, was never merged, or may not be read.
-        TransientError: the table was altered during the comparison, or a server went away.
-        DefiniteError: what the raw zone holds cannot be folded into the table.
+        TransientError: the table was altered during the comparison, or a server is not available.
+        DefiniteError: the changes of the raw zone cannot be folded into the table.
     """
     (found,) = compare_tables(
         spark, settings, zone, publication, [table], moment, named_rows=named_rows
@@ -92,10 +92,10 @@ def compare_tables(
     *,
     named_rows: int = NAMED_ROWS,
 ) -> Iterator[Comparison | ComparisonFailure]:
-    """Compare tables with the source, all as of the moment, and yield in their order.
+    """Compare tables with the source, all at the moment, and yield the results in order.
 
-    One query sums up several small tables. The error of a table that `compare_at` would raise is
-    yielded, and the other tables are compared.
+    One query sums up several small tables. An error that `compare_at` would raise is yielded as
+    the result of its table, and the other tables are compared.
     """
     from pgcdc_assets.spark.session import own_sessions
 
@@ -147,7 +147,7 @@ class _Run:
     relation_ids: Mapping[TableName, int]
 
     def open_target(self, table: CdcTable, version: TargetVersion | PgcdcError) -> _Member:
-        """Open the table's version. A small version is read here, without a Spark job."""
+        """Open the table's version. A small version is read without a Spark job."""
         if isinstance(version, PgcdcError):
             return _Member(table, error=version)
         try:
@@ -254,7 +254,7 @@ class _TableComparison:
     )
 
     def run(self, source: Mapping[str, Bucket], target: Mapping[str, Bucket]) -> None:
-        """Take the second and third step for the given sums of the first step."""
+        """Execute the second and the third step, with the sums of the first step."""
         self.source_rows = sum(bucket.row_count for bucket in source.values())
         self.target_rows = sum(bucket.row_count for bucket in target.values())
         differing = sorted(

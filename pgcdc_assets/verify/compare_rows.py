@@ -1,11 +1,11 @@
-"""Comparison of the source with SCD1 as both are now, value by value, for idle tables.
+"""Comparison of the current rows of source and SCD1, value by value, for idle tables.
 
 The module serves tests and demonstrations: the comparison has no LSN, and keeps a digest of every
 row in memory. `compare_digests.py` compares tables of any size while writers commit.
 
 The source's rows are texts of Postgres from one snapshot. The target's rows are read by delta-rs,
 without a JVM. `values.py` converts the texts independently of the merge's expressions, so a wrong
-conversion is found like a wrong row. The report has tables, columns and counts, and no value.
+conversion is found like a wrong row. The report has tables, columns and counts, but no values.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...
     """Return the columns that identify rows: the configured key, the row key, or all columns.
 
     Raises:
-        ConfigurationError: there is no such column.
+        ConfigurationError: the table has no such column.
     """
     found = tuple(key or relation.row_key) or tuple(c.name for c in relation.columns if c.is_key)
     if not found:
@@ -108,7 +108,7 @@ def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...
 
 
 class _Sides:
-    """Reads rows of both sides into digests that are equal when the values are."""
+    """Reads rows of both sides into digests. Equal values have equal digests."""
 
     def __init__(self, relation: Relation, target: DeltaTable, key: Sequence[str] | None) -> None:
         self.target = target

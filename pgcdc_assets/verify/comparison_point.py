@@ -1,8 +1,8 @@
-"""The moment of a comparison: a snapshot of the source, and its LSN.
+"""The moment of a comparison: a snapshot of the source and its LSN.
 
-The creation of a logical slot returns a snapshot and an LSN, the consistent point: exactly the
-transactions with a commit LSN below the consistent point are visible in the snapshot. So the rows
-of the snapshot equal a table that is merged through this LSN, also while writers commit.
+The creation of a logical slot returns a snapshot and an LSN, the consistent point. The snapshot
+shows exactly the transactions with a commit LSN below the consistent point. So the rows of the
+snapshot equal a table that is merged through this LSN, also while writers commit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Moment:
 
     Attributes:
         epoch: the epoch of the LSN.
-        lsn: the snapshot has exactly the transactions with a lower commit LSN.
+        lsn: the snapshot shows exactly the transactions with a lower commit LSN.
         snapshot_name: name of the snapshot for other sessions while the moment is held.
     """
 
@@ -40,21 +40,21 @@ class Moment:
 
 @contextlib.contextmanager
 def source_moment(settings: ConnectionSettings, zone: RawZone, slot: str) -> Iterator[Moment]:
-    """Take a moment, and hold its snapshot inside the block. The temporary slot is dropped first.
+    """Choose a moment, and hold its snapshot inside the block. The temporary slot is dropped first.
 
-    Like a long query, a held snapshot keeps VACUUM on the source from removing dead rows.
+    A held snapshot prevents VACUUM on the source from removing dead rows, as a long query does.
 
     Args:
-        slot: the capture's slot, from whose name the name of the temporary slot is made.
+        slot: the capture's slot; the name of the temporary slot is derived from its name.
 
     Raises:
-        ConfigurationError: nothing was captured yet, or no slot is free.
+        ConfigurationError: nothing is captured yet, or the server has no free slot.
         TransientError: an open transaction did not end within `settings.lock_timeout_ms`.
     """
     epoch = zone.epochs.latest()
     if epoch is None:
         raise ConfigurationError(
-            reason=f"Nothing was captured for {zone.name} yet, so there is nothing to compare. Run "
+            reason=f"Nothing is captured for {zone.name} yet, so there is nothing to compare. Run "
             "`pgcdc sync`."
         )
     marker = f"{slot[:43]}_verify_{uuid.uuid4().hex[:8]}"
@@ -79,6 +79,6 @@ def wait_captured(zone: RawZone, moment: Moment, limit_seconds: float) -> None:
             raise TransientError(
                 reason=f"The source was read at {moment.lsn}, but {zone.name} is captured through "
                 f"{through or 'nothing'} only, after {limit_seconds:g} s. Turn on the lag sensor, "
-                "or run `pgcdc verify`, which captures by itself."
+                "or run `pgcdc verify`, which captures the changes itself."
             )
         time.sleep(_POLL_SECONDS)

@@ -10,7 +10,7 @@ from pgcdc_assets.lsn import Lsn
 
 
 class Rule(StrEnum):
-    """A rule, with a count of violations that has to be 0."""
+    """A rule, whose count of violations must be 0."""
 
     DUPLICATE_KEYS = "duplicate_keys"
     SEVERAL_CURRENT = "keys_with_several_current_rows"
@@ -29,10 +29,10 @@ class Findings:
 
     Attributes:
         has_key: the table has a merge key. Without a key only the rule about added columns applies.
-        since: the rows from this LSN on were checked; None: all rows.
+        since: rows at this LSN or above were checked; None: all rows.
         row_count: number of rows that were checked.
         violations: counts by rule.
-        not_judged: reasons by rule that could not be checked.
+        not_judged: the rules that could not be checked, with the reasons.
     """
 
     schema: str

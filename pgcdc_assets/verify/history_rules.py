@@ -2,8 +2,8 @@
 
 In the order of (epoch, commit LSN, ordinal), a version ends at or before the beginning of the next
 version, and at most one version is current. After a merge, only the rows that the merge wrote or
-ended are checked. All other versions began and ended before, except current versions, which are
-found by the changed keys.
+ended are checked. Older current versions with the same keys are found by the keys. All other
+versions began and ended before the merge.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VIEW = "pgcdc_versions"
 _LEAVING_VIEW = "pgcdc_leaving"
 _OLDER_VIEW = "pgcdc_older_versions"
 
-# A pair of current rows violates the rule about current rows, and is not counted as an overlap.
+# A pair of current rows counts as a violation of the rule about current rows, not as an overlap.
 _OVERLAPS = (
     "following IS NOT NULL AND NOT (is_current AND following.is_current) AND "
     "(to_lsn IS NULL "
@@ -46,10 +46,11 @@ _COUNTED = {
 class VersionCounts:
     """Counts of violations in a history.
 
-    If neither LSNs nor stored epochs give the order of the rows, only the first three are counted.
+    If neither LSNs nor stored epochs determine the order of the rows, only the first three counts
+    are known.
 
     Attributes:
-        row_count: rows that were checked, without those that were found by their key.
+        row_count: rows that were checked, without the rows that were found by their keys.
         several_current: keys with more than one current row.
         wrong_flag: rows whose `_is_current` contradicts their end.
         overlapping: versions that end after the beginning of the next version of their key.
@@ -73,8 +74,8 @@ class HistoryRules:
         session: a session for this call only, with the time zone UTC.
         history: the table's rows.
         since: check the rows that began or ended at this LSN or above; None: all rows.
-        judged: SQL over `to_lsn` of whether the end is checked.
-        leaving: the changes that explain such ends, see `unexplained_ends.py`.
+        judged: SQL condition over `to_lsn` of the ends to check.
+        leaving: the changes that explain ends, see `unexplained_ends.py`.
     """
 
     session: SparkSession
@@ -97,9 +98,9 @@ class HistoryRules:
         return VersionCounts(**{name: found[name] for name in (*_COUNTED, "unexplained")})
 
     def _counting(self) -> str:
-        """Write the query, which groups ends and the changes that explain them by LSN.
+        """Write the query. It groups ends, and the changes that explain ends, by LSN.
 
-        All other rows form one more group, without an LSN.
+        The other rows form one group without an LSN.
         """
         flags = ", ".join(
             f"IF({condition}, 1, 0) AS {name}" for name, condition in _COUNTED.items()
@@ -146,7 +147,7 @@ class HistoryRules:
     def _epoch(self, *columns: str) -> str:
         """Write the SQL of an epoch.
 
-        A table of an earlier release stores no epochs before its next merge. A missing epoch comes
+        A table of an earlier release has no epochs before its next merge. A missing epoch sorts
         before all other epochs.
         """
         if not set(columns) <= set(self.history.columns):
@@ -173,7 +174,8 @@ class HistoryRules:
     def _older(self, within: str) -> tuple[int, int]:
         """Count older current rows with the keys that a merge changed.
 
-        Such a row beside a current row, or beside a later version that has ended, is a violation.
+        An older current row is a violation if the merge wrote a current row, or a version that has
+        ended, with the same key.
         """
         assert self.since is not None
         (

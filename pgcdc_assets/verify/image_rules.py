@@ -1,4 +1,4 @@
-"""The rule about the rows of an SCD1 table: one row per key.
+"""The rule about the rows of an SCD1 table: a key has one row.
 
 After a merge, only the rows that the merge wrote and older rows with the same keys are checked.
 """
@@ -20,12 +20,12 @@ _OLDER_VIEW = "pgcdc_older_rows"
 def count_duplicates(
     session: SparkSession, image: DataFrame, key: MergeKey, since: Lsn | None
 ) -> tuple[int, int]:
-    """Count the checked rows, and those of their keys that occur more than once in the table.
+    """Count the checked rows, and the keys of checked rows that occur more than once in the table.
 
     Args:
         session: a session for this call only, with the time zone UTC.
         image: the table's rows.
-        since: check the rows from this LSN on; None: all rows.
+        since: check the rows at this LSN or above; None: all rows.
     """
     rows = image if since is None else image.where(f"_lsn >= {int(since)}")
     rows.selectExpr(*key.expressions()).createOrReplaceTempView(_VIEW)

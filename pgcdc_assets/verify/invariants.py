@@ -1,13 +1,13 @@
 """The invariants of SCD tables, which hold after every merge.
 
-`check_merged` checks the rows that a merge changed, at the cost of the change. `check_all` checks
-the whole table. In SCD1 every key is unique. In SCD2 the versions of a key do not overlap
-(`history_rules.py`), every end has a cause (`unexplained_ends.py`), and for a table of both kinds
-the current versions equal the rows of SCD1 (`scd1_vs_scd2.py`). In every table,
-rows that are older than an added column have its default (`added_defaults.py`).
+`check_merged` checks the rows that a merge changed; its cost depends on the number of changes.
+`check_all` checks the whole table. In SCD1, every key is unique. In SCD2, the versions of a key do
+not overlap (`history_rules.py`), every end has a cause (`unexplained_ends.py`), and for a table of
+both kinds the current versions equal the rows of SCD1 (`scd1_vs_scd2.py`). In every table, rows
+that are older than an added column have its default (`added_defaults.py`).
 
-A rule that cannot be checked is reported with the reason. All queries of a check read the same
-version of a table, so merges may run at the same time.
+If a rule cannot be checked, the result has the reason. All queries of a check read the same version
+of a table, so merges may run at the same time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pgcdc_assets.verify.unexplained_ends import find_explainable_ends, read_lea
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_UNORDERED = "an epoch begins at a lower LSN than the one before it had reached"
+_UNORDERED = "an epoch begins at a lower LSN than the end of the previous epoch"
 
 
 def check_merged(
@@ -57,7 +57,7 @@ def check_merged(
         session: a session for this call only, with the time zone UTC.
         table: the table with all its kinds of SCD table.
         since: epoch and watermark before the merge; None: all rows are checked.
-        whole_below_bytes: all rows of a table up to this size are checked.
+        whole_below_bytes: check all rows of a table up to this size.
 
     Raises:
         ConfigurationError: the table was never merged.
@@ -216,7 +216,7 @@ class _Check:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Return an error without the message of Spark's error, which may quote values of rows."""
+    """Raise an error without the message of Spark's error, which may quote values of rows."""
     try:
         yield
     except PgcdcError:

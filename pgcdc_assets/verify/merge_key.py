@@ -1,7 +1,7 @@
 """The key of a merge, as SQL over the rows of an SCD table.
 
-The type of a key column may be unable to hold a text (a date of Spark has no infinity). Then the
-column is NULL, the text is in `_rescued`, and both together are the key, as in the merge.
+A typed key column may be unable to hold a value: Spark's date has no infinity. Then the column is
+NULL, its text is in `_rescued`, and both together are the key, as in the merge.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from pgcdc_assets.spark.sql import WHOLE_NUMBER_BITS, between_sql, identifier, string
 
-# Types of `merge/fold/types.py` that hold every text of Postgres.
+# Types of `merge/fold/types.py` that hold every value of Postgres.
 _COMPLETE = frozenset({"string", "boolean", "smallint", "int", "bigint", "float", "double"})
 
 
 @dataclass(frozen=True)
 class MergeKey:
-    """The key of one SCD table.
+    """The merge key of one SCD table.
 
     Attributes:
         types: the Spark type of each column of the table.
@@ -41,7 +41,7 @@ class MergeKey:
         return [f"{sql} AS {alias}" for alias, sql in self._parts()]
 
     def same(self, one: str, other: str) -> str:
-        """Write the SQL that two relations with these parts have the same key."""
+        """Write the SQL condition that rows of two relations have the same key."""
         return " AND ".join(f"{one}.{alias} <=> {other}.{alias}" for alias in self.aliases)
 
     @property
@@ -50,10 +50,10 @@ class MergeKey:
         return tuple(f"key_{n}" for n in self._whole_numbers())
 
     def bounds(self, counts: str = "true") -> list[str]:
-        """Write the aggregates over the parts for `within`.
+        """Write the aggregates over the parts that `within` needs.
 
         Args:
-            counts: SQL of whether a row counts; the parts of other rows are NULL.
+            counts: SQL condition of the rows that count; the parts of other rows are NULL.
         """
         aggregates = []
         for n in self._whole_numbers():
@@ -62,7 +62,7 @@ class MergeKey:
         return aggregates
 
     def bounds_of_groups(self) -> list[str]:
-        """Write the aggregates over groups that `bounds` aggregated."""
+        """Write the aggregates over groups whose aggregates are those of `bounds`."""
         aggregates = []
         for n in self._whole_numbers():
             unknown = f"sum(unknown_{n}) AS unknown_{n}"
@@ -70,7 +70,7 @@ class MergeKey:
         return aggregates
 
     def within(self, found: Mapping[str, object]) -> str:
-        """Write the SQL of whether a row of the table may have one of the aggregated keys.
+        """Write the SQL condition that a row of the table may have one of the aggregated keys.
 
         The bounds are literals, so that Delta skips files without such keys.
         """

@@ -20,12 +20,12 @@ class DifferenceKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that differs.
+    """A differing row.
 
     Attributes:
         key: texts of the key's columns. These are values of a row: show them only on the user's
             terminal.
-        columns: the columns that differ; empty if one side lacks the row.
+        columns: the columns that differ; empty if only one side has the row.
     """
 
     kind: DifferenceKind
@@ -38,14 +38,14 @@ class Comparison:
     """The result of the comparison of one table.
 
     Attributes:
-        missing: number of rows of the source without a row of the target with their key.
-        extra: number of rows of the target without a row of the source with their key.
-        differing: number of rows with the same key and other values.
-        columns: the columns that differ, and the columns that one side lacks.
+        missing: number of rows whose key only the source has.
+        extra: number of rows whose key only the target has.
+        differing: number of rows with the same key and different values.
+        columns: the columns that differ, and the columns that only one side has.
         lsn: the LSN of the comparison; None for a comparison of the current rows.
         key_columns: the columns that identify rows.
-        differences: some of the rows that differ.
-        is_counted: all differing rows were counted; otherwise the three counts are lower bounds.
+        differences: some of the differing rows.
+        is_counted: all differing rows were counted. Otherwise the three counts are lower bounds.
     """
 
     schema: str

@@ -1,9 +1,9 @@
 """Comparison of the current versions of a history with the rows of SCD1.
 
-Both tables are folded from the same changes, so they have the same rows at the same watermark. A
-version that a merge began is the newest content of its key, and SCD1 has the row from the same
-change or a later equal one. So the rows since an LSN can be compared without the other rows, whose
-number the logs of both tables contain.
+Both tables are folded from the same changes, so they have the same rows at the same watermark. If a
+merge began a version, SCD1 has the row of the key from the same change, or from a later change with
+equal values. So the rows since an LSN can be compared without the other rows. The logs of both
+tables contain the number of all rows.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def find_pair(
     *,
     goes_back: bool,
 ) -> Pair | str:
-    """Find comparable versions of both tables, or return the reason why there are none.
+    """Find comparable versions of both tables, or return the reason why no versions are comparable.
 
     Args:
-        goes_back: if one table is ahead of the other, use an earlier version of that table.
+        goes_back: if one table is ahead of the other, use an earlier version of the table that is
+            ahead.
     """
     name = table.qualified_name
     path = table_path(zone.lake, zone.name, table.schema, table.table, 1)
@@ -91,7 +92,7 @@ class PairComparison:
 
     Attributes:
         session: a session for this call only, with the time zone UTC.
-        is_small: all rows of both tables are read, without a filter.
+        is_small: read all rows of both tables, without a filter.
     """
 
     session: SparkSession
@@ -99,7 +100,7 @@ class PairComparison:
     is_small: bool
 
     def count_missing(self, since: Lsn | None) -> int:
-        """Count the current versions that are not rows of SCD1, value by value.
+        """Count the current versions without an equal row in SCD1.
 
         Args:
             since: compare the versions that began at this LSN or above; None: all versions.
@@ -119,7 +120,7 @@ class PairComparison:
         return int(row["missing"])
 
     def count_difference(self) -> int:
-        """Return the difference of the row counts, usually from the logs alone."""
+        """Return the difference of the row counts, usually from the logs, without a scan."""
         image, history = self.pair.image.row_count, self.pair.history.current_count
         if image is None or self._marks_deleted():
             image = self._image().count()

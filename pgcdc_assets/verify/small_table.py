@@ -1,4 +1,4 @@
-"""Versions of small tables, read and copied by delta-rs, because Spark needs seconds for one."""
+"""Versions of small tables, read and copied by delta-rs, because Spark needs seconds for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgcdc_assets.raw.lake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Limit of the bytes that are sent to Spark in one message.
+# Limit of the bytes of one message to Spark.
 _SMALL_BYTES = 2 << 20
 SMALL_ROWS = 20_000
 _SMALL_MEMORY = 16 << 20
@@ -52,14 +52,14 @@ def read_small(table: DeltaTable) -> SmallTable | None:
         return None
     schema = table.schema()
     if '"variant"' in schema.to_json():
-        # Arrow has no type for a VARIANT, and Spark makes none of its bytes.
+        # Arrow has no VARIANT, and Spark does not build a VARIANT from its bytes.
         return None
     try:
         found = pa.RecordBatchReader.from_stream(table.scan()).read_all()
         # Use the types of the table, not those of the engine.
         found = found.cast(pa.schema(schema.to_arrow()))
     except (DeltaError, pa.ArrowException, OSError):
-        # Spark may be able to read the table, or raises the error.
+        # Let Spark read the table or raise the error.
         return None
     return SmallTable(found, schema.to_json()) if found.nbytes <= _SMALL_MEMORY else None
 
@@ -67,7 +67,7 @@ def read_small(table: DeltaTable) -> SmallTable | None:
 def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
     """Copy a version of a small table to another folder; return whether the table is small.
 
-    The copy has what the merge reads of a table: rows, columns and key.
+    The copy has the parts of a table that the merge reads: rows, columns and key.
     """
     metadata = table.metadata()
     is_mapped = "delta.columnMapping.mode" in metadata.configuration

@@ -1,6 +1,6 @@
-"""One version of an SCD table, described by its log, so that several queries see the same rows.
+"""One version of an SCD table, which lets several queries read the same rows.
 
-Watermarks, the row count and the number of current rows come from the log, without a scan.
+Watermarks, the row count and the number of current rows come from the table's log, without a scan.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TableVersion:
     def is_ordered(self, epochs: Sequence[Epoch]) -> bool:
         """Return whether LSNs alone determine the order of the rows.
 
-        A new epoch on another server may begin below where the last one ended.
+        An epoch on another server may begin at a lower LSN than the end of the previous epoch.
         """
         starts = {epoch.epoch: epoch.start_lsn for epoch in epochs}
         last = -1
@@ -131,8 +131,8 @@ def read_pinned(session: SparkSession, pinned: TableVersion, *, is_small: bool) 
     """Read the rows of the version.
 
     Args:
-        is_small: pass the Parquet files to Spark if possible. Delta would need two Spark jobs for
-            each query to find the files, which is more work than to read a small table.
+        is_small: pass the Parquet files to Spark if possible. Delta needs two Spark jobs per query
+            to find the files, which costs more than to read a small table.
     """
     rows = read_version(session, TargetVersion(pinned.path, pinned.version))
     if not is_small or not pinned.files:
@@ -151,7 +151,7 @@ def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ..
 
 
 def _rows_by_file(files: pa.Table, hidden: Mapping[str, int]) -> list[int] | None:
-    """Count the rows of each file, without those that deletion vectors hide."""
+    """Count the rows of each file, without the rows that deletion vectors remove."""
     counts = files.column("num_records")
     if counts.null_count:
         return None

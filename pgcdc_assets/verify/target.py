@@ -36,7 +36,7 @@ class TargetDigests:
     """Queries of the digests of one table's rows.
 
     Args:
-        session: a session for this call only, with the time zone UTC.
+        session: a session for these queries only, with the time zone UTC.
         number: a number that is unique among the tables compared in the session.
     """
 

@@ -1,9 +1,9 @@
 """An SCD1 table at one LSN, without a change of the table itself.
 
-Each merge leaves a version of the table with its watermark. The newest version whose watermark is
-not above the LSN is copied to a staging folder (by a shallow clone if the table is large), and a
-merge folds the changes up to the LSN into the copy. So the live table may be ahead, and merges may
-run at the same time.
+Each merge commits a version of the table with its watermark. The newest version whose watermark is
+not above the LSN is copied to a staging folder, by a shallow clone if the table is large. A merge
+folds the changes up to the LSN into the copy. So the live table may be ahead, and merges may run at
+the same time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _SCD = 1
 
-# Number of versions to examine, newest first, before the table is built from raw.
+# Number of versions to examine, newest first, before the table is built from the raw zone.
 _VERSIONS = 200
 
 
@@ -46,11 +46,11 @@ _VERSIONS = 200
 def targets_at(
     spark: SparkSession, zone: RawZone, tables: Sequence[CdcTable], moment: Moment
 ) -> Iterator[list[TargetVersion | PgcdcError]]:
-    """Find or build, for each table, a Delta table with the contents of SCD1 at a moment.
+    """Find or build a Delta table with the rows of SCD1 at a moment, for each table.
 
-    A table without such a version has an error instead: a ConfigurationError if the table was never
+    If this fails, the table has an error instead: a ConfigurationError if the table was never
     merged, a DefiniteError if the changes of the raw zone cannot be folded into the table, a
-    TransientError if the fold failed for another reason. One merge folds all tables that need it.
+    TransientError if the fold failed for another reason. One merge folds all staged tables.
     """
     with staging_root(zone.lake, zone.name, VERIFY) as root:
         found: list[TargetVersion | PgcdcError | None] = []
@@ -70,11 +70,12 @@ def targets_at(
 def _find_or_stage(
     spark: SparkSession, zone: RawZone, table: CdcTable, moment: Moment, root: str
 ) -> TargetVersion | None:
-    """Find the version of a table; None if an earlier version was staged and needs a fold.
+    """Find the version of a table at the moment; None if an earlier version was staged for a fold.
 
     Raises:
         ConfigurationError: the table was never merged.
-        SchemaChangeError: a schema change before the moment has no snapshot before the moment.
+        SchemaChangeError: a schema change before the moment needs a snapshot, which is not taken
+            or is later.
     """
     gate = read_gate(zone, table, Position(moment.epoch, moment.lsn))
     if gate is not None and gate.hold < (moment.epoch, moment.lsn):

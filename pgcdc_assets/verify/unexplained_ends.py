@@ -1,13 +1,13 @@
-"""Ends of versions without a successor that no change in the raw zone explains.
+"""Ends of versions that neither a next version nor a change in the raw zone explains.
 
-A version ends at the position where the next version of its key begins. If no version begins there,
-the row was deleted or lost, and only the raw zone shows which. Four events remove a key: a delete,
-an update that changes the key, a TRUNCATE, and a snapshot without the key. So a transaction has at
-most as many such ends as deletes and key changes, unless it has a TRUNCATE or is at the LSN of a
-snapshot. An additional end is unexplained.
+A version ends at the position where the next version of its key begins. An end without a next
+version means that the row was deleted or lost, and only the raw zone distinguishes the two. Four
+events remove a key: a delete, an update that changes the key, a TRUNCATE, and a snapshot without
+the key. Without a TRUNCATE or a snapshot, a transaction therefore has at most as many ends without
+a next version as deletes and key changes. Each additional end is unexplained.
 
-The rule counts by transaction, not by key: it never reports a correct end, but misses a wrong end
-if the same transaction removed another key whose version did not end.
+The rule counts by transaction and not by key. It never reports a correct end, but it misses a wrong
+end if the same transaction removed another key whose version did not end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ExplainableEnds:
     snapshot_at: tuple[Lsn, ...]
 
     def condition(self, column: str) -> str:
-        """Write the SQL of whether an end at an LSN is checked."""
+        """Write the SQL condition that an end at an LSN is checked."""
         within = _any(f"({column} >= {int(s)} AND {column} < {int(e)})" for _, s, e in self.ranges)
         if not self.snapshot_at:
             return within
@@ -110,7 +110,7 @@ def read_leaving_changes(
 
 
 def _key_changes(versions: Sequence[RelationVersion], key: Sequence[str]) -> str:
-    """Write the SQL of whether the key of the old tuple differs; true if this is unknown."""
+    """Write the SQL condition that the key of the old tuple differs; true if unknown."""
     conditions: dict[str, list[str]] = {}
     for version in versions:
         names = [column.name for column in version.relation.columns]
@@ -127,7 +127,7 @@ def _key_changes(versions: Sequence[RelationVersion], key: Sequence[str]) -> str
 
 
 def _differs(position: int) -> str:
-    """Write the SQL of whether two tuples have different texts at a position.
+    """Write the SQL condition that two tuples have different texts at a position.
 
     Unchanged TOAST is NULL in the new tuple.
     """

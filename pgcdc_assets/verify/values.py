@@ -26,7 +26,7 @@ _MICROSECONDS_PER_DAY = 86_400_000_000
 
 
 class Unreadable(ValueError):
-    """A text that the typed column cannot hold, such as infinity, and that must be rescued."""
+    """A text that the typed column cannot hold, such as infinity, so that it must be rescued."""
 
 
 def reader_for(kind: pa.DataType) -> Reader:
