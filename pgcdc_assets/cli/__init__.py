@@ -1,9 +1,9 @@
 """The command line: `pgcdc COMMAND`, listed by `pgcdc --help`.
 
-A command that fails prints one sentence. The exit status is 2 for wrong settings, 3 for an error
-that may not occur again, 4 for a state in which a person has to decide, and 1 for a difference that
-was found and for any other error. `--debug` shows the stack trace. The output of libraries goes to
-a log file, or to the terminal with `--verbose`.
+A command that fails prints one sentence. The exit status is 2 for wrong settings, 3 for a transient
+error, 4 for a state in which a person has to decide, and 1 for a difference that was found and for
+any other error. `--debug` shows the stack trace. The output of libraries goes to a log file, or to
+the terminal with `--verbose`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options, log)
     finally:
         if log is not None and arguments is None:
-            # Libraries also write at the end of the process, so the descriptors stay with the log.
+            # Keep the redirection, because libraries also write at the end of the process.
             log.settle()
         elif log is not None:
             log.close()
@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
     except BrokenPipeError:
         return INTERRUPTED
     except Exception as error:
-        sentence = f"Unexpected {type(error).__name__}: run again with --debug to see where."
+        sentence = f"Unexpected {type(error).__name__}: run again with --debug for a stack trace."
         return _fail(sentence, 1, log, debug=options.debug)
 
 

@@ -20,7 +20,7 @@ environment:
 
 exit status:
   0 done   1 difference found, or unexpected error   2 settings are wrong
-  3 try again   4 a person has to decide   130 interrupted
+  3 run again   4 a person has to decide   130 interrupted
 """
 
 
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         commands, "check", "check a source database, and print the SQL for what is missing"
     )
     _capture_options(check)
-    check.add_argument("--publication", help="check this publication, declared or not")
+    check.add_argument("--publication", help="check this publication, even if it is not declared")
     check.add_argument("--slot", help="replication slot; default: pgcdc_NAME")
 
     init = _command(commands, "init", "check a source, then declare its capture")
@@ -61,22 +61,22 @@ def build_parser() -> argparse.ArgumentParser:
     init.add_argument(
         "--update",
         action="store_true",
-        help="add the publication's new tables to the existing file, change nothing else in it, "
-        "and name other differences",
+        help="add the publication's new tables to the existing file, and only print other "
+        "differences",
     )
 
     sync = _command(
         commands,
         "sync",
-        "capture and merge every change that was committed before the start, then end",
+        "capture and merge every change that was committed before the start",
     )
     _capture_options(sync)
     _wait_option(sync)
     sync.add_argument(
         "--adopt-slot",
         action="store_true",
-        help="with --name: take over a slot that something else has read before; if another lake "
-        "was filled from that slot, the lake cannot continue",
+        help="with --name: take over a slot that another consumer has read; a lake that was filled "
+        "from this slot then cannot continue",
     )
     sync.add_argument("--json", type=Path, metavar="FILE", help="write the report to a file")
 
@@ -98,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     verify = _command(
         commands,
         "verify",
-        "compare source and tables at one LSN, and name keys that differ; writers need not stop",
+        "compare source and tables at one LSN, and print keys that differ; writers may continue",
     )
     _capture_options(verify)
     verify.add_argument("tables", nargs="*", metavar="SCHEMA.TABLE", help="default: all tables")
@@ -119,8 +119,8 @@ def build_parser() -> argparse.ArgumentParser:
     rebuild.add_argument(
         "--through",
         metavar="LSN",
-        help="fold what was committed before this LSN, such as 16/B374D848; the next merge "
-        "continues from there (default: every captured change)",
+        help="fold the changes before this LSN, such as 16/B374D848; the next merge continues from "
+        "this LSN (default: every captured change)",
     )
     _module_option(rebuild)
 
@@ -144,7 +144,7 @@ def build_parser() -> argparse.ArgumentParser:
     spark = _command(
         commands,
         "spark",
-        "start, stop or describe a Spark server, so that merges need not start a JVM",
+        "start, stop or describe a Spark server, with which merges start no JVM",
     )
     spark.add_argument(
         "action",
@@ -171,7 +171,7 @@ def _command(
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="show messages of libraries such as Spark; default: they go to .pgcdc/logs",
+        help="show messages of libraries such as Spark; default: write them to .pgcdc/logs",
     )
     parser.set_defaults(command=_deferred(name), name_of_command=name)
     return parser

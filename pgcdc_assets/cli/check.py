@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """Check the named publication, or the publications of all declared captures.
 
     Raises:
-        ConfigurationError: something is missing.
+        ConfigurationError: a finding is an error.
     """
     if options.publication is not None:
         name = options.name or ""
@@ -81,7 +81,7 @@ def check_capture(
         except DefiniteError as error:
             findings.append(Finding("timeline", "error", str(error)))
         except (ConfigurationError, TransientError):
-            # Why there is no replication connection is among the findings.
+            # The findings contain the reason for a missing replication connection.
             pass
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
@@ -116,13 +116,13 @@ def _followed_tables(
     for own in capture.own_settings or ():
         if own.qualified_name not in known:
             what = f"Publication {capture.publication} does not send table {own.qualified_name}"
-            sentence = f"{what}, which has settings of its own."
+            sentence = f"{what}, which has its own settings."
             apart.append(Finding("table", "warning", sentence, table=own.qualified_name))
     return capture.with_listed_tables(there), apart
 
 
 def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
-    """Report tables whose folders differ in case only, on a file system that ignores case."""
+    """Report tables whose folders differ only in case, on a file system that ignores case."""
     if not lake.ignores_case:
         return
     seen: dict[tuple[str, str], TableName] = {}
@@ -132,9 +132,9 @@ def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
             yield Finding(
                 "folder",
                 "error",
-                f"Tables {other} and {name} have names that differ in case only, and the file "
-                f"system of the lake {lake.uri} ignores case: both would have one folder.",
-                "Leave one of the two out of the settings, or move the lake to a file system that "
+                f"The names of tables {other} and {name} differ only in case, and the file system "
+                f"of the lake {lake.uri} ignores case: both tables would have one folder.",
+                "Remove one of the two from the settings, or move the lake to a file system that "
                 "distinguishes case.",
                 str(name),
             )
@@ -145,10 +145,10 @@ def check_columns(
     tables: Iterable[CdcTable],
     relation_ids: Mapping[TableName, int] | None = None,
 ) -> Iterator[Finding]:
-    """Report column names that Delta cannot distinguish, and types of missing columns.
+    """Report column names that Delta cannot distinguish, and declared types of missing columns.
 
     Args:
-        relation_ids: OIDs of captured tables by declared name, for tables that were renamed since.
+        relation_ids: OIDs of captured tables by declared name, to find renamed tables.
     """
     by_name = {relation.name: relation for relation in relations}
     by_id = {relation.relation_id: relation for relation in by_name.values()}
@@ -166,8 +166,8 @@ def check_columns(
             yield Finding(
                 "columns",
                 "warning",
-                f"The declared types of table {table.qualified_name} name "
-                f"{', '.join(missing)}, which is not among its published columns.",
+                f"The setting `types` of table {table.qualified_name} names "
+                f"{', '.join(missing)}, which the publication does not send.",
                 "Correct `types` of this table in the capture's settings.",
                 table.qualified_name,
             )

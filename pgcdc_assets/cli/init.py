@@ -32,13 +32,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _write(options: argparse.Namespace) -> int:
     if options.publication is None:
-        raise ConfigurationError(reason="--publication is missing; only --update does without it")
+        raise ConfigurationError(reason="--publication is missing; only --update does not need it")
     path, *others = _places(options)
     there = [place for place in (path, *others) if place.is_file()]
     if there and not (options.force and there == [path]):
         remedy = ", --force replaces it" if there == [path] else ""
         raise ConfigurationError(
-            reason=f"{there[0]} exists already: --update adds the tables that it lacks{remedy}"
+            reason=f"{there[0]} exists already: --update adds the missing tables{remedy}"
         )
     slot = options.slot or f"pgcdc_{options.name}"
     if options.all_tables:
@@ -80,7 +80,7 @@ def _update(options: argparse.Namespace) -> int:
     """Add the publication's new tables to the file, and print other differences."""
     if options.force or options.slot is not None or options.all_tables:
         raise ConfigurationError(
-            reason="--update goes with neither --force nor --slot nor --all-tables"
+            reason="--update cannot be combined with --force, --slot or --all-tables"
         )
     path = _find(options)
     check_defs_folders([path.parent])
@@ -103,15 +103,15 @@ def _update(options: argparse.Namespace) -> int:
     for name in listed.names:
         if name not in published:
             print(
-                f"{name} is not in publication {publication} any more: its entry stays. Take it "
-                "out of the file to end its capture; its tables in the lake stay too."
+                f"{name} is no longer in publication {publication}. Its entry is kept: remove the "
+                "entry to end the capture of the table. Its tables in the lake are kept too."
             )
             continue
         declared, found = listed.key(name), list(published[name].key or ())
         if declared and declared != found:
             print(
                 f"{name} has key ({', '.join(declared)}) in the file and "
-                f"({', '.join(found) or 'none'}) in the source: the file's stays."
+                f"({', '.join(found) or 'none'}) in the source. The file is not changed."
             )
     what = f"added {len(added)} tables to {path}" if added else f"{path} has all tables already"
     print(f"{options.name}: {what}.")
@@ -146,7 +146,7 @@ def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[C
     tables = tuple(map(_table, relations))
     refused = {finding.table: finding for finding in check_columns(relations, tables)}
     for finding in refused.values():
-        print(f"Left out: {finding.message}")
+        print(f"Omitted: {finding.message}")
     return tuple(table for table in tables if table.qualified_name not in refused)
 
 

@@ -1,4 +1,4 @@
-"""Redirection of the output of libraries to a log file; the terminal shows our own lines.
+"""Redirection of the output of libraries to a log file; the terminal shows only our own lines.
 
 Spark's JVM, gRPC and py4j write to the process's file descriptors 1 and 2, which no logging
 configuration can redirect. So the descriptors are replaced by the file, and our own lines are
@@ -127,10 +127,10 @@ def library_log(folder: Path, command: str) -> Iterator[LibraryLog]:
 
 
 def trim(path: Path, byte_count: int) -> None:
-    """Reduce a file that exceeds the limit to its beginning and its end.
+    """Cut a file that exceeds the limit to its beginning and its end.
 
     Each part has a quarter of the limit. Writers append, so they continue at the new end. Lines
-    that are written during the reduction are lost.
+    that are written during the cut are lost.
     """
     size = path.stat().st_size
     if size <= byte_count:
@@ -141,7 +141,7 @@ def trim(path: Path, byte_count: int) -> None:
         file.seek(size - part)
         tail = file.read(part)
         file.seek(0)
-        file.write(head + f"\n... {size - 2 * part} bytes are left out ...\n".encode() + tail)
+        file.write(head + f"\n... {size - 2 * part} bytes omitted ...\n".encode() + tail)
         file.truncate()
 
 

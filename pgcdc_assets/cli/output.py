@@ -14,7 +14,7 @@ from pgcdc_assets.orchestration.project.home import state_folder
 
 
 def say(line: str) -> None:
-    """Print a line of progress with the time, apart from the result."""
+    """Print a line of progress with the time, on another stream than the result."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=terminal(), flush=True)
 
 

@@ -82,6 +82,6 @@ class ProgressDisplay:
 
 @contextmanager
 def progress() -> Iterator[ProgressDisplay]:
-    """Print progress inside the block, apart from the command's result."""
+    """Print progress inside the block, on another stream than the command's result."""
     with ProgressDisplay(terminal()).shown() as display:
         yield display

@@ -24,16 +24,16 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
 
 def _start(server: SparkServer) -> int:
     running, is_new = server.start(say)
-    print(f"{'Started' if is_new else 'Runs already'}: {_described(running)}")
+    print(f"{'Started' if is_new else 'Already running'}: {_described(running)}")
     if os.environ.get(SPARK_VARIABLE, "").strip():
-        print(f"{SPARK_VARIABLE} is set in this shell, and comes before this server")
+        print(f"{SPARK_VARIABLE} is set in this shell, and takes precedence over this server")
     return 0
 
 
 def _stop(server: SparkServer) -> int:
     ended = server.stop()
     if ended is None:
-        print(f"No Spark server runs in {server.folder}")
+        print(f"No Spark server is running in {server.folder}")
     else:
         print(f"Stopped the Spark server, process {ended.pid}")
     return 0
@@ -42,11 +42,11 @@ def _stop(server: SparkServer) -> int:
 def _status(server: SparkServer) -> int:
     found = server.find()
     if found is None:
-        print(f"No Spark server runs in {server.folder}: pgcdc spark start starts one")
+        print(f"No Spark server is running in {server.folder}: start it by pgcdc spark start")
         return 0
     doing = "" if found.ready else ", still starting"
     if found.ready and not found.answers():
-        doing = ", but takes no connections: end it by pgcdc spark stop"
+        doing = ", but accepts no connections: end it by pgcdc spark stop"
     print(f"{_described(found)}{doing}")
     print(f"  log {server.log_file}")
     return 0

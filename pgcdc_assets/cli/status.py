@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _renamed(loaded: LoadedCapture, zone: RawZone) -> list[SourcePlace]:
-    """Return the declared tables that are followed under another name."""
+    """Return the declared tables that have another name at the source."""
     places = read_table_places(loaded.postgres.settings(), zone, loaded.capture, "status")
     return [place for place in places.values() if place.is_renamed]
 
@@ -79,10 +79,10 @@ def _print_slot(
             f"{size(slot.lag_bytes or 0)}, retains {size(slot.retained_bytes or 0)} of WAL"
         )
     if slot is None and state.epoch is None:
-        print(f"  slot {capture.slot} does not exist yet: the first `pgcdc sync` makes it")
+        print(f"  slot {capture.slot} does not exist yet: the first `pgcdc sync` creates it")
     elif health.problem is not None:
         error = health.error(capture.slot, loaded.lake.zone(capture.name).uri)
-        # The errors of the slot do not know the name of the capture.
+        # The slot's errors lack the name of the capture.
         named = str(error).replace("pgcdc renew", f"pgcdc renew --name {capture.name}")
         print(f"  PROBLEM {named}")
     elif health.is_at_risk:
@@ -147,7 +147,7 @@ def _text(position: Position | None) -> str:
 
 
 def _print_held_snapshot(held: SnapshotAge | None) -> None:
-    """Print the age of the snapshot that running copies hold."""
+    """Print the age of the server's snapshot that a running snapshot of tables holds."""
     if held is not None:
         print(
             f"  SNAPSHOT of the server held for {duration(held.seconds)}, "

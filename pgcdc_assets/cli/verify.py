@@ -90,10 +90,12 @@ def _find_reasons(loaded: LoadedCapture) -> dict[CdcTable, str]:
         if table.name in left:
             reasons[table] = left[table.name].rstrip(".")
         elif 1 not in table.scd:
-            reasons[table] = "only its history is kept (scd: [2]), which is not the source's rows"
+            reasons[table] = (
+                "only its history is kept (scd: [2]), which differs from the source's rows"
+            )
         elif not table.mirrors_source:
             reasons[table] = (
-                "without_key: log asks for its changes, which are not the source's rows"
+                "without_key: log keeps its changes, which differ from the source's rows"
             )
     return reasons
 
@@ -118,7 +120,7 @@ def _verify(
         else:
             limits = SyncLimits(wait_seconds=options.wait_seconds)
             try:
-                # Tables that are merged exactly through the moment need no fold of their own.
+                # Tables that are merged exactly through the moment need no further fold.
                 with progress() as display:
                     sync_capture(
                         instance,

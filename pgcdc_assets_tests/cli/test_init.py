@@ -96,7 +96,7 @@ def test_init_writes_below_the_current_folder_and_the_capture_is_found_there(
     monkeypatch.delenv("PGCDC_DSN")
     assert set(find_captures(load_defs_folders(defs_folders()))) == {"mine", "shop"}
     assert main(["init", "--name", "mine", "--publication", "p"]) == 2
-    assert "--update adds the tables that it lacks, --force" in capsys.readouterr().err
+    assert "--update adds the missing tables, --force" in capsys.readouterr().err
     assert main(["init", "--name", "shop", "--publication", "p", "--force"]) == 2
     assert "shop/defs.yaml exists already" in capsys.readouterr().err
 
@@ -137,7 +137,7 @@ def test_update_adds_new_tables_and_names_what_differs(
     assert main(["init", "--name", "mine", "--update"]) == 0
     printed = capsys.readouterr().out
     assert 'Added public."Order Lines", key: id.' in printed
-    assert "public.gone is not in publication p any more: its entry stays." in printed
+    assert "public.gone is no longer in publication p. Its entry is kept" in printed
     assert "public.rekeyed has key (id) in the file and (other) in the source" in printed
     after = path.read_text().splitlines()
     assert after[:-4] + after[-1:] == before
@@ -173,8 +173,8 @@ def test_a_table_whose_columns_delta_cannot_tell_apart_is_left_out_and_the_other
     database.execute("create publication p for table cased, ours, marked")
     assert main(["init", "--name", "mine", "--publication", "p"]) == 0
     printed = capsys.readouterr().out
-    assert 'Left out: Table public.cased cannot be merged: column "a" and column "A"' in printed
-    assert 'Left out: Table public.ours cannot be merged: column "_lsn"' in printed
+    assert 'Omitted: Table public.cased cannot be merged: column "a" and column "A"' in printed
+    assert 'Omitted: Table public.ours cannot be merged: column "_lsn"' in printed
     path = tmp_path / "defs" / "mine" / "defs.yaml"
     listed = DefsTables.read(path, "mine")
     assert [str(name) for name in listed.names] == ["public.marked"]

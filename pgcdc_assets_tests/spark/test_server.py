@@ -160,8 +160,8 @@ def test_two_starts_at_once_give_one_server(clone: Clone) -> None:
     both = [clone.begin("spark", "start", "--memory", "1g") for _ in range(2)]
     said = sorted("".join(each.communicate(timeout=280)) for each in both)
     assert [each.returncode for each in both] == [0, 0], said
-    outcomes = sorted(re.findall(r"^(Started|Runs already): ", "".join(said), re.MULTILINE))
-    assert outcomes == ["Runs already", "Started"]
+    outcomes = sorted(re.findall(r"^(Started|Already running): ", "".join(said), re.MULTILINE))
+    assert outcomes == ["Already running", "Started"]
     assert len(java_of(clone.folder)) == 1
     assert "-Xmx1g" in psutil.Process(clone.running().pid).cmdline()
 
@@ -243,7 +243,7 @@ def test_a_killed_server_is_recognised_and_restarted(clone: Clone) -> None:
         os.kill(running.pid, signal.SIGKILL)
     killed = json.loads(clone.server.state_file.read_text())["pid"]
     wait_until(lambda: clone.server.find() is None, "the server to be gone")
-    assert "No Spark server runs" in clone.pgcdc("spark", "status")
+    assert "No Spark server is running" in clone.pgcdc("spark", "status")
     assert clone.server.usable() is None
     assert "Started" in clone.pgcdc("spark", "start", "--memory", "1g")
     assert clone.running().pid != killed
@@ -256,7 +256,7 @@ def test_stop_ends_the_process_deletes_its_files_and_may_be_repeated(clone: Clon
     assert java_of(clone.folder) == []
     assert not clone.server.state_file.exists()
     assert not clone.server.work_folder.exists()
-    assert "No Spark server runs" in clone.pgcdc("spark", "stop")
+    assert "No Spark server is running" in clone.pgcdc("spark", "stop")
 
 
 def test_a_reused_pid_is_neither_used_nor_ended(tmp_path: Path) -> None:
