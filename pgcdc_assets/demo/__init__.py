@@ -1,1 +1,1 @@
-"""The demonstration: a Postgres of its own, a sample shop with live changes, and the whole run."""
+"""The demonstration: an embedded Postgres, a sample shop with live changes, and the pipeline."""

@@ -1,4 +1,4 @@
-"""`python -m pgcdc_assets.demo`: the demonstration; with `dev`: the same, left running."""
+"""`python -m pgcdc_assets.demo` runs the demonstration once; with `dev`, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pgcdc_assets.errors import PgcdcError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run from the command line; the exit status is the error's."""
+    """Run from the command line, and return the exit status."""
     options = _parser().parse_args(arguments)
     say("Loading Dagster and Spark's client")
     try:
-        # Imported late, so that `--help` and a wrong option do not wait for Dagster.
+        # Import late, so that `--help` and a wrong option do not wait for Dagster.
         if options.mode == "dev":
             from pgcdc_assets.demo.dev import run_dev
 
@@ -48,11 +48,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pgcdc_assets.demo", description=__doc__)
     parser.add_argument("mode", nargs="?", choices=["demo", "dev"], default="demo")
     parser.add_argument("--fresh", action="store_true", help="delete earlier state first")
-    parser.add_argument("--connections", type=int, default=4, help="of the workload")
-    parser.add_argument("--rate", type=float, help="its transactions per second")
-    parser.add_argument("--scale", type=float, default=1.0, help="1 is 10,000 orders")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of lag to build up in a demo")
-    parser.add_argument("--port", type=int, default=3000, help="of Dagster in dev")
+    parser.add_argument("--connections", type=int, default=4, help="connections of the workload")
+    parser.add_argument("--rate", type=float, help="transactions per second of the workload")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="size of the shop; 1: 10,000 orders"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="duration of the workload before the last sync"
+    )
+    parser.add_argument("--port", type=int, default=3000, help="port of Dagster, with dev")
     parser.add_argument("--debug", action="store_true", help="show the stack trace of an error")
     return parser
 

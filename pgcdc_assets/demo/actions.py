@@ -1,8 +1,8 @@
 """The actions of the shop's customers and staff: each action is one transaction.
 
-Together the actions make every kind of change: inserts, deletes, updates (some change a key, some
-change nothing, some leave a long text unchanged, which Postgres then does not send), a delete and
-an insert under one key, TRUNCATE, and rollbacks of a whole transaction or to a savepoint.
+The actions make every kind of change: inserts, deletes, a delete and an insert under one key,
+TRUNCATE, and rollbacks of a whole transaction or to a savepoint. Some updates change a key, some
+change nothing, and some do not change a long text, which Postgres then does not send.
 """
 
 from __future__ import annotations

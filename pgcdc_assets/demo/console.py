@@ -1,4 +1,4 @@
-"""Output of the demonstration: a line for each step, and its progress every few seconds."""
+"""Output of the demonstration: a line for each step, and the progress every few seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lines:
         self._say = say
 
     def began(self, activity: Activity) -> None:
-        """Print nothing: `signs_of_life` prints the progress."""
+        """Print nothing, because `print_progress` prints the progress."""
 
     def ended(self, activity: Activity) -> None:
         """Print the figures of an activity."""
@@ -36,7 +36,7 @@ class Lines:
 
 
 @contextmanager
-def signs_of_life(describe: Callable[[], str], every_seconds: float = 5.0) -> Iterator[None]:
+def print_progress(describe: Callable[[], str], every_seconds: float = 5.0) -> Iterator[None]:
     """Print the progress every few seconds while the block runs.
 
     Args:
@@ -54,7 +54,7 @@ def signs_of_life(describe: Callable[[], str], every_seconds: float = 5.0) -> It
             if not done.is_set():
                 say(f"    ... {news}")
 
-    watcher = threading.Thread(target=watch, name="signs of life", daemon=True)
+    watcher = threading.Thread(target=watch, name="progress", daemon=True)
     watcher.start()
     try:
         yield

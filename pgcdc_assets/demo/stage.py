@@ -1,8 +1,8 @@
-"""The environment of the demonstrations: server, shop, workload, and a lake of their own.
+"""The environment of the demonstrations: server, shop, workload and lake.
 
-All state is in `.pgcdc`, below the clone or else the current folder. A demonstration continues
-with the state that it finds there. This process ignores the settings of a user's own pipeline
-(PGCDC_DSN, PGCDC_LAKE, DAGSTER_HOME and so on): the demonstration uses no other database, lake or
+All state is in `.pgcdc`, in the clone or else in the current folder. A demonstration continues with
+the existing state. This process ignores the settings of a user's own pipeline (PGCDC_DSN,
+PGCDC_LAKE, DAGSTER_HOME and so on), so the demonstration does not touch another database, lake or
 Dagster instance.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgcdc_assets.demo import shop
-from pgcdc_assets.demo.console import say, signs_of_life
+from pgcdc_assets.demo.console import print_progress, say
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.local import locked
@@ -46,7 +46,7 @@ def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
     """Start the server and create the shop; stop the server at the end, and keep its data.
 
     Args:
-        fresh: delete the state of earlier demonstrations first.
+        fresh: first delete the state of earlier demonstrations.
         scale: size of the shop; 1 is 10,000 orders.
 
     Raises:
@@ -55,7 +55,7 @@ def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
     folder = state_folder()
     for name in _PUT_ASIDE:
         if os.environ.pop(name, None):
-            say(f"{name} is ignored: the demonstration has its own")
+            say(f"{name} is ignored, because the demonstration sets it")
     with _alone(folder):
         server = EmbeddedServer(embedded_data_folder())
         if fresh:
@@ -64,15 +64,15 @@ def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
             for leftover in ("lake", "dagster"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
         say(f"Starting Postgres {server.version} in {server.data_dir}")
-        with signs_of_life(lambda: "Postgres starts"):
+        with print_progress(lambda: "Postgres starts"):
             server.start()
         try:
-            with signs_of_life(lambda: "the shop opens"):
+            with print_progress(lambda: "the shop opens"):
                 _open_shop(server, scale)
             yield Stage(server)
         finally:
             server.stop()
-            say("Postgres is stopped; its data stay")
+            say("Postgres is stopped; its data is kept")
 
 
 def _open_shop(server: EmbeddedServer, scale: float) -> None:
@@ -92,13 +92,13 @@ def _alone(folder: Path) -> Iterator[None]:
             held.enter_context(locked(folder / "demo.lock", is_awaited=False))
         except BlockingIOError as error:
             raise ConfigurationError(
-                reason=f"The sample shop is running in {folder.parent} already: stop it first"
+                reason=f"The sample shop is already running in {folder.parent}: stop it first"
             ) from error
         yield
 
 
 class LiveWorkload:
-    """The workload in a process of its own."""
+    """The workload in a child process."""
 
     def __init__(self, conninfo: str, *, connections: int, rate: float) -> None:
         self._child = subprocess.Popen(
@@ -106,7 +106,7 @@ class LiveWorkload:
                 *(sys.executable, "-m", "pgcdc_assets.demo.workload"),
                 *("--conninfo", conninfo),
                 *("--connections", str(connections), "--rate", str(rate)),
-                # Another seed each time: the choices should not repeat when a demo continues.
+                # Use a new seed, so that the choices do not repeat when a demonstration continues.
                 *("--seed", str(os.getpid())),
             ],
             stdout=subprocess.PIPE,

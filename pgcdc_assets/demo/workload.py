@@ -1,4 +1,4 @@
-"""The shop's live workload: transactions of every kind, from several connections at once.
+"""The shop's live workload: transactions of every kind, over several concurrent connections.
 
 The workload is a child process (`python -m pgcdc_assets.demo.workload`), so that it does not share
 an interpreter with the pipeline. At SIGTERM, at SIGINT or after the end of its parent it completes
@@ -33,8 +33,8 @@ class Workload:
     Args:
         conninfo: the shop's database.
         connection_count: the number of connections.
-        transactions_per_second: of all connections together.
-        seed: of the random choices of each connection. The order among connections is not
+        transactions_per_second: total rate of all connections.
+        seed: seed of the random choices of each connection. The order among connections is not
             repeatable.
     """
 
@@ -58,7 +58,7 @@ class Workload:
     def run(self, seconds: float | None = None) -> Counter[str]:
         """Run for a time, or until `stop` is called; return the number of commits of each action.
 
-        An error that is no collision ends the run, and is stored in `failure`.
+        An error other than a collision ends the run, and is stored in `failure`.
         """
         workers = [
             threading.Thread(target=self._work, args=(number,), name=f"shop {number}", daemon=True)
@@ -73,7 +73,7 @@ class Workload:
         return self.counts
 
     def stop(self) -> None:
-        """End after the open transactions."""
+        """End the run after the open transactions."""
         self._stopping.set()
 
     def _work(self, number: int) -> None:
@@ -86,7 +86,7 @@ class Workload:
                 while not self._stopping.is_set():
                     action = chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
                     self._count(_attempt(connection, action, chance))
-                    # A late worker does not catch up by a burst of more than a second's work.
+                    # A late worker catches up with at most one second of work.
                     due = max(due + self._pause_seconds, time.monotonic() - 1)
                     self._stopping.wait(max(0.0, due - time.monotonic()))
         except psycopg2.Error as error:
@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--conninfo", required=True, help="the shop's database")
     parser.add_argument("--connections", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=50, help="transactions per second in all")
-    parser.add_argument("--seconds", type=float, help="how long; until SIGTERM when not given")
+    parser.add_argument("--rate", type=float, default=50, help="total transactions per second")
+    parser.add_argument("--seconds", type=float, help="duration; default: until SIGTERM")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     workload = Workload(
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         transactions_per_second=options.rate,
         seed=options.seed,
     )
-    # Block the signals and wait for them: a handler must not set the events of other threads.
+    # Block the signals and wait for them, because a handler must not set events of threads.
     stop_signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)
     runner = threading.Thread(target=workload.run, args=(options.seconds,), name="workload")

@@ -7,7 +7,7 @@ import pytest
 
 from pgcdc_assets.cli.tables import duration, size
 from pgcdc_assets.demo.__main__ import main
-from pgcdc_assets.demo.console import signs_of_life, table
+from pgcdc_assets.demo.console import print_progress, table
 from pgcdc_assets.demo.dev import run_dev
 from pgcdc_assets.demo.stage import stage
 from pgcdc_assets.errors import ConfigurationError
@@ -47,7 +47,7 @@ def test_progress_lines_are_shown_and_a_failing_line_is_harmless(
         asked.release()
         raise OSError("gone")
 
-    with signs_of_life(describe, every_seconds=0.01):
+    with print_progress(describe, every_seconds=0.01):
         for _ in range(3):
             assert asked.acquire(timeout=30)
     assert "no news (OSError)" in capsys.readouterr().out
