@@ -1,7 +1,7 @@
 """Activities of this process with counts, for programs that show progress.
 
-The working modules announce their activities here, and do not depend on terminals. Without a
-watcher, as under Dagster's daemon, an announcement costs one object.
+Modules announce their activities here, and so do not depend on terminals. Without a watcher, as in
+Dagster's daemon, an announcement costs one object.
 """
 
 from __future__ import annotations

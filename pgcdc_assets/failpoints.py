@@ -1,8 +1,8 @@
 """Failpoints: named points at which a test kills or stops the process.
 
-With `PGCDC_FAILPOINT=name`, the process kills itself by SIGKILL at this point: nothing is flushed,
-and no handler runs. With `name:3` the kill happens at the third pass, and with `name:3:TERM` the
-signal is SIGTERM, as when a run is terminated. Without the variable, a failpoint costs one
+With `PGCDC_FAILPOINT=name`, the process kills itself at this point by SIGKILL, so nothing is
+flushed and no handler runs. With `name:3`, the kill happens at the third pass. With `name:3:TERM`,
+the signal is SIGTERM, as at the termination of a run. Without the variable, a failpoint costs one
 comparison.
 """
 

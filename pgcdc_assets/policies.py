@@ -11,9 +11,9 @@ from pgcdc_assets.errors import ConfigurationError
 
 MEGABYTE = 1024 * 1024
 
-# What happens after a schema change (`on_schema_change`). FOLLOW: the stream is followed, and a
-# change that the stream cannot replay leads to an automatic re-snapshot. ASK: such a change stops
-# the table until a person takes a new snapshot. STOP: every schema change does.
+# What happens after a schema change (`on_schema_change`). FOLLOW: the SCD tables follow, and a
+# change that the stream cannot replay causes an automatic re-snapshot. ASK: such a change stops the
+# table until a person takes a new snapshot. STOP: every schema change stops the table.
 FOLLOW, ASK, STOP = "follow", "ask", "stop"
 SCHEMA_POLICIES = (FOLLOW, ASK, STOP)
 
@@ -29,7 +29,8 @@ def check_schema_policy(value: object, where: str) -> None:
 
 
 # What happens to a table with a row that cannot be decoded (`on_poisoned_row`). RESCUE: the row is
-# parked, and an automatic re-snapshot follows. With STOP a person takes the snapshot.
+# parked, and an automatic re-snapshot follows. STOP: the row is parked, and the table stops until a
+# person takes a new snapshot.
 RESCUE = "rescue"
 ROW_POLICIES = (RESCUE, STOP)
 
@@ -54,8 +55,8 @@ class WindowPolicy:
         max_age_seconds: waiting WAL of any size opens a window this long after the last landing.
         retry_seconds: pause before a failed window is retried, doubled at each failure.
         max_retry_seconds: the longest pause before a retry.
-        run_seconds: time for which a run of a sensor continues with the next windows while changes
-            arrive; 0: the run ends with the requested windows.
+        run_seconds: time for which a run of a sensor continues with further windows while changes
+            arrive; 0: the run ends after the requested windows.
         keep: maximum number of partition keys; the oldest keys of windows that are merged into all
             tables are deleted.
     """
@@ -114,16 +115,16 @@ class SnapshotPolicy:
     """The connections, the ranges and the time limits of a snapshot.
 
     Attributes:
-        parallelism: number of connections that copy in parallel.
-        range_bytes: a table of more bytes is cut into ranges of this size, which the connections
+        parallelism: number of connections that read tables in parallel.
+        range_bytes: a table of more bytes is read in ranges of this size, which the connections
             share.
-        max_seconds: after this time no range is begun in the same snapshot of the server; a copy
-            that takes longer continues in a new one. None: no limit.
-        max_xmin_age: the same for the number of transaction ids that were assigned since the oldest
+        max_seconds: after this time, the next ranges are read in a new snapshot of the server;
+            None: no limit.
+        max_xmin_age: the same limit, in transaction ids that were assigned since the oldest
             transaction that the snapshot does not see. None: half of the server's
             autovacuum_freeze_max_age, at which VACUUM warns.
-        lock_timeout_seconds: limit of one wait for a lock, slot creation included; None: the limit
-            of the connection.
+        lock_timeout_seconds: limit of each wait for a lock, also at the creation of the slot; None:
+            the limit of the connection.
         statement_timeout_seconds: limit of the statement that reads a range; None: no limit.
     """
 

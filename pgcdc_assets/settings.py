@@ -26,8 +26,7 @@ from pgcdc_assets.policies import (
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
 
-# The name is part of asset keys, job names, a lake folder and a slot, all of which allow these
-# characters.
+# Asset keys, job names, lake folders and slots contain the name, and allow these characters.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
@@ -35,10 +34,10 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _POLICIES = ("on_schema_change", "on_poisoned_row")
 _SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *_POLICIES, "types")
 
-# The parts of an interval: Postgres keeps them apart, and Delta has no interval types.
+# The parts of an interval, which Postgres stores separately. Delta has no interval types.
 INTERVAL_PARTS = "STRUCT<MONTHS INT,DAYS INT,MICROSECONDS BIGINT>"
 
-# The Delta types that a column may be given, with the blanks between a name and its type only.
+# The Delta types that `types` may choose, with blanks only between a name and its type.
 _CHOSEN = re.compile(
     r"STRING|DOUBLE|VARIANT|BINARY|ARRAY<FLOAT>|MAP<STRING,STRING>|"
     rf"DECIMAL\((\d{{1,2}}),(\d{{1,2}})\)|{INTERVAL_PARTS}"
@@ -114,7 +113,7 @@ class CdcTable:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> CdcTable:
-        """Return a table of its fields by name, with lists in place of tuples, as in JSON."""
+        """Return the table with these fields, which have lists in place of tuples, as in JSON."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in fields.items()
@@ -181,13 +180,13 @@ class CdcTable:
 
 @dataclass(frozen=True)
 class CdcCapture:
-    """One capture: a publication, the slot that reads it, and the tables kept from it.
+    """One capture: a publication, its replication slot, and the tables to keep.
 
     Attributes:
         name: the capture's name, part of asset keys and job names, and name of the lake folder.
         publication: the publication's name.
-        tables: the tables to keep. With a selection: the tables with settings of their own; in
-            definitions, the tables of the list in the lake.
+        tables: the tables to keep. With a selection, these are the tables with their own settings,
+            and in definitions the tables of the list in the lake.
         slot: the replication slot, which the first snapshot creates if the slot does not exist; the
             default is `pgcdc_<name>`.
         windows: when a window is opened, and its size.
@@ -196,17 +195,17 @@ class CdcCapture:
         checks: the schedule of checks.
         merge_parallelism: number of tables that are merged in parallel in one Spark session.
         merge_step: the size limits of one commit of a merge.
-        verify_wait_seconds: time for which the check `equals_source` waits until the LSN of its
-            comparison is captured.
-        adopt_slot: adopt a slot that another program has read.
+        verify_wait_seconds: time for which the check `equals_source` waits for the capture of the
+            LSN of its comparison.
+        adopt_slot: take over a slot that another consumer has read.
         on_schema_change: what happens after a schema change, for tables without the setting.
         on_poisoned_row: what happens to a table with a row that cannot be decoded, for tables
             without the setting.
-        catalog_poll_seconds: interval at which the lag sensor looks in the catalog for schema
-            changes that no row announces; 0: at every tick.
-        selection: follow the publication: its tables that match the patterns are kept, and a new
-            table gets its assets by itself; None: `tables` lists all tables to keep.
-        own_settings: with a selection, the tables with settings of their own; set by the class.
+        catalog_poll_seconds: interval at which the lag sensor polls the catalog for schema changes
+            that no row announces; 0: at every evaluation.
+        selection: follow the publication: tables that match the patterns are kept, and a new table
+            gets its assets automatically; None: `tables` lists all tables to keep.
+        own_settings: with a selection, the tables with their own settings; the class sets it.
     """
 
     name: str
@@ -269,7 +268,7 @@ class CdcCapture:
             self._check_selected(self.selection)
             object.__setattr__(self, "own_settings", self.tables)
         if (self.on_schema_change, self.on_poisoned_row) != (FOLLOW, RESCUE):
-            # A merge takes the settings of tables alone.
+            # A merge gets the settings of tables only.
             object.__setattr__(self, "tables", tuple(map(self._with_policies, self.tables)))
 
     def _check_selected(self, selection: TableSelection) -> None:
@@ -290,7 +289,7 @@ class CdcCapture:
         )
 
     def with_listed_tables(self, names: Iterable[TableName]) -> CdcCapture:
-        """Return a capture with a selection for the selected tables of a list."""
+        """Return the capture with the tables of a list that its selection selects."""
         selection = self.selection
         assert selection is not None
         own = {table.name: table for table in self.own_settings or ()}

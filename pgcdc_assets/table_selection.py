@@ -1,8 +1,8 @@
 """The choice of tables for a capture that follows its publication: patterns and common settings.
 
-A pattern is written like a table's name, `schema.table`. In a bare part, `*` stands for any number
-of characters and `?` for one character. In a part in double quotes every character is literal, as
-in a name, so `"a.b".*` has the tables of schema `a.b`, and `public."a*"` is one table. Patterns
+A pattern has the form of a table's name, `schema.table`. In a part without quotes, `*` matches any
+number of characters and `?` matches one character. In a part in double quotes, every character is
+literal: `"a.b".*` matches the tables of schema `a.b`, and `public."a*"` matches one table. Patterns
 distinguish upper and lower case, as the catalog does.
 """
 
@@ -52,21 +52,21 @@ class TablePattern:
         return cls(text, _expression(match["schema"], text), _expression(match["table"], text))
 
     def matches(self, name: TableName) -> bool:
-        """Return whether the pattern has a table."""
+        """Return whether the pattern matches a table."""
         schema, table = self.schema.fullmatch(name.schema), self.table.fullmatch(name.table)
         return schema is not None and table is not None
 
 
 @dataclass(frozen=True)
 class TableSelection:
-    """Which tables of the publication a capture keeps, and how.
+    """The tables of the publication that a capture keeps, and their common settings.
 
     Attributes:
         include: patterns; a table must match one of them.
-        exclude: patterns of tables that are left out, also if `include` has them.
-        scd: the SCD types of a table without settings of its own.
-        soft_deletes: `CdcTable.soft_deletes` of such a table.
-        without_key: `CdcTable.without_key` of such a table.
+        exclude: patterns of tables to omit, even if they match `include`.
+        scd: `CdcTable.scd` of tables without their own settings.
+        soft_deletes: `CdcTable.soft_deletes` of the same tables.
+        without_key: `CdcTable.without_key` of the same tables.
     """
 
     include: tuple[str, ...] = ("*.*",)
@@ -89,7 +89,7 @@ class TableSelection:
                     raise ConfigurationError(reason=str(error), setting=setting) from None
 
     def find_reason(self, name: TableName) -> str | None:
-        """Return why a table is left out, as a predicate; None for a selected table."""
+        """Return the reason to omit a table, as a predicate; None for a selected table."""
         for text in self.exclude:
             if _parsed(text).matches(name):
                 return f"matches the pattern {text} of exclude"
@@ -114,7 +114,7 @@ def _expression(part: str, whole: str) -> re.Pattern[str]:
     first, *rest = (_without_stars(segment) for segment in re.split(r"\*+", part))
     if not rest:
         return re.compile(first, re.DOTALL)
-    # Atomic groups: a pattern with many stars does not backtrack.
+    # Use atomic groups, so that a pattern with many stars does not backtrack.
     inner = "".join(f"(?>.*?{segment})" for segment in rest[:-1])
     return re.compile(f"{first}{inner}.*{rest[-1]}", re.DOTALL)
 

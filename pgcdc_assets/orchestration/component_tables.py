@@ -75,7 +75,7 @@ class AllTablesModel(dg.Model, Resolvable):
     )
     exclude: list[str] = Field(
         default=[],
-        description="Patterns of tables to leave out, also if `include` has them.",
+        description="Patterns of tables to omit, even if they match `include`.",
     )
     scd: list[int] = Field(
         default=list(TableSelection.scd),
