@@ -1,4 +1,4 @@
-# Everything is made in .venv and .pgcdc of this folder; `make help` lists the targets.
+# All targets write to .venv and .pgcdc of this folder. `make help` lists the targets.
 
 SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
@@ -7,14 +7,14 @@ STAMP := .venv/.installed
 # Five processes, each with its own servers, keep two cores busy, because many tests wait.
 # pgcdc_assets_tests/support/balance.py determines the order of the test files.
 SIDE_BY_SIDE := -n 5 --dist loadscope --no-loadscope-reorder
-# Parts that meet every package that setup.cfg requires.
+# These tests use every package that setup.cfg requires.
 LOWEST_TESTS := $(addprefix pgcdc_assets_tests/,cli spark/test_server.py protocol postgres raw \
     orchestration merge/test_run.py)
 
 .DEFAULT_GOAL := help
 
 .PHONY: install
-install: $(STAMP) ## make .venv with the package and its tools
+install: $(STAMP) ## install the package and its tools into .venv
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -40,77 +40,77 @@ java:
 	    { echo "Spark needs Java 17 or 21: apt-get install openjdk-17-jre-headless" >&2; exit 2; }
 
 .PHONY: format
-format: $(STAMP) ## rewrite the code in the common form
+format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 .PHONY: lint
-lint: $(STAMP) ## check form, types and the direction of imports
+lint: $(STAMP) ## check format, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Where a version cannot be had, its tests are skipped by name; in CI they fail.
+# If a version of Postgres cannot be installed, its tests are skipped by name; in CI the run fails.
 .PHONY: test
-test: $(STAMP) java ## run the tests, lint included, and measure what they cover
+test: $(STAMP) java ## run the tests and lint, and measure the coverage
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
 	-@$(BIN)/python -m pgcdc_assets_tests.support.class_archive
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' --pg=18,15 --cov --cov-report=
 
 .PHONY: mutation
-mutation: $(STAMP) java ## try mutants; SCOPE=protocol,slots,capture,merge SAMPLE=100 SEED=1 SECONDS=600
+mutation: $(STAMP) java ## test mutants; SCOPE=protocol,slots,capture,merge SAMPLE=100 SEED=1 SECONDS=600
 	$(BIN)/python -m pgcdc_assets_tests.mutation $(if $(SCOPE),--scope $(SCOPE)) \
 	    $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
 	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SQL),--sql) \
 	    $(if $(AGAIN),--again)
 
 .PHONY: coverage
-coverage: ## list the lines that the last `make test` did not reach
+coverage: ## list the lines that the newest `make test` did not reach
 	$(BIN)/python -m coverage report
 
 .PHONY: test-all
-test-all: $(STAMP) java ## run the tests and the long random ones, on Postgres 14 to 18
+test-all: $(STAMP) java ## run all tests, including long ones, on Postgres 14 to 18
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 17 16 15 14
 	-@$(BIN)/python -m pgcdc_assets_tests.support.class_archive
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --pg=18,17,16,15,14
 
 .PHONY: test-lowest
-test-lowest: java ## run the tests of parts on the lowest versions that setup.cfg allows
+test-lowest: java ## run selected tests on the lowest versions that setup.cfg allows
 	@test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	@$(PYTHON) pgcdc_assets_tests/support/lowest_versions.py > .venv-lowest/constraints.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint .venv-lowest/constraints.txt --editable '.[demo,dev]'
 	-@.venv-lowest/bin/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
-	@# Older releases warn of what newer ones have changed.
+	@# Older releases warn about features that newer releases have changed.
 	.venv-lowest/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' \
 	    --override-ini filterwarnings=default $(LOWEST_TESTS)
 
 .PHONY: constraints
-constraints: ## put the newest versions that setup.cfg allows into constraints.txt
+constraints: ## write the newest versions that setup.cfg allows to constraints.txt
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	    $(PYTHON) -m venv "$$folder" && \
 	    "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check '.[demo,dev]' && \
 	    "$$folder/bin/python" -m pip freeze --all --exclude pip \
 	        --exclude pgcdc_assets > "$$folder/frozen" && \
-	    { echo '# The versions of `make install` and CI, made by `make constraints`.'; \
+	    { echo '# The versions of `make install` and CI, written by `make constraints`.'; \
 	      cat "$$folder/frozen"; } > constraints.txt
 
 .PHONY: docs
-docs: $(STAMP) ## write the generated parts of the documentation, and build it into site
+docs: $(STAMP) ## write the generated parts of the documentation, and build the site
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m mkdocs build
 
 .PHONY: demo
-demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare
+demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare every value
 	$(BIN)/python -m pgcdc_assets.demo
 
 .PHONY: dev
-dev: $(STAMP) java ## leave sample shop and Dagster running: http://127.0.0.1:3000
+dev: $(STAMP) java ## run the sample shop and Dagster until Ctrl-C: http://127.0.0.1:3000
 	@exec $(BIN)/python -m pgcdc_assets.demo dev $(if $(PORT),--port $(PORT))
 
 .PHONY: bench
-bench: $(STAMP) java ## measure; ONLY=capture,merge for some of it
+bench: $(STAMP) java ## run the benchmarks; ONLY=capture,merge selects some
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
 
 .PHONY: help

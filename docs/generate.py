@@ -1,8 +1,8 @@
-"""Write the parts of the documentation that follow from code and from other pages.
+"""Write the generated parts of the documentation.
 
 These are the tables of settings, the commands, and the index of the decisions. A generated part is
-between `<!-- generated: NAME -->` and `<!-- end -->`. `make docs` writes
-all of them; a test fails while a page differs from what this file writes.
+between `<!-- generated: NAME -->` and `<!-- end -->`. `make docs` writes all parts. A test fails if
+a part is out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def generate(folder: Path = DOCS) -> dict[Path, str]:
-    """Return the text that each page with a generated part should have."""
+    """Return the current text of each page with a generated part."""
     pages = {}
     for path in sorted(folder.rglob("*.md")):
         text = path.read_text()

@@ -1,8 +1,8 @@
-"""Let the site contain the files of the repository that its pages link to.
+"""Add to the site the files of the repository that its pages link to.
 
-Pages link to README.md or to code by paths of the repository, so that the links work in a clone and
-where the repository is shown. These files are outside of the site's folder. The site gets a copy of
-each below `repository`, Markdown files as pages, and the links lead to the copies.
+Pages link to README.md or to code by paths of the repository, so that the links also work in a
+clone and on the page of the repository. These files are outside `docs`. The site gets a copy of
+each file below `repository`, with Markdown files as pages, and the links refer to the copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files outside of the site's folder that pages link to, and the colours of code."""
+    """Add the files outside `docs` that pages link to, and the style of highlighted code."""
     style = HtmlFormatter(style="xcode").get_style_defs(".highlight")
     files.append(File.generated(config, "pygments.css", content=style))
     waiting = [file for file in files if file.is_documentation_page()]
@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links between repository and site to where the site has the files."""
+    """Replace the links to files of the repository by links to the copies."""
     here = page.file.src_uri
 
     def led(link: re.Match[str]) -> str:
