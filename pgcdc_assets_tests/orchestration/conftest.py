@@ -64,7 +64,7 @@ class Orchestrated:
         return list(self.instance.get_dynamic_partitions(self.capture.windows_name))
 
     def commit(self, statement: str) -> None:
-        """Run a statement, and flush its commit: the test servers commit asynchronously."""
+        """Execute a statement and flush its commit, because test servers commit asynchronously."""
         self.database.transaction("set local synchronous_commit = on", statement)
 
     def tick(self, sensor: str, one_shot: bool = False) -> Any:
@@ -135,7 +135,7 @@ class Orchestrated:
     def sync(
         self, say: Callable[[str], None] = lambda line: None, limits: SyncLimits = LIMITS
     ) -> SyncReport:
-        """Capture and merge all that is committed, as `pgcdc sync` does."""
+        """Capture and merge all committed changes, as `pgcdc sync` does."""
         loaded = self.location.captures[NAME]
         return sync_capture(self.instance, self.location, loaded, say=say, limits=limits)
 
@@ -145,7 +145,7 @@ class Orchestrated:
         assert self.execute(request, "snapshot").success
 
     def land(self) -> dg.ExecuteInProcessResult:
-        """Open a window over all commits so far, and land the window."""
+        """Open a window over all earlier commits, and land the window."""
         (request,) = self.tick("lag", one_shot=True).run_requests
         result = self.execute(request, "capture")
         assert result.success
@@ -154,7 +154,7 @@ class Orchestrated:
 
 @pytest.fixture(scope="session")
 def fresh_home(tmp_path_factory: pytest.TempPathFactory, quick_dagster_storage: None) -> Path:
-    """The folder of an empty instance, to copy: Dagster needs a second to create an instance."""
+    """Create an empty instance to copy, because Dagster needs a second to create each instance."""
     from pgcdc_assets.orchestration.project.home import CONFIG
 
     home = tmp_path_factory.mktemp("dagster")
@@ -168,7 +168,7 @@ def fresh_home(tmp_path_factory: pytest.TempPathFactory, quick_dagster_storage: 
 
 @pytest.fixture
 def instance(tmp_path: Path, fresh_home: Path) -> Iterator[dg.DagsterInstance]:
-    """A persistent instance for each test, with the package's dagster.yaml."""
+    """Open a persistent instance for the test, with the package's dagster.yaml."""
     home = shutil.copytree(fresh_home, tmp_path / "dagster")
     with dg.DagsterInstance.from_config(str(home)) as instance:
         yield instance
@@ -176,7 +176,7 @@ def instance(tmp_path: Path, fresh_home: Path) -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -> Orchestrated:
-    """Two tables in a publication, `a` with rows and `b` empty, and their capture."""
+    """Create two tables in a publication, `a` with rows and `b` empty, and their capture."""
     database.execute("create table a (id int primary key, v text)")
     database.execute("create table b (id int primary key, n numeric(10, 2))")
     database.execute("insert into a select n, 'row ' || n from generate_series(1, 10) n")
@@ -190,7 +190,7 @@ def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -
             "pub",
             (CdcTable("public", "a"), CdcTable("public", "b")),
             slot=f"s_{database.name}",
-            # A run ends after its window: the wait for the next one is shown by `continuing`.
+            # A run ends after its window. The fixture `continuing` has longer runs.
             windows=WindowPolicy(max_age_seconds=0, retry_seconds=0, run_seconds=0),
         ),
     )
@@ -198,7 +198,7 @@ def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -
 
 @pytest.fixture
 def continuing(orchestrated: Orchestrated) -> Orchestrated:
-    """A capture with snapshots, whose runs continue for up to a minute."""
+    """Return a capture with snapshots whose runs continue for up to a minute."""
     policy = WindowPolicy(max_age_seconds=0.2, retry_seconds=0, run_seconds=60)
     capture = replace(orchestrated.capture, windows=policy)
     made = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, capture)

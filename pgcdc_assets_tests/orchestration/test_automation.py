@@ -1,4 +1,4 @@
-"""Downstream assets of SCD tables, evaluated as by Dagster's daemon."""
+"""Downstream assets of SCD tables, evaluated as Dagster's daemon does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Automated:
     instance: dg.DagsterInstance
     cursor: Any = None
 
-    def asks(self) -> bool:
+    def is_requested(self) -> bool:
         """Evaluate one tick, and return whether the asset was requested."""
         result = dg.evaluate_automation_conditions(
             self.definitions, self.instance, cursor=self.cursor
@@ -86,48 +86,48 @@ def test_eager_waits_for_a_window_that_is_never_merged() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         automated = Automated(definitions, instance)
         automated.open("1", "2")
-        automated.asks()
+        automated.is_requested()
         for key in (A, B):
             automated.materialize(key, "1")
-        assert not automated.asks()
+        assert not automated.is_requested()
 
 
-def test_a_merge_asks_once_though_other_windows_wait(automated: Automated) -> None:
+def test_a_merge_causes_one_request_although_other_windows_wait(automated: Automated) -> None:
     automated.open("1", "2", "3")
-    assert not automated.asks()
+    assert not automated.is_requested()
     automated.materialize(A, "1")
-    assert not automated.asks(), "one table has no contents yet"
+    assert not automated.is_requested(), "one table was never merged"
     automated.materialize(B, "1")
-    assert automated.asks()
+    assert automated.is_requested()
     automated.materialize(MART)
-    assert not automated.asks()
+    assert not automated.is_requested()
     automated.materialize(A, "2")
-    assert automated.asks(), "one table is enough"
+    assert automated.is_requested(), "one table is enough"
     automated.materialize(MART)
-    assert not automated.asks()
+    assert not automated.is_requested()
     automated.open("4")
-    assert not automated.asks(), "an open window is no news"
+    assert not automated.is_requested(), "an open window is not a merge"
 
 
-def test_merges_without_changes_ask_for_nothing(automated: Automated) -> None:
+def test_merges_without_changes_cause_no_request(automated: Automated) -> None:
     automated.open("1", "2", "3", "4")
-    assert not automated.asks()
+    assert not automated.is_requested()
     for key in (A, B):
         automated.materialize(key, "1")
-    assert automated.asks()
+    assert automated.is_requested()
     automated.materialize(MART)
     for key in (A, B):
         automated.materialize(key, "2", NO_CHANGE)
-    assert not automated.asks()
+    assert not automated.is_requested()
     automated.materialize(A, "3", NO_CHANGE)
     automated.materialize(B, "3")
-    assert automated.asks(), "one of them has changes"
+    assert automated.is_requested(), "one of the merges has changes"
     automated.materialize(MART)
     automated.materialize(B, "3")
-    assert not automated.asks(), "the same window once more"
+    assert not automated.is_requested(), "the same window was merged again"
 
 
-def test_other_dependencies_ask_at_each_materialisation() -> None:
+def test_other_dependencies_cause_a_request_at_each_materialisation() -> None:
     """An externally reported event has no data version."""
     other = dg.AssetKey("other")
 
@@ -141,42 +141,42 @@ def test_other_dependencies_ask_at_each_materialisation() -> None:
         automated.open("1")
         automated.materialize(A, "1")
         automated.materialize(other)
-        assert automated.asks()
+        assert automated.is_requested()
         automated.materialize(MART)
-        assert not automated.asks()
+        assert not automated.is_requested()
         automated.materialize(other)
-        assert automated.asks()
+        assert automated.is_requested()
 
 
-def test_a_run_that_continues_does_not_delay_what_it_has_merged(automated: Automated) -> None:
+def test_a_long_merge_run_does_not_delay_the_request(automated: Automated) -> None:
     automated.open("1", "2")
     for key in (A, B):
         automated.materialize(key, "1")
-    assert automated.asks()
+    assert automated.is_requested()
     automated.materialize(MART)
     automated.start(automated.definitions.resolve_job_def(f"{NAME}_merge"), "2")
-    assert not automated.asks()
+    assert not automated.is_requested()
     automated.materialize(A, "2")
-    assert automated.asks()
+    assert automated.is_requested()
 
 
-def test_a_merge_while_the_asset_is_made_asks_for_it_again_afterwards(
+def test_a_merge_during_a_run_of_the_asset_causes_a_later_request(
     automated: Automated,
 ) -> None:
     automated.open("1", "2")
     for key in (A, B):
         automated.materialize(key, "1")
-    assert automated.asks()
+    assert automated.is_requested()
     job = automated.definitions.resolve_implicit_job_def_def_for_assets([MART])
     assert job is not None
     run = automated.start(job)
     automated.materialize(A, "2")
-    assert not automated.asks(), "one run of it at a time"
+    assert not automated.is_requested(), "a run of the asset is running"
     automated.materialize(MART)
     automated.end(run)
-    assert automated.asks()
+    assert automated.is_requested()
     automated.materialize(MART)
-    assert not automated.asks()
+    assert not automated.is_requested()
 
 
 @pytest.mark.soak
@@ -188,18 +188,18 @@ def test_merges_request_the_asset_and_idle_tables_do_not(
     location = orchestrated.location
     definitions = with_mart(location.definitions, on_new_merges())
     automated = Automated(definitions, orchestrated.instance)
-    assert not automated.asks()
+    assert not automated.is_requested()
     orchestrated.sync()
-    assert automated.asks()
+    assert automated.is_requested()
     automated.materialize(MART)
-    assert not automated.asks()
+    assert not automated.is_requested()
     orchestrated.database.execute("insert into b values (1, 1)")
     orchestrated.sync()
-    assert automated.asks()
+    assert automated.is_requested()
     automated.materialize(MART)
-    assert not automated.asks()
+    assert not automated.is_requested()
     click = location.repository.get_job(f"{NAME}_merge").execute_in_process(
         partition_key=orchestrated.windows()[-1], instance=orchestrated.instance
     )
     assert {e.asset_key for e in click.get_asset_materialization_events()} == {A, B}
-    assert not automated.asks(), "nothing was left to merge"
+    assert not automated.is_requested(), "all changes were merged before"

@@ -1,4 +1,4 @@
-"""`on_new_merges` under a real daemon, in the form that docs/guides/deploy.md gives."""
+"""`on_new_merges` under a real daemon, as in docs/guides/deploy.md."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ defs = dg.Definitions.merge(
 """
 
 
-def test_an_asset_is_made_after_merges_with_changes_of_its_table_and_after_no_others(
+def test_the_daemon_runs_an_asset_only_after_merges_with_changes_of_its_table(
     orchestrated: Orchestrated, tmp_path: Path
 ) -> None:
     zone, instance = orchestrated.zone, orchestrated.instance
@@ -80,5 +80,5 @@ def test_an_asset_is_made_after_merges_with_changes_of_its_table_and_after_no_ot
         wait_until(lambda: daemon.ticks("marts", merged_at) >= 3, "ticks", limit_seconds=60)
         assert made() == ["10"]
         orchestrated.commit("insert into a values (11, 'new')")
-        wait_until(lambda: made()[1:], "the asset to be made again", limit_seconds=SECONDS)
+        wait_until(lambda: made()[1:], "another run of the asset", limit_seconds=SECONDS)
         assert made() == ["10", "11"]

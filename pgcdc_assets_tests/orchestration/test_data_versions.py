@@ -34,7 +34,7 @@ def show(instance: dg.DagsterInstance, through: LsnWindow, version: str = "other
     instance.report_runless_asset_event(event)
 
 
-def test_a_merge_with_changes_has_a_version_and_one_without_has_none(
+def test_only_a_merge_with_changes_has_a_version(
     instance: dg.DagsterInstance,
 ) -> None:
     show(instance, FIRST)
@@ -42,23 +42,23 @@ def test_a_merge_with_changes_has_a_version_and_one_without_has_none(
     changed = data_version(instance, KEY, replace(IDLE, changes_read=1), SECOND)
     assert changed == "1:0/C8"
     copied = data_version(instance, KEY, replace(IDLE, snapshot_lsn=Lsn(150)), SECOND)
-    assert copied not in (changed, NO_CHANGE), "another copy, through the same window"
+    assert copied not in (changed, NO_CHANGE), "a later snapshot, through the same window"
     assert data_version(instance, KEY, replace(IDLE, watermark_before=None), SECOND) != NO_CHANGE
 
 
-def test_changes_that_a_killed_run_committed_and_never_showed_are_shown_by_the_next_merge(
+def test_the_next_merge_reports_changes_that_a_killed_run_committed(
     instance: dg.DagsterInstance,
 ) -> None:
     committed = replace(IDLE, watermark_before=Lsn(200))
-    assert data_version(instance, KEY, committed, SECOND) != NO_CHANGE, "nothing was ever shown"
+    assert data_version(instance, KEY, committed, SECOND) != NO_CHANGE, "no event exists yet"
     show(instance, FIRST)
     assert data_version(instance, KEY, committed, SECOND) != NO_CHANGE
     show(instance, SECOND, NO_CHANGE)
     assert data_version(instance, KEY, committed, SECOND) == NO_CHANGE
 
 
-def test_a_window_that_is_merged_again_keeps_its_version(instance: dg.DagsterInstance) -> None:
-    """Otherwise a retry of a step would hide the changes of its first attempt."""
+def test_a_repeated_merge_of_a_window_keeps_its_version(instance: dg.DagsterInstance) -> None:
+    """A new version would hide the changes of the step's first attempt."""
     version = data_version(instance, KEY, replace(IDLE, changes_read=1), SECOND)
     show(instance, SECOND, version)
     again = replace(IDLE, watermark_before=Lsn(200))
@@ -66,7 +66,7 @@ def test_a_window_that_is_merged_again_keeps_its_version(instance: dg.DagsterIns
     assert data_version(instance, KEY, again, LsnWindow.of(1, 200, 300)) == NO_CHANGE
 
 
-def test_windows_of_an_earlier_epoch_do_not_show_what_is_merged_in_the_next(
+def test_windows_of_an_earlier_epoch_do_not_hide_merges_of_the_next_epoch(
     instance: dg.DagsterInstance,
 ) -> None:
     show(instance, LsnWindow.of(1, 0, 1 << 40))

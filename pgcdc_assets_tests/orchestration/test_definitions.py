@@ -1,4 +1,4 @@
-"""The sample shop's definitions: their content, and loading without side effects."""
+"""The sample shop's definitions: their content, and a load without side effects."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_asset_has_a_description(specs: dict[str, dg.AssetSpec]) -> None:
     ],
     ids=["key", "unknown", "log"],
 )
-def test_an_image_is_described_by_what_the_settings_say_of_its_key(
+def test_the_description_of_an_image_depends_on_the_key_in_the_settings(
     table: CdcTable, rows: str
 ) -> None:
     definitions = build_cdc_definitions(CdcCapture("mine", "pub", (table,)))
@@ -154,7 +154,7 @@ def test_checks_on_demand_run_daily_by_default(
 
 
 @pytest.mark.parametrize("setting", ["checks", "retention"])
-def test_a_schedule_that_is_no_cron_expression_is_refused(setting: str) -> None:
+def test_an_invalid_schedule_is_refused(setting: str) -> None:
     policies = {"checks": CheckPolicy, "retention": RetentionPolicy}
     capture = CdcCapture(
         "shop",
@@ -203,7 +203,7 @@ def test_a_translator_changes_keys_and_lineage_follows() -> None:
     dg.Definitions.validate_loadable(definitions)
 
 
-def test_two_captures_live_in_one_code_location() -> None:
+def test_two_captures_share_a_code_location() -> None:
     both = dg.Definitions.merge(
         build_cdc_definitions(CdcCapture("one", "one", (CdcTable("a", "t"),))),
         build_cdc_definitions(CdcCapture("two", "two", (CdcTable("a", "t"),))),
@@ -232,7 +232,7 @@ def names_of(folder: Path) -> set[str]:
     return {spec.key.path[0] for spec in specs}
 
 
-def test_the_sample_gives_way_to_a_capture_of_one_s_own(
+def test_the_sample_is_omitted_beside_a_capture_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_defs(tmp_path / "defs", "sample", is_sample=True)
@@ -243,7 +243,7 @@ def test_the_sample_gives_way_to_a_capture_of_one_s_own(
     assert names_of(tmp_path / "defs") == {"mine"}
 
 
-def test_a_folder_that_does_not_exist_declares_nothing(tmp_path: Path) -> None:
+def test_a_missing_folder_declares_nothing(tmp_path: Path) -> None:
     assert names_of(tmp_path / "nowhere") == set()
 
 
@@ -293,10 +293,8 @@ def test_importing_the_protocol_does_not_import_dagster() -> None:
 
 
 @pytest.mark.parametrize("declared", ["in Python", "in YAML"])
-def test_a_code_server_that_lists_the_checks_prints_no_warning_of_beta_features(
-    declared: str, tmp_path: Path
-) -> None:
-    """Dagster turns check definitions of another class into its own, outside of our code."""
+def test_a_code_server_prints_no_warning_about_beta_features(declared: str, tmp_path: Path) -> None:
+    """Dagster converts check definitions of another class, outside of this package's code."""
     capture = CdcCapture("shop", "pub", (CdcTable("public", "orders"),))
     if declared == "in Python":
         definitions = build_cdc_definitions(capture)

@@ -1,4 +1,4 @@
-"""A running Dagster gets a new table of the publication by itself."""
+"""A running Dagster captures a new table of the publication without a person."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
-# Without the sensor of merges, no run starts a JVM.
+# The merge sensor is off, so that no run starts a JVM.
 MODULE = """
 from dagster_shared.record import replace
 from pgcdc_assets import CdcCapture, TableSelection, WindowPolicy, build_cdc_definitions
@@ -63,7 +63,7 @@ def test_the_sensor_reloads_the_code_location(
         arguments = ["-f", str(module), "-h", "127.0.0.1", "-p", str(free_port())]
         process = start_dagster(arguments, tmp_path, environment, out)
         try:
-            # The first definitions have no table: the sensor stores the list, and reloads.
+            # The first definitions have no table. The sensor stores the list, and reloads them.
             wait_until(lambda: is_copied("public.a"), "table a", limit_seconds=SECONDS)
             database.execute("create table b (id int primary key)")
             wait_until(lambda: is_copied("public.b"), "table b", limit_seconds=SECONDS)
@@ -72,6 +72,6 @@ def test_the_sensor_reloads_the_code_location(
             raise
         finally:
             stop_dagster(process)
-    # The process of a run takes the list from the load that requested the run.
+    # The process of a run uses the list of the load that requested the run.
     runs = instance.get_runs(dg.RunsFilter(tags={CAPTURE_TAG: NAME}))
     assert {run.has_repository_load_data for run in runs} == {True}

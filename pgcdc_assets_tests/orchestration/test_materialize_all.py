@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak, pytest.
 
 ASSETS = [[NAME, "raw"], [NAME, "snapshot"], *([NAME, "scd1", "public", t] for t in "ab")]
 
-# Runs use the slot one after the other, each in a process; on a busy machine this takes a minute.
+# The runs use the slot one after the other, each in its own process. This may take a minute.
 STALLED_SECONDS = 150
 
 # The UI's request for assets with different partitions.
@@ -65,7 +65,9 @@ def writing(orchestrated: Orchestrated) -> Iterator[None]:
         thread.join()
 
 
-def test_all_is_materialised_beside_the_sensors(orchestrated: Orchestrated, tmp_path: Path) -> None:
+def test_all_assets_are_materialised_while_sensors_run(
+    orchestrated: Orchestrated, tmp_path: Path
+) -> None:
     instance, zone = orchestrated.instance, orchestrated.zone
     a, b = (dg.AssetKey(path) for path in ASSETS[-2:])
     code = "defs = dg.Definitions.merge(*cdc)\n"

@@ -8,7 +8,7 @@ from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
 
-# Names that would be equal, or invalid, as names of Dagster outputs and inputs.
+# These names would be equal or invalid as names of Dagster outputs and inputs.
 NAMES = [
     ("public", "a-b"),
     ("public", "a_b"),
@@ -35,7 +35,7 @@ def location(*names: tuple[str, str]) -> CodeLocation:
     return CodeLocation(definitions, find_captures(definitions))
 
 
-def test_definitions_load_with_every_legal_name_side_by_side() -> None:
+def test_definitions_load_with_every_legal_name() -> None:
     loaded = location(*NAMES)
     dg.Definitions.validate_loadable(loaded.definitions)
     graph = loaded.repository.asset_graph
@@ -57,7 +57,7 @@ def test_special_characters_are_encoded_in_the_key_as_in_the_lake_s_folder() -> 
     assert graph.get(key).metadata["dagster/table_name"] == 'shop.scd1."a/b"."Order Lines"'
 
 
-def test_names_that_worked_keep_their_keys_outputs_and_partitions() -> None:
+def test_earlier_names_keep_their_keys_outputs_and_partitions() -> None:
     loaded = location(("sales", "order_items"), ("Sales", "a-b.C"))
     graph = loaded.repository.asset_graph
     assert graph.has(dg.AssetKey(["shop", "scd1", "sales", "order_items"]))

@@ -13,7 +13,7 @@ def test_the_oldest_keys_above_the_number_to_keep_are_pruned() -> None:
     assert find_surplus_keys(WINDOWS[::-1], 3, merged) == [w.key for w in WINDOWS[:2]]
 
 
-def test_a_key_that_some_table_has_not_merged_stays() -> None:
+def test_a_key_that_a_table_has_not_merged_is_kept() -> None:
     assert find_surplus_keys(WINDOWS, 1, Position(1, Lsn(20))) == [w.key for w in WINDOWS[:2]]
     assert find_surplus_keys(WINDOWS, 1, None) == []
 

@@ -49,7 +49,7 @@ def status(
     return {resolver.get_status(key, window) for window in WINDOWS}
 
 
-def test_a_snapshot_of_one_table_makes_the_windows_of_that_table_alone_stale(
+def test_a_snapshot_makes_only_the_windows_of_its_table_stale(
     repository: dg.RepositoryDefinition, instance: dg.DagsterInstance
 ) -> None:
     materialize(instance, SNAPSHOT, "public.a", "public.b")

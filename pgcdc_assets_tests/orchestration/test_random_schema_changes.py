@@ -1,8 +1,9 @@
-"""Random DDL and random row changes, while syncs run and are killed. In the end each SCD1 table
-equals its source, the current rows of each history equal SCD1, and the versions equal an audit of
-the source.
+"""Random DDL and random row changes, while syncs run and are killed.
 
-Repeat one seed with `--seed N`. `PGCDC_SOAK_SECONDS` sets the duration of the long form.
+In the end, each SCD1 table equals its source, the current rows of each history equal SCD1, and the
+versions equal an audit of the source.
+
+`--seed N` repeats a seed. `PGCDC_SOAK_SECONDS` sets the duration of the long test.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 CHILD_SECONDS = 500
 
-# A table that was created again and then renamed, before a snapshot was taken of it.
+# A table was created again and renamed before the snapshot of the new table.
 _MISSING = re.compile(
     r"(FailedRun|TableMoved): (?!.*Not merged).*Table public\.\w+ (does not exist|was dropped,)"
 )
@@ -52,7 +53,7 @@ _MISSING = re.compile(
 
 @dataclass
 class Run:
-    """One random history: the source, the lake, the Dagster instance, and the processes."""
+    """One random history: the source, the lake, the Dagster instance and the processes."""
 
     live: Orchestrated
     home: Path
@@ -65,11 +66,11 @@ class Run:
         self.decide = random.Random(self.seed)
 
     def sync(self, kill_after: float | None = None, *, is_quiet: bool = True) -> None:
-        """Run a sync in a process of its own, and kill the process after a time.
+        """Run a sync in a child process, and kill the process after some time.
 
         Args:
-            is_quiet: no DDL runs beside it. Otherwise a table may have no relation of its name at
-                some moment, which the sync reports.
+            is_quiet: no DDL runs at the same time. Concurrent DDL may leave a table without a
+                relation of its name for a moment, which the sync reports.
         """
         facts = {
             "capture": write_capture_settings(self.live.capture).data,
@@ -116,7 +117,7 @@ class Run:
 
     @property
     def snapshots(self) -> int:
-        """The number of snapshots of tables."""
+        """Return the number of snapshots of tables."""
         return len(self.live.zone.snapshots.complete_snapshots())
 
 
@@ -165,7 +166,7 @@ def test_tables_follow_random_schema_changes(run: Run, spark: SparkSession) -> N
 def test_tables_follow_random_schema_changes_over_a_long_time(
     run: Run, spark: SparkSession
 ) -> None:
-    """The same for minutes, with repeated comparisons."""
+    """Run for minutes, with repeated comparisons."""
     deadline = time.monotonic() + float(os.environ.get("PGCDC_SOAK_SECONDS", "600"))
     run.sync()
     total = 0
@@ -185,5 +186,5 @@ def test_tables_follow_random_schema_changes_over_a_long_time(
 
 
 def _most_snapshots(workload: SchemaWorkload) -> int:
-    """Return a bound of the automatic snapshots: one for each step that no row change describes."""
+    """Return an upper bound of the automatic snapshots: one per change that needs a snapshot."""
     return sum(workload.outcomes[step] for step in DISRUPTIVE) + len(NAMES)

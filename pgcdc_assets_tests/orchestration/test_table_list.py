@@ -77,7 +77,7 @@ def test_a_capture_without_a_table_has_definitions(lake: Lake) -> None:
 def test_definitions_have_the_tables_of_the_list(lake: Lake) -> None:
     store(lake, A, B, TableName("x", "tmp_1"), refused=TableName("x", "refused"))
     with refresh_at_load():
-        # The source is down: the last known list counts.
+        # The source is down, so the newest stored list applies.
         definitions = build(lake)
     assert names_of(definitions) == [B, A]
     keys = {tuple(key.path) for key in definitions.resolve_all_asset_keys()}
@@ -99,7 +99,7 @@ def test_all_processes_of_a_run_have_the_same_tables(lake: Lake) -> None:
     store(lake, A, B)
     with loading(DefinitionsLoadType.RECONSTRUCTION, pending) as context:
         run = build(lake)
-        # A step of the run may be another process.
+        # A step of the run may be executed in another process.
         assert context.get_pending_reconstruction_metadata() == pending
     assert names_of(run) == names_of(server) == [A]
     assert names_of(build(lake)) == [B, A]

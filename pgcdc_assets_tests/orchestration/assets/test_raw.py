@@ -1,4 +1,4 @@
-"""What the runs that land changes and snapshots show about them."""
+"""The metadata of runs that land changes and snapshots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def ascii_location(orchestrated: Orchestrated) -> Iterator[Orchestrated]:
-    """The capture of a database of encoding SQL_ASCII with the same tables."""
+    """Capture the same tables in a database with encoding SQL_ASCII."""
     database = Database(orchestrated.database.server, f"{orchestrated.database.name}_a")
     orchestrated.database.execute(
         sql.SQL(
@@ -35,7 +35,7 @@ def ascii_location(orchestrated: Orchestrated) -> Iterator[Orchestrated]:
         drop_database(database)
 
 
-def test_values_that_are_not_text_are_shown_by_table_and_the_run_succeeds(
+def test_values_that_are_not_utf8_are_counted_by_table_and_the_run_succeeds(
     ascii_location: Orchestrated,
 ) -> None:
     bad = "convert_from('\\xe9'::bytea, 'SQL_ASCII')"

@@ -30,7 +30,7 @@ def shown(result: dg.ExecuteInProcessResult, name: str) -> dict[str, Any]:
     }
 
 
-def test_a_merge_of_several_windows_counts_its_figures_once(
+def test_the_figures_of_a_merge_of_several_windows_are_shown_once(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     orchestrated.copy()
@@ -73,20 +73,20 @@ def files_of_b(orchestrated: Orchestrated) -> int:
     return len(list(path.rglob("part-*.parquet")))
 
 
-def test_merges_delete_what_they_have_replaced(
+def test_merges_delete_files_that_they_replaced(
     orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Item 33: the disk has a bound, whatever the number of merges."""
+    """Item 33: the used disk space has a bound that does not depend on the number of merges."""
     monkeypatch.setattr(vacuum, "MINIMUM_BYTES", 0)
     monkeypatch.setattr(RetentionPolicy, "keep_hours", property(lambda _: 0.0))
     orchestrated.copy()
     assert all(result.success for result in merge_some(orchestrated, 7))
-    # A merge rewrites one file, and one of five merges deletes: seven files without a deletion.
+    # Each merge rewrites one file, and one of five merges deletes. Without it seven files remain.
     assert files_of_b(orchestrated) < 7
     assert orchestrated.equals_source("b")
 
 
-def test_replaced_files_that_cannot_be_deleted_fail_no_merge(
+def test_a_merge_succeeds_if_replaced_files_cannot_be_deleted(
     orchestrated: Orchestrated,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +99,7 @@ def test_replaced_files_that_cannot_be_deleted_fail_no_merge(
     orchestrated.copy()
     [result] = merge_some(orchestrated, 1)
     assert result.success
-    # One line per log handler: other tests of this process may have added handlers.
+    # Each log handler prints a line, and other tests of this process may have added handlers.
     lines = [x for x in capfd.readouterr().err.splitlines() if "cannot be deleted" in x]
     assert lines and all("WARNING" in line for line in lines)
     assert orchestrated.equals_source("b")

@@ -1,4 +1,4 @@
-"""Invariants as asset checks: with each merge, and in full on demand, without failing merges."""
+"""Invariants as asset checks, after each merge and on demand. A violation fails no merge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IMAGE, HISTORY = (dg.AssetKey([NAME, kind, "shop", "items"]) for kind in ("scd1"
 
 
 class Dagster:
-    """A capture of one table, both kinds, whose raw zone is landed by hand."""
+    """A capture of one table of both kinds. The test itself lands the raw zone."""
 
     def __init__(self, zone: RawZone, instance: dg.DagsterInstance) -> None:
         self.zone = zone
@@ -70,7 +70,7 @@ def found(result: dg.ExecuteInProcessResult) -> dict[tuple[dg.AssetKey, str], se
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_merge_checks_what_it_touched_and_a_red_check_does_not_fail_it(
+def test_a_merge_checks_the_changed_rows_and_succeeds_despite_a_violation(
     spark: SparkSession, zone: RawZone, instance: dg.DagsterInstance
 ) -> None:
     dagster = Dagster(zone, instance)
@@ -99,7 +99,7 @@ def test_a_merge_checks_what_it_touched_and_a_red_check_does_not_fail_it(
     for evaluation in result.get_asset_check_evaluations():
         assert evaluation.severity == dg.AssetCheckSeverity.ERROR
         assert "secret" not in str(evaluation.metadata)
-    assert found(dagster.merge(second.key)) == {}, "nothing was merged, nothing is said"
+    assert found(dagster.merge(second.key)) == {}, "a merge without changes has no result"
 
     in_full = [dg.AssetCheckKey(key, INVARIANTS_IN_FULL) for key in (IMAGE, HISTORY)]
     assert found(dagster.check(*in_full)) == {
@@ -134,7 +134,7 @@ def test_the_merge_job_has_the_cheap_checks_and_the_check_job_the_others() -> No
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
-    """The calls of the checks, recorded without Spark."""
+    """Record the calls of the checks without Spark."""
     made: list[tuple[int, Any]] = []
 
     def check(session: Any, zone: Any, table: CdcTable, scd: int, since: Any) -> Findings:
@@ -163,7 +163,7 @@ def report(scd: int, before: int | None, changes: int = 1, **more: Any) -> Merge
     return MergeReport("shop", "items", scd, "path", mark, Lsn(0x90), changes_read=changes, **more)
 
 
-def test_a_history_waits_for_the_image_that_it_is_compared_with(
+def test_the_check_of_a_history_waits_for_the_merge_of_its_image(
     zone: RawZone, calls: list[tuple[int, Any]]
 ) -> None:
     both = checks(zone)
@@ -173,7 +173,7 @@ def test_a_history_waits_for_the_image_that_it_is_compared_with(
     assert not list(both.rest())
 
 
-def test_a_history_whose_image_failed_is_checked_in_the_end(
+def test_a_history_whose_image_failed_is_checked_at_the_end(
     zone: RawZone, calls: list[tuple[int, Any]]
 ) -> None:
     both = checks(zone)
@@ -182,7 +182,7 @@ def test_a_history_whose_image_failed_is_checked_in_the_end(
     assert calls == [(2, (1, 0x50))]
 
 
-def test_tables_without_changes_are_checked_only_with_one_that_had_some(
+def test_an_unchanged_table_is_checked_only_if_its_other_kind_changed(
     zone: RawZone, calls: list[tuple[int, Any]]
 ) -> None:
     idle = checks(zone)
@@ -204,7 +204,7 @@ def test_after_a_snapshot_the_whole_table_is_checked(
     assert calls == [(1, None)]
 
 
-def test_a_check_that_cannot_be_made_is_a_warning(
+def test_a_check_that_cannot_be_evaluated_is_a_warning(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> Findings:

@@ -32,7 +32,7 @@ RAW = dg.AssetKey(["t", "raw"])
 @pytest.mark.parametrize(
     ("damage", "lost"), [("op = 'I' AND ordinal = 1", {"I": (3, 2)}), ("op = 'D'", {"D": (1, 0)})]
 )
-def test_a_landed_row_that_is_lost_at_once_fails_the_run_and_its_check(
+def test_a_lost_row_of_a_new_window_fails_the_run_and_its_check(
     orchestrated: Orchestrated,
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
@@ -65,12 +65,12 @@ def test_a_landed_row_that_is_lost_at_once_fails_the_run_and_its_check(
 
 
 def operations(metadata: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """What was decoded and what was found, by operation."""
+    """Return the decoded and the found rows by operation."""
     records = [record.data for record in metadata["operations"].records]
     return {r["operation"]: (int(r["decoded"]), int(r["found"])) for r in records}
 
 
-def test_rows_that_are_as_many_but_of_other_operations_are_not_as_decoded(zone: RawZone) -> None:
+def test_equal_counts_of_other_operations_fail_the_check(zone: RawZone) -> None:
     window = LsnWindow.of(1, 100, 200)
     decoded = WindowSummary(window, 2, 1, {"s.t": {"I": 1, "U": 1}})
     found = WindowSummary(window, 2, 1, {"s.t": {"I": 2}})

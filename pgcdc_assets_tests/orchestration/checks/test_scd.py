@@ -1,4 +1,4 @@
-"""The checks of whole tables if one check fails, without Spark and Postgres."""
+"""The checks of whole tables while one check fails, without Spark and Postgres."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLES = ("a", "b", "c")
 
 @pytest.fixture(autouse=True)
 def merged_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables that were merged and are sound, at a moment that is captured."""
+    """Replace the checks: all tables are merged, sound and equal, and the moment is captured."""
 
     @contextlib.contextmanager
     def source_moment(*_: Any) -> Iterator[Moment]:
@@ -78,7 +78,7 @@ def passed(result: dg.ExecuteInProcessResult) -> set[tuple[str, str]]:
     }
 
 
-def test_a_comparison_that_cannot_be_made_does_not_keep_the_others_from_being_made(
+def test_a_failed_comparison_does_not_prevent_other_comparisons(
     zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = ConfigurationError(reason="Table public.a may not be read.")
@@ -100,14 +100,14 @@ def test_a_comparison_that_cannot_be_made_does_not_keep_the_others_from_being_ma
     )
 
 
-def test_a_missing_capture_is_waited_for_once_and_invariants_are_checked(
+def test_comparisons_wait_once_for_the_capture_and_invariants_are_checked(
     zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[int] = []
 
     def wait(*_: Any) -> None:
         waits.append(1)
-        raise TransientError(reason="captured through nothing only")
+        raise TransientError(reason="The moment is not captured.")
 
     monkeypatch.setattr(table_checks, "wait_captured", wait)
     result = check_all_tables(zone, instance)
@@ -122,7 +122,7 @@ def test_a_missing_capture_is_waited_for_once_and_invariants_are_checked(
     assert len(waits) == 1
 
 
-def test_tables_are_compared_by_one_call_and_what_it_compared_counts_when_it_breaks_off(
+def test_results_of_a_comparison_that_ends_early_are_kept(
     zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[str]] = []
@@ -130,7 +130,7 @@ def test_tables_are_compared_by_one_call_and_what_it_compared_counts_when_it_bre
     def compare(*arguments: Any, **_: Any) -> Iterator[Comparison]:
         calls.append([target.table for target in arguments[4]])
         yield next(compare_equal(*arguments))
-        raise ConfigurationError(reason="Spark is gone.")
+        raise ConfigurationError(reason="Spark is not available.")
 
     monkeypatch.setattr(table_checks, "compare_tables", compare)
     result = check_all_tables(zone, instance)

@@ -1,4 +1,4 @@
-"""The check of each SCD table that the changes of its source table are captured."""
+"""The check `source_table`: the changes of the source table are captured."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluations(orchestrated: Orchestrated, table: str, scd: int) -> list[dg.Ass
 
 @pytest.fixture
 def both_kinds(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> Orchestrated:
-    """The capture with a history of `a`, after its snapshots, checked in each tick."""
+    """Return the capture with a history of `a`, after its snapshots, checked in each tick."""
     monkeypatch.setattr(lag_observation, "EVERY_SECONDS", 0.0)
     tables = (CdcTable("public", "a", scd=(1, 2)), CdcTable("public", "b"))
     capture = replace(orchestrated.capture, tables=tables, windows=FOREVER)
@@ -45,7 +45,7 @@ def both_kinds(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> O
     return made
 
 
-def test_the_checks_show_a_new_name_and_fail_when_another_table_has_the_old_name(
+def test_the_check_shows_a_new_name_and_fails_if_another_table_has_the_old_name(
     both_kinds: Orchestrated,
 ) -> None:
     both_kinds.tick("lag")
@@ -93,7 +93,7 @@ def test_ticks_record_a_check_only_when_its_result_changes(both_kinds: Orchestra
     both_kinds.database.execute("drop table a")
     both_kinds.tick("lag")
     newest, *_ = evaluations(both_kinds, "a", 1)
-    assert len(evaluations(both_kinds, "a", 1)) == 2, "it is another reason"
+    assert len(evaluations(both_kinds, "a", 1)) == 2, "the reason has changed"
     assert "was dropped" in (newest.description or "")
 
 
@@ -126,7 +126,7 @@ def test_the_check_runs_on_demand_for_tables_of_any_name(orchestrated: Orchestra
     assert ask()["a"]
 
 
-def test_a_lookup_that_fails_leaves_the_checks_as_they_were(
+def test_a_failed_query_of_the_catalog_changes_no_check(
     both_kinds: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both_kinds.database.execute("alter publication pub drop table a")

@@ -36,7 +36,7 @@ def with_policy(orchestrated: Orchestrated, policy: str) -> Orchestrated:
 
 
 def catalog_event(orchestrated: Orchestrated, *columns: str) -> SchemaEvent:
-    """Record an event at the end of the WAL, as a look into the catalog does."""
+    """Record an event at the end of the WAL, as a poll of the catalog does."""
     ((lsn, oid),) = orchestrated.database.query(
         "select pg_current_wal_lsn()::text, 'a'::regclass::oid::int"
     )
@@ -86,10 +86,10 @@ def source_rows(orchestrated: Orchestrated) -> list[tuple[str, ...]]:
     return sorted(tuple(str(value) for value in row) for row in rows)
 
 
-def test_one_sync_heals_a_table_whose_change_cannot_be_replayed(
+def test_one_sync_heals_a_change_that_cannot_be_replayed(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """F5, F3: a retyped column, then a rewritten table that the catalog alone shows."""
+    """F5, F3: a column with another type, then a rewritten table that only the catalog shows."""
     orchestrated = with_policy(orchestrated, "follow")
     database = orchestrated.database
     orchestrated.sync()
@@ -104,7 +104,7 @@ def test_one_sync_heals_a_table_whose_change_cannot_be_replayed(
     assert "public.a" in first.tags[REASON_TAG]
     path = table_path(orchestrated.lake, NAME, "public", "a", 2)
     history = spark.read.format("delta").load(path)
-    # The update before the schema change is a version of its own.
+    # The update before the schema change is a version too.
     assert history.where("id = 1").count() == 3
 
     database.execute("alter table a add column n float default random()")
@@ -151,7 +151,7 @@ def status_of(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> No
     assert main(["status"]) == 0
 
 
-def test_a_table_that_waits_folds_what_is_before_the_change_and_others_continue(
+def test_a_waiting_table_folds_earlier_changes_and_others_continue(
     orchestrated: Orchestrated,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
@@ -193,7 +193,7 @@ def test_a_table_that_waits_folds_what_is_before_the_change_and_others_continue(
     assert "The lag sensor requests a re-snapshot." in out
     assert out.count("waits for a re-snapshot") == 2
 
-    # The table asks for no merge before its snapshot, which the lag sensor requests.
+    # No merge of the table is requested before its snapshot, which the lag sensor requests.
     waiting = orchestrated.tick("merges")
     assert waiting.run_requests == []
     assert waiting.skip_message == "waiting for a re-snapshot: public.a"
@@ -213,7 +213,7 @@ def test_a_table_that_waits_folds_what_is_before_the_change_and_others_continue(
 
 
 @pytest.mark.parametrize("policy", ["ask", pytest.param("stop", marks=pytest.mark.soak)])
-def test_a_person_is_asked_for_a_change_that_the_merge_would_not_notice(
+def test_with_ask_a_change_that_the_stream_does_not_show_stops_the_table(
     orchestrated: Orchestrated, spark: SparkSession, policy: str
 ) -> None:
     orchestrated = with_policy(orchestrated, policy)
@@ -238,7 +238,7 @@ def test_a_person_is_asked_for_a_change_that_the_merge_would_not_notice(
 def test_a_sync_ends_while_schema_changes_continue(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """A16: changes of the schema after its start are left to the next sync."""
+    """A16: schema changes after the start are healed by the next sync."""
     orchestrated = with_policy(orchestrated, "follow")
     orchestrated.sync()
     database = orchestrated.database
@@ -263,10 +263,10 @@ def test_a_sync_ends_while_schema_changes_continue(
 
 
 @pytest.mark.soak
-def test_declared_tables_that_exchange_their_names_follow_the_names(
+def test_assets_of_tables_with_exchanged_names_follow_the_names(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """Each asset is the table that has its declared name; the one before ends with its rows."""
+    """Each asset follows the table with its declared name. The rows of the previous table end."""
     orchestrated = with_policy(orchestrated, "follow")
     database = orchestrated.database
     orchestrated.sync()
@@ -274,7 +274,7 @@ def test_declared_tables_that_exchange_their_names_follow_the_names(
     database.execute(
         "alter table a rename to tmp; alter table b rename to a; alter table tmp rename to b"
     )
-    # Now `a` has the numbers, and `b` the texts.
+    # Now `a` has the numbers and `b` has the texts.
     database.execute("insert into a values (101, 2.5); update b set v = 'after' where id = 2")
     orchestrated.sync()
     assert orchestrated.equals_source("a")
@@ -283,7 +283,7 @@ def test_declared_tables_that_exchange_their_names_follow_the_names(
     history = spark.read.format("delta").load(path)
     current = history.where("_is_current").selectExpr("id", "CAST(n AS STRING)").collect()
     assert sorted(map(tuple, current)) == [(100, "1.50"), (101, "2.50")]
-    # The past has the rows of the table that had the name, with the update before the exchange.
+    # Ended versions are from the table that had the name, with the update before the exchange.
     past = history.where("NOT _is_current")
     assert past.select("id").distinct().count() == 10
     assert past.where("v = 'before'").count() == 1
@@ -295,8 +295,8 @@ def test_declared_tables_that_exchange_their_names_follow_the_names(
     assert orchestrated.equals_source("b")
 
 
-def test_a_table_whose_key_changes_heals(orchestrated: Orchestrated, spark: SparkSession) -> None:
-    """F9: another column, a unique index instead of the key, and no key at all."""
+def test_a_resnapshot_heals_a_changed_key(orchestrated: Orchestrated, spark: SparkSession) -> None:
+    """F9: a key of another column, a unique index in place of the key, and no key."""
     orchestrated = with_policy(orchestrated, "follow")
     database = orchestrated.database
     database.execute("alter table a add column other int, add column text_key text")
@@ -322,7 +322,7 @@ def test_a_table_whose_key_changes_heals(orchestrated: Orchestrated, spark: Spar
         "alter table a replica identity using index by_text",
         "update a set other = other + 5000 where text_key = 'k3'; delete from a where id = 4",
     )
-    # A history needs a key, and the current image does not.
+    # The history needs a key, but the current image does not.
     database.execute("drop index by_text; alter table a drop constraint a_pkey")
     database.execute("alter table a replica identity full; insert into a select * from a")
     database.execute("update a set v = 'all' where id = 5; delete from a where id = 6")

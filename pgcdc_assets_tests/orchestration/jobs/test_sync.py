@@ -1,4 +1,4 @@
-"""`sync_capture` from an empty lake on, with a real server, Dagster instance and Spark session."""
+"""`sync_capture` from an empty lake, with a real server, Dagster instance and Spark session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checked(run: dg.DagsterRun, orchestrated: Orchestrated) -> set[str]:
     return {evaluation.check_name for evaluation in found if evaluation is not None}
 
 
-def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
+def test_a_sync_merges_all_earlier_commits_and_dagster_shows_them(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     database = orchestrated.database
@@ -58,13 +58,13 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
 
     merges = orchestrated.instance.get_runs(filters=dg.RunsFilter(job_name=f"{NAME}_merge"))
     ranges = [run.tags["dagster/asset_partition_range_start"] for run in merges]
-    assert sorted(ranges) == orchestrated.windows(), "no window is merged twice"
+    assert sorted(ranges) == orchestrated.windows(), "each window is merged once"
 
     windows = set(orchestrated.windows())
     assert materialized(orchestrated, orchestrated.raw) == windows
     assert materialized(orchestrated, scd("a")) == windows
     assert materialized(orchestrated, dg.AssetKey([NAME, "snapshot"])) == {"public.a", "public.b"}
-    assert checked(merges[0], orchestrated) == {INVARIANTS}, "those of whole tables wait"
+    assert checked(merges[0], orchestrated) == {INVARIANTS}, "checks of whole tables do not run"
     assert all(run.is_success for run in orchestrated.instance.get_runs())
 
     event = orchestrated.instance.get_latest_materialization_event(scd("a"))
@@ -80,7 +80,7 @@ def test_everything_committed_before_is_in_the_tables_and_shown_in_dagster(
     assert lineage.deps_by_column["v"][0].asset_key == dg.AssetKey([NAME, "source", "public", "a"])
 
 
-def test_a_repeat_with_nothing_written_merges_nothing(
+def test_a_second_sync_without_changes_merges_nothing(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     orchestrated.sync()
@@ -111,7 +111,7 @@ def test_a_window_materialised_again_is_verified_and_changes_nothing(
     assert orchestrated.equals_source("b")
 
 
-def test_a_window_with_missing_rows_fails_and_its_check_is_red(
+def test_a_window_with_missing_rows_fails_its_run_and_its_check(
     orchestrated: Orchestrated,
 ) -> None:
     orchestrated.copy()
@@ -132,7 +132,7 @@ def test_a_window_with_missing_rows_fails_and_its_check_is_red(
     assert int(found[2]) - int(found[1]) == 1
 
 
-def test_one_broken_table_fails_alone_and_is_merged_later(
+def test_a_broken_table_fails_alone_and_is_merged_later(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     """H8: the good table continues, and the broken table catches up from raw after a correction."""
@@ -155,10 +155,10 @@ def test_one_broken_table_fails_alone_and_is_merged_later(
 
 
 @pytest.mark.soak
-def test_after_a_renewed_slot_windows_of_the_next_epoch_follow(
+def test_a_sync_after_a_renewal_continues_in_the_next_epoch(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """A10 through Dagster: partitions, copies and merges continue in epoch 2, in the first sync."""
+    """A10 through Dagster: the first sync has snapshots, windows and merges of epoch 2."""
     kept = (
         CdcTable("public", "a", (1, 2)),
         CdcTable("public", "b", soft_deletes=True),
@@ -201,7 +201,9 @@ def test_a_source_that_is_not_ready_ends_with_its_error(orchestrated: Orchestrat
     assert caught.value.exit_status == 2
 
 
-def test_it_ends_while_writers_never_stop(orchestrated: Orchestrated, spark: SparkSession) -> None:
+def test_a_sync_ends_while_writers_continue(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
     """A16: the sync ends at the barrier of its start, with all earlier commits."""
     orchestrated.sync()
     stop = threading.Event()

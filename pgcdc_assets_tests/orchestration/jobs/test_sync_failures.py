@@ -77,7 +77,7 @@ def broken(orchestrated: Orchestrated, table: str) -> Iterator[None]:
 
 @pytest.fixture
 def with_unpublished(orchestrated: Orchestrated) -> Orchestrated:
-    """A capture that declares a table, between the others, that its publication lacks."""
+    """Return a capture that also declares a table which its publication lacks."""
     orchestrated.database.execute("create table c (id int primary key)")
     a, b = orchestrated.capture.tables
     return replace(
@@ -102,10 +102,10 @@ def write_much(orchestrated: Orchestrated) -> None:
         orchestrated.commit(f"insert into b values ({turn}, 1)")
 
 
-def test_a_broken_table_delays_neither_the_capture_nor_the_others(
+def test_a_broken_table_delays_neither_the_capture_nor_other_tables(
     small_windows: Orchestrated, spark: SparkSession
 ) -> None:
-    """H8: through the barrier in one call, with any number of windows."""
+    """H8: one call captures any number of windows through the barrier."""
     small_windows.sync()
     before = len(small_windows.windows())
     write_much(small_windows)
@@ -118,15 +118,15 @@ def test_a_broken_table_delays_neither_the_capture_nor_the_others(
         assert len(small_windows.windows()) - before >= 3
         assert captured_through(small_windows) >= barrier
         assert small_windows.equals_source("a")
-        assert failed_runs(small_windows, "merge") == 1, "it is not tried at each window"
+        assert failed_runs(small_windows, "merge") == 1, "the merge is not retried for each window"
     small_windows.sync()
     assert small_windows.equals_source("b")
     small_windows.commit("insert into b values (77, 1)")
     land_aside(small_windows)
-    assert stopped_in(small_windows) == {}, "a failure before the newest merge is history"
+    assert stopped_in(small_windows) == {}, "a failure before the newest merge is not shown"
 
 
-def test_each_stopped_table_is_explained(
+def test_the_error_explains_each_stopped_table(
     orchestrated: Orchestrated,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,7 +165,7 @@ def test_each_stopped_table_is_explained(
 
 
 @pytest.mark.soak
-def test_a_table_that_cannot_be_copied_delays_neither_the_capture_nor_the_others(
+def test_a_failed_snapshot_delays_neither_the_capture_nor_other_tables(
     with_unpublished: Orchestrated, spark: SparkSession
 ) -> None:
     """B14: at the first call and at each later call."""
@@ -208,7 +208,7 @@ def test_without_a_spark_session_the_capture_continues(
     assert captured_through(small_windows) >= barrier
 
 
-def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
+def test_a_failed_capture_ends_the_call_and_keeps_earlier_failures(
     with_unpublished: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(PgcdcError, match="Not copied"):
@@ -226,7 +226,7 @@ def test_a_capture_that_fails_ends_the_call_and_hides_no_earlier_failure(
 
 
 @pytest.mark.parametrize("is_broken", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_a_sync_ends_when_other_processes_capture_beyond_its_barrier(
+def test_a_sync_ends_if_other_processes_capture_beyond_its_barrier(
     orchestrated: Orchestrated, spark: SparkSession, is_broken: bool
 ) -> None:
     """A16: during each merge another window lands, as with a running daemon."""
@@ -254,7 +254,7 @@ def test_a_sync_ends_when_other_processes_capture_beyond_its_barrier(
     assert orchestrated.equals_source("b")
 
 
-def test_a_slot_of_another_lake_is_taken_over_by_the_flag_alone(
+def test_only_the_flag_takes_over_the_slot_of_another_lake(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same settings with an empty lake, without Spark."""
@@ -281,10 +281,10 @@ def test_a_slot_of_another_lake_is_taken_over_by_the_flag_alone(
     assert main(["sync", "--adopt-slot"]) == 2
 
 
-def test_a_sync_that_waits_in_vain_for_a_merge_of_another_process_reports_it(
+def test_a_sync_that_waits_too_long_names_the_merge_of_another_process(
     orchestrated: Orchestrated,
 ) -> None:
-    """All is captured, and a merge of another `pgcdc sync` or of the daemon is running."""
+    """All changes are captured, and another `pgcdc sync` or the daemon runs a merge."""
     orchestrated.copy()
     orchestrated.commit("insert into b values (1, 1)")
     orchestrated.land()
@@ -295,7 +295,7 @@ def test_a_sync_that_waits_in_vain_for_a_merge_of_another_process_reports_it(
 
 
 @pytest.mark.soak
-def test_verify_compares_the_others_when_a_table_cannot_be_merged(
+def test_verify_compares_other_tables_if_a_table_cannot_be_merged(
     orchestrated: Orchestrated,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,

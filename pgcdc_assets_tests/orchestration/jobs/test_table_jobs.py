@@ -79,10 +79,10 @@ def test_the_check_waits_for_the_capture_and_reports_counts_and_columns(
     assert "secret" not in str(evaluation.metadata)
 
 
-def test_a_run_that_materialises_does_not_ask_the_source(
+def test_a_run_that_materialises_does_not_compare_with_the_source(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """A click on raw and a table: no capture can run while the check waits for one."""
+    """A run of raw, a table and the check: the check would wait for a capture that cannot run."""
     orchestrated.copy()
     (request,) = orchestrated.tick("lag", one_shot=True).run_requests
     orchestrated.database.execute("insert into a values (77, 'after the window')")
@@ -103,7 +103,7 @@ def test_a_run_that_materialises_does_not_ask_the_source(
     assert evaluated == dict.fromkeys(expected, True)
 
 
-def test_the_rebuild_job_corrects_tables_and_the_sensor_brings_them_up_to_date(
+def test_the_rebuild_job_corrects_tables_and_the_sensor_merges_later_windows(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     orchestrated.sync()
@@ -147,7 +147,7 @@ def test_a_rebuild_of_a_missing_table_is_an_error(
 
 
 @pytest.mark.soak
-def test_maintenance_removes_old_windows_and_their_keys(
+def test_maintenance_deletes_old_windows_and_their_keys(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     kept_all = orchestrated

@@ -190,14 +190,14 @@ def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
         load_defs_folders([tmp_path / "defs"])
 
 
-def test_two_files_that_declare_one_capture_are_both_named(tmp_path: Path) -> None:
+def test_an_error_names_both_files_that_declare_one_capture(tmp_path: Path) -> None:
     written(tmp_path, GOOD + TABLE)
     written(tmp_path / "defs" / "more", GOOD + TABLE)
     with pytest.raises(ConfigurationError, match=r"defs\.yaml declares a capture named shop too"):
         load_defs_folders([tmp_path / "defs"])
 
 
-def test_what_the_environment_gives_is_checked_when_it_is_known(
+def test_a_value_from_the_environment_is_checked_after_its_template_is_rendered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path, GOOD.replace("name: shop", "name: '{{ env.CAPTURE_NAME }}'") + TABLE)
@@ -209,13 +209,13 @@ def test_what_the_environment_gives_is_checked_when_it_is_known(
     assert "shop" in str(caught.value).split(":")[0]
 
 
-def test_a_template_that_is_not_defined_is_named(tmp_path: Path) -> None:
+def test_an_undefined_template_is_named(tmp_path: Path) -> None:
     written(tmp_path, GOOD.replace("name: shop", "name: '{{ nope }}'") + TABLE)
     with pytest.raises(ConfigurationError, match=r"defs\.yaml:3 .*'nope' is undefined"):
         load_defs_folders([tmp_path / "defs"])
 
 
-def test_every_setting_that_is_documented_is_taken(tmp_path: Path) -> None:
+def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
     settings = """  slot: other
   dsn_env: SHOP_DSN
   lake: /data/lake

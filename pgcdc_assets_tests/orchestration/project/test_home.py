@@ -1,4 +1,4 @@
-"""The dagster.yaml files of the package, each opened, and the limits of their pools."""
+"""The dagster.yaml files of the package, and the limits of their pools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_pools_admit_one_run_and_are_freed_after_a_killed_one(name: str) -> None:
+def test_pools_admit_one_run_and_are_released_after_a_killed_run(name: str) -> None:
     found = settings(name)
     assert found["concurrency"]["pools"]["default_limit"] == 1
     assert found["run_monitoring"]["enabled"] is True
@@ -35,7 +35,7 @@ def test_pools_admit_one_run_and_are_freed_after_a_killed_one(name: str) -> None
     assert found["run_coordinator"]["class"] == "QueuedRunCoordinator"
 
 
-def test_the_clone_s_file_differs_from_the_packaged_one_in_its_places_only() -> None:
+def test_the_file_of_a_clone_differs_from_the_packaged_file_only_in_paths() -> None:
     clone = settings("clone")
     for section in ("storage", "local_artifact_storage", "compute_logs"):
         assert ".pgcdc/dagster" in str(clone.pop(section))
@@ -56,7 +56,7 @@ def test_without_dagster_home_the_instance_is_below_pgcdc(
 
 
 @pytest.mark.postgres
-def test_records_in_postgres_work_as_those_in_sqlite_do(
+def test_an_instance_with_postgres_storage_records_runs(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The production example, on a real server, records a snapshot and two windows."""

@@ -1,4 +1,4 @@
-"""Several errors joined to one."""
+"""Several errors are joined to one error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pgcdc_assets.errors import ConfigurationError, MergeConflict, PgcdcError, T
 from pgcdc_assets.orchestration.runs.errors import FailedRun, join_errors, name_tables
 
 
-def test_one_error_stays_as_it_is() -> None:
+def test_one_error_is_returned_unchanged() -> None:
     error = TransientError(reason="try again.")
     assert join_errors([error]) is error
 
@@ -25,7 +25,7 @@ def test_of_several_errors_the_most_severe_is_first_and_determines_the_status() 
     assert join_errors([errors[0], errors[3]]).exit_status == ConfigurationError.exit_status
 
 
-def test_a_transient_error_of_several_tables_names_them_all() -> None:
+def test_a_transient_error_of_several_tables_names_all_tables() -> None:
     lost = FailedRun.of(TransientError, "Lost.", "a run")
     named = name_tables("Not merged", {"public.b", "public.a"}, lost)
     assert str(named) == "Not merged: public.a, public.b. Lost."

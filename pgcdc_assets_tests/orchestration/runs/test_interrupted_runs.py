@@ -61,10 +61,10 @@ def test_an_interrupted_run_is_canceled_without_a_stack_trace_and_loses_nothing(
     assert sum(summary.counts.get("public.b", {}).get("I", 0) for summary in landed) == 2
 
 
-def test_a_snapshot_that_is_terminated_in_the_ui_is_continued_by_the_next_run(
+def test_the_next_run_resumes_a_snapshot_that_was_terminated_in_the_ui(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C12: pause is to terminate the run in the middle of a copy; resume is the next run."""
+    """C12: terminating the run pauses its snapshot, and the next run resumes the snapshot."""
     database = orchestrated.database
     database.execute("insert into b select i, 1 from generate_series(1, 3000) i")
     capture = replace(orchestrated.capture, snapshot=SnapshotPolicy(1, range_bytes=16384))
@@ -72,7 +72,7 @@ def test_a_snapshot_that_is_terminated_in_the_ui_is_continued_by_the_next_run(
     location.copy()
     [first] = [s for s in location.zone.snapshots.complete_snapshots() if s.table == "b"]
     tags = {"dagster/partition": "public.b"}
-    # Stopped there, the process is in the middle of the copy when the request arrives.
+    # The stopped process is in the middle of the snapshot when the request arrives.
     monkeypatch.setenv("PGCDC_FAILPOINT", f"{AFTER_RANGE_COMMIT}:3:STOP")
     with _started(location, "snapshot", tags) as process:
         wait_until(
@@ -95,7 +95,7 @@ def test_a_snapshot_that_is_terminated_in_the_ui_is_continued_by_the_next_run(
                 "and application_name ~ '^pgcdc (copy|snapshot)'"
             )
         ),
-        "the sessions of the copy to end",
+        "the sessions of the snapshot to end",
     )
     assert location.zone.snapshots.complete_snapshots()[-1].snapshot_lsn == first.snapshot_lsn
 
@@ -126,7 +126,7 @@ def _spark_writes(process: subprocess.Popen[str], target: Path) -> bool:
 @pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.parametrize("has_begun", [_spark_starts, _spark_writes])
-def test_a_merge_that_ctrl_c_interrupts_is_canceled_and_the_next_one_is_complete(
+def test_a_merge_interrupted_by_ctrl_c_is_canceled_and_the_next_merge_is_complete(
     orchestrated: Orchestrated, has_begun: Callable[[subprocess.Popen[str], Path], bool]
 ) -> None:
     """H9."""
@@ -142,7 +142,7 @@ def test_a_merge_that_ctrl_c_interrupts_is_canceled_and_the_next_one_is_complete
 
 @pytest.mark.soak
 @pytest.mark.spark
-def test_a_merge_that_is_terminated_after_a_step_is_canceled_and_the_next_one_is_complete(
+def test_a_merge_terminated_after_a_step_is_canceled_and_the_next_merge_is_complete(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H9."""

@@ -1,4 +1,4 @@
-"""Runs that continue with the next windows, and the conditions that end them."""
+"""Runs that continue with further windows, and the conditions that end the runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def running_beside(work: Callable[[], None]) -> Iterator[None]:
 
 
 def land_aside(continuing: Orchestrated) -> None:
-    """Land a window without Dagster: two runs in one process block each other's logging."""
+    """Land a window without Dagster, because two runs in one process block each other's log."""
     epoch = continuing.zone.epochs.latest()
     assert epoch is not None
     start = continuing.zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
@@ -107,7 +107,9 @@ def materialized(result: dg.ExecuteInProcessResult, key: dg.AssetKey) -> list[st
     return [event.partition for event in events if event.asset_key == key]
 
 
-def test_a_capture_lands_what_is_committed_while_it_runs(continuing: Orchestrated) -> None:
+def test_a_capture_lands_changes_that_are_committed_during_its_run(
+    continuing: Orchestrated,
+) -> None:
     continuing.commit("insert into b values (0, 1)")
 
     def landed() -> int:
@@ -134,7 +136,7 @@ def test_a_capture_lands_what_is_committed_while_it_runs(continuing: Orchestrate
     assert landed() == 6
     assert sorted(set(evaluated(result))) == sorted(WINDOW_CHECKS)
     assert len(evaluated(result)) == len(WINDOW_CHECKS) * len(windows)
-    # All changes are landed: the sensor finds no open window, and opens no window.
+    # All changes are landed. The sensor finds no open window, and opens no window.
     assert [r.partition_key for r in continuing.tick("lag").run_requests] in (
         [],
         continuing.windows()[len(windows) :],
@@ -143,7 +145,7 @@ def test_a_capture_lands_what_is_committed_while_it_runs(continuing: Orchestrate
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_merge_folds_what_is_landed_while_it_runs(
+def test_a_merge_folds_windows_that_are_landed_during_its_run(
     continuing: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[SparkSession] = []
@@ -177,8 +179,8 @@ def test_a_merge_folds_what_is_landed_while_it_runs(
     for entry in history:
         assert entry.event is not None
         assert abs(entry.create_timestamp - entry.event.timestamp) < 2
-    assert len(checked(continuing, A)) == 1, "its copy was merged, and nothing changed in it later"
-    assert len(opened) == 2 + 1, "two tables side by side and the check, once for all rounds"
+    assert len(checked(continuing, A)) == 1, "only the merge of the snapshot changed the table"
+    assert len(opened) == 2 + 1, "two parallel tables and the check share sessions in all rounds"
     assert compare_table(
         continuing.database.settings(), continuing.zone, "pub", "public", "b"
     ).is_equal
@@ -187,10 +189,10 @@ def test_a_merge_folds_what_is_landed_while_it_runs(
 
 @pytest.mark.soak
 @pytest.mark.spark
-def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
+def test_a_new_table_is_merged_by_another_run(
     continuing: Orchestrated, spark: SparkSession
 ) -> None:
-    """A run cannot merge a table that was not selected: the sensor requests another run."""
+    """A run cannot merge a table that was not selected, so the sensor requests another run."""
     continuing.land()
     request = asked(continuing, "merges")
     database = continuing.database
@@ -222,7 +224,7 @@ def test_a_merge_leaves_a_new_table_to_a_run_of_its_own(
 def test_runs_without_the_tag_do_not_continue(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such runs do not look for a next window."""
+    """These runs do not look for a further window."""
     from pgcdc_assets.orchestration.assets import raw as capture_assets
 
     looks: list[object] = []
@@ -240,10 +242,10 @@ def test_runs_without_the_tag_do_not_continue(
     assert looks == []
 
 
-def test_a_window_that_fails_on_the_way_is_asked_for_again(
+def test_a_window_that_fails_in_a_long_run_is_requested_again(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The window's key exists and its run failed: the sensor retries the same window."""
+    """The window's key exists and its run failed, so the sensor retries the same window."""
     from pgcdc_assets.orchestration.assets import raw as capture_assets
 
     calls: list[object] = []
@@ -275,7 +277,7 @@ def test_a_window_that_fails_on_the_way_is_asked_for_again(
 def test_a_capture_ends_when_the_server_does_not_answer(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The opened window is landed; the sensor finds out when the server is available again."""
+    """The open window is landed, and the sensor continues when the server is available again."""
 
     def cut(conn: Any) -> Lsn:
         with query_connection(continuing.database.settings(), "killer") as killer:
@@ -301,8 +303,8 @@ def started(continuing: Orchestrated) -> dg.DagsterRun:
     )
 
 
-def test_a_run_that_is_over_in_the_books_ends(continuing: Orchestrated) -> None:
-    """Dagster starts another run in its place: two runs must not open windows."""
+def test_a_run_that_dagster_has_ended_lands_no_further_window(continuing: Orchestrated) -> None:
+    """Dagster may start another run, and two runs must not open windows."""
     run = started(continuing)
     assert following(continuing, run).find(lambda: "more") == "more"
     continuing.instance.report_run_canceled(run)
@@ -310,7 +312,7 @@ def test_a_run_that_is_over_in_the_books_ends(continuing: Orchestrated) -> None:
 
 
 @pytest.mark.parametrize(("job", "ends"), [("t_capture", True), ("t_snapshot", False)])
-def test_a_run_ends_for_another_that_waits_for_its_pool(
+def test_a_run_ends_if_another_run_waits_for_its_pool(
     continuing: Orchestrated, job: str, ends: bool
 ) -> None:
     run = started(continuing)
@@ -318,7 +320,7 @@ def test_a_run_ends_for_another_that_waits_for_its_pool(
     assert following(continuing, run).find(lambda: "more") == (None if ends else "more")
 
 
-def test_a_run_ends_for_any_other_that_waits_for_long(
+def test_a_run_ends_if_another_run_is_queued_for_long(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An instance with one run at a time would never merge during a capture."""
@@ -339,7 +341,7 @@ def queue(continuing: Orchestrated, job: str) -> None:
     )
 
 
-def test_a_run_ends_for_a_step_that_waits_for_its_pool(continuing: Orchestrated) -> None:
+def test_a_run_ends_if_a_step_waits_for_its_pool(continuing: Orchestrated) -> None:
     run, other = started(continuing), started(continuing)
     pool = Names.of(continuing.capture).slot_pool
     storage = continuing.instance.event_log_storage
@@ -350,7 +352,7 @@ def test_a_run_ends_for_a_step_that_waits_for_its_pool(continuing: Orchestrated)
     assert following(continuing, run).find(lambda: "more") is None
 
 
-def test_a_run_without_anything_to_do_ends(continuing: Orchestrated) -> None:
+def test_an_idle_run_ends(continuing: Orchestrated) -> None:
     looks: list[float] = []
     began = time.monotonic()
     assert following(continuing, started(continuing), 0.5).find(lambda: looks.append(0)) is None

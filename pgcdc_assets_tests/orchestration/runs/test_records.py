@@ -1,4 +1,4 @@
-"""Runs in the instance's storage: unique run keys, and the closing of dead runs."""
+"""Runs in the instance's storage: unique run keys, and the end of dead runs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 
 @pytest.mark.parametrize("job", ["snapshot", "capture", "merge"])
-def test_a_run_key_is_never_repeated_however_often_runs_failed(
+def test_run_keys_are_unique_after_any_number_of_failed_runs(
     orchestrated: Orchestrated, job: str
 ) -> None:
-    """H7: Dagster would always skip the request, without a recovery."""
+    """H7: Dagster would skip a repeated key at each evaluation."""
     if job != "snapshot":
         orchestrated.copy()
     if job == "merge":
@@ -72,7 +72,7 @@ def test_a_run_whose_process_has_ended_frees_its_pool(
     names = Names.of(orchestrated.capture)
     pool = names.slot_pool if job == "capture" else names.merge_pool
     hold(orchestrated, pool, run)
-    # A younger run that waits for the pool must not hide the dead run.
+    # A later run that waits for the pool must not hide the dead run.
     orchestrated.create_run("merge", {})
     orchestrated.tick(sensor)
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.FAILURE
@@ -80,7 +80,7 @@ def test_a_run_whose_process_has_ended_frees_its_pool(
 
 
 @pytest.mark.parametrize("is_check", [False, True])
-def test_a_run_that_was_started_by_a_click_on_an_asset_is_closed_too(
+def test_a_dead_run_that_was_started_in_the_ui_is_closed_too(
     orchestrated: Orchestrated, is_check: bool
 ) -> None:
     run = dg.DagsterRun(
@@ -111,7 +111,7 @@ def test_a_run_that_may_be_alive_is_not_closed(orchestrated: Orchestrated, proce
 def test_a_live_run_of_a_container_with_the_same_name_is_not_closed(
     orchestrated: Orchestrated,
 ) -> None:
-    """The pids of a container are other processes here, or none."""
+    """A process id of a container names another process in this namespace, or no process."""
     with in_another_namespace() as tag:
         assert tag.split(":")[0] == process_tag().split(":")[0], "one host name"
         run = orchestrated.start_run("rebuild", {PROCESS_TAG: tag})
@@ -123,7 +123,7 @@ def test_a_live_run_of_a_container_with_the_same_name_is_not_closed(
 def test_a_run_of_an_ended_container_is_closed_after_its_last_heartbeat(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
-    """The time of observation counts, not the clock of the container."""
+    """The time of observation counts, and not the clock of the container."""
     monkeypatch.setattr(dead_runs, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr(dead_runs, "WATCHED_SECONDS", 0.5)
     pool = Names.of(orchestrated.capture).merge_pool
@@ -156,7 +156,7 @@ def test_a_heartbeat_of_the_repeated_run_does_not_count(
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
 
 
-def test_a_run_s_heart_beats_while_its_process_is_busy(
+def test_the_heartbeat_continues_while_the_process_is_busy(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_claims, "BEAT_SECONDS", 0.05)
@@ -183,10 +183,10 @@ def test_a_run_s_heart_beats_while_its_process_is_busy(
 
 @pytest.mark.parametrize("daemon", ["alive", "dead", "never there"])
 @pytest.mark.parametrize("asked_by", ["sensor", "click"])
-def test_a_queued_run_is_waited_for_only_while_a_daemon_can_start_it(
+def test_a_queued_run_blocks_only_while_a_daemon_can_start_it(
     orchestrated: Orchestrated, asked_by: str, daemon: str
 ) -> None:
-    """`pgcdc sync` must not wait for a person to start a daemon."""
+    """`pgcdc sync` must not wait until a person starts a daemon."""
     orchestrated.copy()
     if daemon != "never there":
         age = 0 if daemon == "alive" else 600
@@ -237,7 +237,7 @@ def test_a_run_that_never_began_does_not_block_other_runs_indefinitely(
     assert status_of(orchestrated, run) == becomes
 
 
-def test_a_run_that_was_to_be_canceled_when_its_process_died_is_canceled(
+def test_a_dead_run_with_a_cancellation_request_is_canceled(
     orchestrated: Orchestrated,
 ) -> None:
     run = orchestrated.start_run("merge", {PROCESS_TAG: dead_process()})
@@ -258,7 +258,7 @@ def in_another_namespace() -> Iterator[str]:
         assert child.stdout is not None
         tag = child.stdout.readline().strip()
         if not tag:
-            pytest.skip("this machine allows no PID namespace of a test's own")
+            pytest.skip("this machine does not allow a new PID namespace")
         yield tag
 
 
@@ -268,7 +268,7 @@ def remote_origin(job: str) -> RemoteJobOrigin:
 
 
 def test_a_run_that_repeats_a_dead_run_is_not_closed_as_dead(orchestrated: Orchestrated) -> None:
-    """Dagster copies the tags of the repeated run; the step writes its own tags later."""
+    """Dagster copies the tags of the repeated run, and the step replaces the tags later."""
     tag = {PROCESS_TAG: dead_process()}
     dead = orchestrated.start_run("upkeep", tag)
     orchestrated.tick("merges")
@@ -282,10 +282,10 @@ def test_a_run_that_repeats_a_dead_run_is_not_closed_as_dead(orchestrated: Orche
 
 
 @pytest.mark.parametrize("event", ["STEP_SUCCESS", "STEP_FAILURE"])
-def test_a_run_with_other_steps_holds_a_sensor_up_only_until_its_own_step_has_ended(
+def test_a_run_with_other_steps_blocks_a_sensor_only_until_its_step_has_ended(
     orchestrated: Orchestrated, event: str
 ) -> None:
-    """A click may request raw, tables and checks in one run."""
+    """A materialisation in the UI may select raw, tables and checks in one run."""
     names = Names.of(orchestrated.capture)
     orchestrated.copy()
     orchestrated.land()
@@ -313,7 +313,7 @@ def start_click(orchestrated: Orchestrated, keys: set[dg.AssetKey]) -> dg.Dagste
 
 def report_step(orchestrated: Orchestrated, run: dg.DagsterRun, step: str, event: str) -> None:
     data: dict[str, Any] = {
-        # Dagster has not annotated these two.
+        # Dagster has no type annotations for these two functions.
         "STEP_SUCCESS": StepSuccessData(duration_ms=1.0),  # type: ignore[no-untyped-call]
         "STEP_FAILURE": StepFailureData(  # type: ignore[no-untyped-call]
             error=None, user_failure_data=None

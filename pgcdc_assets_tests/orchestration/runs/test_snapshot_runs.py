@@ -1,4 +1,4 @@
-"""A new snapshot of a table during changes: the snapshot is applied, and other tables continue."""
+"""A re-snapshot of a table during changes is applied, and other tables continue."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def merged(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
         ),
     ],
 )
-def test_it_is_not_merged_until_the_copy_has_ended(
+def test_a_table_is_not_merged_until_its_snapshot_has_ended(
     orchestrated: Orchestrated, spark: SparkSession, tags: dict[str, str]
 ) -> None:
     """C12: a merge beyond the snapshot's LSN would make the snapshot useless."""
@@ -80,13 +80,13 @@ def test_a_run_requested_before_the_snapshot_skips_the_table_with_a_reason(
     assert not result.success
     assert merged(result) == set()
     (failure,) = result.get_step_failure_events()
-    assert "public.a has a running re-snapshot" in str(failure.event_specific_data)
+    assert "public.a is merged after its running re-snapshot" in str(failure.event_specific_data)
 
 
-def test_a_table_that_cannot_be_read_is_copied_and_stops_no_sensor(
+def test_a_resnapshot_of_an_unreadable_table_succeeds_and_stops_no_sensor(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
-    """H8: a new snapshot is the remedy of the table's error."""
+    """H8: a re-snapshot is the remedy for the table's error."""
     orchestrated.copy()
     merge_both(orchestrated)
     log = Path(orchestrated.lake.path(NAME, "scd1", "public", "a", "_delta_log"))
@@ -99,7 +99,7 @@ def test_a_table_that_cannot_be_read_is_copied_and_stops_no_sensor(
     ).success
 
 
-def test_a_copy_that_is_tried_again_copies_only_what_failed(
+def test_a_retried_snapshot_run_reads_only_failed_tables(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C4, C5."""
@@ -133,7 +133,7 @@ def test_a_copy_that_is_tried_again_copies_only_what_failed(
 def test_a_snapshot_that_another_process_merged_past_is_reported(
     orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another instance does not know the runs of this instance."""
+    """Another Dagster instance does not know the runs of this instance."""
     orchestrated.copy()
     merge_both(orchestrated)
     request = orchestrated.tick("merges", one_shot=True)

@@ -115,7 +115,7 @@ def test_a_table_is_refused_until_its_role_may_read_it(database: Database, lake:
 
 
 @pytest.mark.slow
-def test_the_sensor_notices_new_and_lost_tables(
+def test_the_sensor_detects_added_and_removed_tables(
     database: Database, lake: Lake, instance: dg.DagsterInstance
 ) -> None:
     database.execute("create table a (id int primary key); create table b (id int primary key)")
@@ -130,7 +130,7 @@ def test_the_sensor_notices_new_and_lost_tables(
         catalog_poll_seconds=0,
         selection=TableSelection(),
     )
-    # Definitions that were loaded before the first list have a sensor, which stores the list.
+    # Definitions without a list have the sensor, which stores the first list.
     first = Orchestrated(database, lake, instance, capture)
     found = first.tick("lag")
     assert found.run_requests == []
@@ -146,8 +146,8 @@ def test_the_sensor_notices_new_and_lost_tables(
     (request,) = second.tick("lag").run_requests
     assert request.tags["dagster/asset_partition_range_start"] == "public.b"
     database.execute("drop table d; drop table b; alter table a rename to a2")
-    # Table d left before its snapshot. Table b was captured, and its snapshot is not requested any
-    # more. Table a is followed.
+    # Table d left before its snapshot. Table b was captured, and no further snapshot of b is
+    # requested. Table a is followed.
     third = Orchestrated(database, lake, instance, capture)
     (request,) = third.tick("lag").run_requests
     assert request.tags["dagster/asset_partition_range_start"] == "public.c"

@@ -1,4 +1,4 @@
-"""The lag sensor on a real server: its requests, its waits and its errors."""
+"""The lag sensor on a real server: its requests, skip reasons and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.postgres
 RANGE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 
-def test_the_first_tick_asks_for_the_copies_of_all_tables_in_one_run(
+def test_the_first_tick_requests_the_snapshots_of_all_tables_in_one_run(
     orchestrated: Orchestrated,
 ) -> None:
     data = orchestrated.tick("lag")
@@ -34,7 +34,7 @@ def test_the_first_tick_asks_for_the_copies_of_all_tables_in_one_run(
     assert orchestrated.windows() == []
 
 
-def test_after_the_copies_a_window_is_opened_at_the_slot_s_consistent_point(
+def test_after_the_snapshots_a_window_is_opened_at_the_slot_s_consistent_point(
     orchestrated: Orchestrated,
 ) -> None:
     orchestrated.copy()
@@ -59,7 +59,7 @@ def test_windows_follow_each_other_without_a_gap(orchestrated: Orchestrated) -> 
 
 
 def test_a_tick_while_a_capture_is_queued_opens_nothing(orchestrated: Orchestrated) -> None:
-    """H10: also a run that was launched in the UI."""
+    """H10: a run that was launched in the UI counts too."""
     orchestrated.copy()
     (request,) = orchestrated.tick("lag").run_requests
     orchestrated.instance.create_run_for_job(
@@ -71,10 +71,10 @@ def test_a_tick_while_a_capture_is_queued_opens_nothing(orchestrated: Orchestrat
     assert len(orchestrated.windows()) == 1
 
 
-def test_a_failed_window_is_tried_again_under_another_run_key(
+def test_a_failed_window_is_retried_with_another_run_key(
     orchestrated: Orchestrated,
 ) -> None:
-    """H10: a run key de-duplicates without a time limit, failed runs included."""
+    """H10: Dagster skips a used run key without a time limit, even after a failed run."""
     orchestrated.copy()
     (first,) = orchestrated.tick("lag").run_requests
     run = orchestrated.instance.create_run_for_job(
@@ -106,7 +106,7 @@ def test_lag_is_observed_with_lsns_as_text_and_bytes_as_numbers(
     assert metadata["captured_through"] == str(epoch.start_lsn)
 
 
-def test_observations_are_spaced_so_that_ticks_do_not_fill_the_log(
+def test_observations_are_recorded_at_an_interval(
     orchestrated: Orchestrated,
 ) -> None:
     orchestrated.copy()
@@ -129,7 +129,7 @@ def test_a_dropped_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
 
 
 def test_a_slot_that_another_program_advanced_fails_the_tick(orchestrated: Orchestrated) -> None:
-    """A9: the gap is named before anything is captured over it."""
+    """A9: the error names the gap before a later window is captured."""
     orchestrated.copy()
     orchestrated.commit("insert into b values (1, 1)")
     orchestrated.database.query(
@@ -161,7 +161,7 @@ def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
 
 
 def test_a_server_with_lost_wal_fails_the_tick(orchestrated: Orchestrated) -> None:
-    """B16: the server was restored from a backup, or replaced by a standby without all WAL."""
+    """B16: the server was restored from a backup, or replaced by a standby that lacks WAL."""
     orchestrated.copy()
     (epoch,) = orchestrated.zone.epochs.all()
     lost = LsnWindow.of(1, epoch.start_lsn, epoch.start_lsn + (1 << 30))
@@ -173,7 +173,7 @@ def test_a_server_with_lost_wal_fails_the_tick(orchestrated: Orchestrated) -> No
     assert "pgcdc renew" in str(error)
 
 
-def test_a_new_instance_learns_the_windows_of_an_old_lake(orchestrated: Orchestrated) -> None:
+def test_a_new_instance_gets_the_windows_of_an_existing_lake(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
     known = orchestrated.windows()
@@ -211,7 +211,7 @@ def merged_through(orchestrated: Orchestrated, table: str, lsn: Lsn) -> None:
 
 @contextmanager
 def unreserved_slot(orchestrated: Orchestrated) -> Iterator[None]:
-    """Make the slot retain more WAL than the server allows, for the block."""
+    """Make the slot retain more WAL than the server allows inside the block."""
     database = orchestrated.database
     database.execute("alter system set max_slot_wal_keep_size = '1MB'")
     try:
@@ -225,7 +225,7 @@ def unreserved_slot(orchestrated: Orchestrated) -> Iterator[None]:
         database.execute("select pg_reload_conf()")
 
 
-def test_an_unreserved_slot_is_warned_of_by_the_tick_the_check_and_the_preflight(
+def test_the_tick_the_check_and_the_preflight_warn_about_an_unreserved_slot(
     orchestrated: Orchestrated, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """B12."""
@@ -255,7 +255,7 @@ def test_a_lost_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
     assert "pgcdc renew" in (evaluation.description or "")
 
 
-def test_the_slot_s_health_is_judged_by_the_tick_and_on_demand(orchestrated: Orchestrated) -> None:
+def test_the_slot_s_health_is_checked_by_the_tick_and_on_demand(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.tick("lag")
     evaluation = slot_health(orchestrated)
@@ -302,7 +302,7 @@ def root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def test_a_copy_describes_the_source_table_by_its_columns_and_rows(
+def test_a_snapshot_records_the_columns_and_rows_of_the_source_table(
     orchestrated: Orchestrated,
 ) -> None:
     orchestrated.copy()

@@ -1,4 +1,4 @@
-"""The merge sensor: its requests, and the isolation of a failing table."""
+"""The merge sensor: its requests, and the isolation of failing tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def land_windows(orchestrated: Orchestrated, count: int) -> None:
         orchestrated.land()
 
 
-def test_before_the_first_window_there_is_nothing_to_ask_for(orchestrated: Orchestrated) -> None:
+def test_before_the_first_window_no_merge_is_requested(orchestrated: Orchestrated) -> None:
     assert orchestrated.tick("merges").skip_message == "nothing is captured yet"
     orchestrated.copy()
     assert orchestrated.tick("merges").skip_message == "no window is landed yet"
@@ -70,14 +70,14 @@ def test_of_very_many_windows_the_newest_are_shown_as_merged(
     land_windows(orchestrated, 4)
     (request,) = orchestrated.tick("merges").run_requests
     windows = orchestrated.windows()
-    # Two tables, so two windows each.
+    # Two tables have two windows each.
     assert [request.tags[tag] for tag in RANGE] == [windows[2], windows[3]]
     monkeypatch.setattr("pgcdc_assets.orchestration.partitions.MAX_MATERIALIZATIONS", 1)
     (request,) = orchestrated.tick("merges").run_requests
     assert [request.tags[tag] for tag in RANGE] == [windows[3], windows[3]]
 
 
-def test_a_window_that_is_only_opened_is_not_merged(orchestrated: Orchestrated) -> None:
+def test_an_open_window_is_not_merged(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
     landed = orchestrated.windows()
@@ -88,7 +88,7 @@ def test_a_window_that_is_only_opened_is_not_merged(orchestrated: Orchestrated) 
     assert request.tags[RANGE[1]] == landed[-1]
 
 
-def test_a_merge_under_way_is_waited_for_and_the_capture_is_not(
+def test_a_running_merge_blocks_the_next_merge_but_no_capture(
     orchestrated: Orchestrated,
 ) -> None:
     orchestrated.copy()
@@ -123,7 +123,7 @@ def test_a_table_whose_merge_failed_waits_and_the_others_continue(
     assert set(forced.asset_selection or ()) == {A, B}
 
 
-def test_each_attempt_has_a_run_key_of_its_own(orchestrated: Orchestrated) -> None:
+def test_each_attempt_has_its_own_run_key(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
     (window,) = orchestrated.windows()
@@ -133,7 +133,7 @@ def test_each_attempt_has_a_run_key_of_its_own(orchestrated: Orchestrated) -> No
     assert first.run_key != second.run_key
 
 
-def test_a_table_without_a_copy_is_left_out_until_it_has_one(orchestrated: Orchestrated) -> None:
+def test_a_table_is_not_merged_before_its_first_snapshot(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
     orchestrated.database.execute("create table c (id int primary key)")
@@ -159,7 +159,7 @@ def _reason(failed: dg.ExecuteInProcessResult) -> str:
     return (data.description if data is not None else None) or ""
 
 
-def test_a_damaged_table_holds_up_neither_sensors_nor_status_nor_the_other_tables(
+def test_a_damaged_table_affects_neither_sensors_nor_status_nor_other_tables(
     orchestrated: Orchestrated,
     spark: SparkSession,
     capsys: pytest.CaptureFixture[str],
@@ -175,7 +175,7 @@ def test_a_damaged_table_holds_up_neither_sensors_nor_status_nor_the_other_table
     newest.write_text(newest.read_text()[:50])
 
     orchestrated.commit("insert into b values (7, 1)")
-    assert orchestrated.tick("lag").run_requests, "captures go on"
+    assert orchestrated.tick("lag").run_requests, "captures continue"
     orchestrated.land()
     (request,) = orchestrated.tick("merges").run_requests
     failed = orchestrated.execute(request, "merge")
@@ -196,13 +196,13 @@ def test_a_damaged_table_holds_up_neither_sensors_nor_status_nor_the_other_table
 
 
 @pytest.mark.soak
-def test_a_renamed_table_is_merged_and_copied_under_its_declared_name(
+def test_a_renamed_table_keeps_its_declared_name_in_merges_and_snapshots(
     orchestrated: Orchestrated,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """F8: changes under the new name wait for their merge, and a new snapshot reads that name."""
+    """F8: changes under the new name are merged, and a re-snapshot reads the new name."""
     orchestrated.copy()
     orchestrated.land()
     (request,) = orchestrated.tick("merges").run_requests

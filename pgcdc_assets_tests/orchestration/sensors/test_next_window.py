@@ -1,4 +1,4 @@
-"""The window planner as a table of cases, without clock, connection and Dagster."""
+"""Cases of the window planner, without clock, connection and Dagster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NEW_WINDOWS = {
 
 
 @pytest.mark.parametrize(("given", "expected"), NEW_WINDOWS.values(), ids=NEW_WINDOWS.keys())
-def test_a_window_is_opened_exactly_where_the_last_one_ended(
+def test_a_window_starts_at_the_end_of_the_previous_window(
     given: CaptureProgress, expected: LsnWindow
 ) -> None:
     assert plan_window(given, POLICY) == Capture(expected, is_new=True)
@@ -75,7 +75,7 @@ def test_an_opened_window_is_retried_before_another_is_opened() -> None:
     assert plan_window(given, POLICY) == Capture(window(500, 600), attempt=3)
 
 
-def test_a_window_that_another_window_has_overtaken_is_abandoned() -> None:
+def test_a_window_that_overlaps_a_landed_window_is_discarded() -> None:
     """Two concurrent openers: [400, 500) was landed, so [400, 600) can never be landed."""
     given = progress(500, 9000, open_windows=(window(400, 600),))
     assert plan_window(given, POLICY) == Discard(window(400, 600))

@@ -42,10 +42,10 @@ def requests(orchestrated: Orchestrated) -> list[dg.RunRequest]:
     return [request for request in found if request.job_name == f"{NAME}_snapshot"]
 
 
-def test_an_event_is_copied_once_and_tried_again_under_another_key_until_it_is_healed(
+def test_a_snapshot_is_requested_once_per_event_and_retried_until_the_event_is_healed(
     orchestrated: Orchestrated,
 ) -> None:
-    """A process that is killed at any point leaves the events and the snapshots of the lake."""
+    """The events and snapshots in the lake suffice after a kill of the process at any point."""
     orchestrated.copy()
     record_event(orchestrated)
     (first,) = requests(orchestrated)
@@ -56,7 +56,7 @@ def test_an_event_is_copied_once_and_tried_again_under_another_key_until_it_is_h
     assert again.run_key == first.run_key
 
     run = orchestrated.start_run("snapshot", first.tags)
-    assert requests(orchestrated) == [], "never two at the same time"
+    assert requests(orchestrated) == [], "one request at a time"
     orchestrated.instance.report_run_failed(run)
     (second,) = requests(orchestrated)
     assert second.run_key != first.run_key
@@ -66,7 +66,7 @@ def test_an_event_is_copied_once_and_tried_again_under_another_key_until_it_is_h
     waiting = replace(orchestrated, capture=patient)
     assert requests(waiting) == []
 
-    # A later event of the table, and one of the other table, join the request.
+    # The request also contains a later event of the table, and an event of the other table.
     record_event(orchestrated, "b")
     (both,) = requests(orchestrated)
     assert [both.tags[tag] for tag in RANGE] == ["public.a", "public.b"]
@@ -74,7 +74,7 @@ def test_an_event_is_copied_once_and_tried_again_under_another_key_until_it_is_h
     assert requests(orchestrated) == []
 
 
-def test_more_failures_than_are_counted_do_not_end_the_attempts(
+def test_attempts_continue_after_the_maximum_count(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgcdc_assets.orchestration.runs.records.MAX_COUNTED", 2)
@@ -89,7 +89,7 @@ def test_more_failures_than_are_counted_do_not_end_the_attempts(
     assert len(keys) == 5
 
 
-def test_a_table_whose_changes_a_person_looks_at_is_not_copied(orchestrated: Orchestrated) -> None:
+def test_with_ask_no_snapshot_is_requested(orchestrated: Orchestrated) -> None:
     asking = replace(orchestrated.capture, on_schema_change="ask")
     orchestrated = replace(orchestrated, capture=asking)
     orchestrated.copy()
@@ -97,7 +97,7 @@ def test_a_table_whose_changes_a_person_looks_at_is_not_copied(orchestrated: Orc
     assert requests(orchestrated) == []
 
 
-def test_a_lost_identity_fails_a_check_before_an_update_does(orchestrated: Orchestrated) -> None:
+def test_a_lost_identity_fails_a_check_before_an_update_fails(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     execute = orchestrated.database.execute
     execute("create unique index other on b (n); alter table b alter n set not null")

@@ -44,7 +44,7 @@ def test_first_snapshots_have_the_tags_of_earlier_releases() -> None:
     assert (all_tables.key, all_tables.reason_tags) == ("s.a:s.d", {})
 
 
-def test_neighbours_with_events_share_a_run_that_names_the_newest_event_and_each_reason() -> None:
+def test_adjacent_tables_share_a_run_that_names_the_newest_event_and_each_reason() -> None:
     gates = {"s.a": _gate("a", 16, 32), "s.b": _gate("b", 24), "s.d": _gate("d", 8)}
     pair, single = SnapshotNeeds(ORDER, [], gates).plan()
     assert (pair.first, pair.last) == ("s.a", "s.b")
@@ -57,14 +57,14 @@ def test_neighbours_with_events_share_a_run_that_names_the_newest_event_and_each
     assert single.tags[EVENT_TAG] == "0001-0000000000000008"
 
 
-def test_a_new_event_begins_its_attempts_at_zero() -> None:
+def test_attempts_for_a_new_event_begin_at_zero() -> None:
     first, second = (
         SnapshotNeeds(ORDER, [], {"s.a": _gate("a", *lsns)}).plan()[0] for lsns in ((8,), (8, 16))
     )
     assert first.tags != second.tags
 
 
-def test_a_table_without_a_snapshot_is_copied_once() -> None:
+def test_a_table_without_a_snapshot_is_requested_once() -> None:
     copies = SnapshotNeeds(ORDER, ["s.b"], {"s.b": _gate("b", 8), "s.c": _gate("c", 8)}).plan()
     assert [(c.first, c.last, bool(c.event)) for c in copies] == [
         ("s.b", "s.b", False),
@@ -72,12 +72,12 @@ def test_a_table_without_a_snapshot_is_copied_once() -> None:
     ]
 
 
-def test_a_table_of_a_person_is_not_copied() -> None:
+def test_a_table_that_waits_for_a_person_is_not_requested() -> None:
     gates = {"s.a": _gate("a", 8, policy="ask"), "s.b": _gate("b", 8, policy="stop")}
     assert SnapshotNeeds(ORDER, [], gates).plan() == []
 
 
-def test_a_long_reason_is_cut_in_the_tag() -> None:
+def test_the_tag_has_the_beginning_of_a_long_reason() -> None:
     (copy,) = SnapshotNeeds(ORDER, [], {"s.a": _gate("a", 8, detail="x" * 5000)}).plan()
     assert len(copy.reason_tags[REASON_TAG]) == 400
     assert len(copy.reason) > 5000
