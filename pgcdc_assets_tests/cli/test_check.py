@@ -1,4 +1,4 @@
-"""`pgcdc check` of captures in defs.yaml: errors are named with their position in the file."""
+"""`pgcdc check` of captures in defs.yaml: an error has its position in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: sentences, exit statuses, files, and no stack traces."""
+"""The command line: sentences, exit statuses and files, without stack traces."""
 
 from __future__ import annotations
 
@@ -88,11 +88,9 @@ def test_help_does_not_wait_for_dagster() -> None:
 @pytest.mark.parametrize(
     "command", ["check", "sync", "status", "init --name x --publication p", "renew --name shop"]
 )
-def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(
-    command: str, tmp_path: Path
-) -> None:
+def test_an_unavailable_server_is_one_sentence_with_status_3(command: str, tmp_path: Path) -> None:
     more = ["--defs", str(tmp_path / "defs")] if command.startswith("init") else []
-    # Warnings about Dagster's beta features are not shown, even with all warnings enabled.
+    # Warnings about Dagster's beta features are hidden, even if all warnings are enabled.
     done = pgcdc(*command.split(), *more, PYTHONWARNINGS="always")
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
@@ -106,14 +104,14 @@ def test_a_server_that_is_down_is_one_sentence_and_can_be_tried_again(
 
 
 @pytest.mark.parametrize("command", ["verify --name nope", "resnapshot nope"])
-def test_a_name_that_is_wrong_is_one_sentence(command: str) -> None:
+def test_a_wrong_name_is_one_sentence(command: str) -> None:
     done = pgcdc(*command.split())
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("pgcdc: There is no capture named nope")
 
 
-def test_output_of_libraries_is_in_a_file_that_the_sentence_names(tmp_path: Path) -> None:
+def test_the_error_names_the_file_with_the_output_of_libraries(tmp_path: Path) -> None:
     (tmp_path / "noisy_location.py").write_text(
         "import os, subprocess, warnings\n"
         "warnings.warn('a warning')\n"
@@ -150,7 +148,7 @@ def test_a_malformed_connection_string_is_a_configuration_error(
 
 
 @pytest.mark.parametrize("command", ["check", "sync", "status", "verify"])
-def test_an_unknown_capture_is_named_beside_the_known_ones(
+def test_the_error_names_an_unknown_capture_and_the_known_captures(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--name", "nope"]) == 2
@@ -159,12 +157,12 @@ def test_an_unknown_capture_is_named_beside_the_known_ones(
     assert "shop" in error
 
 
-def test_a_module_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_a_missing_module(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", "-m", "no_such_module"]) == 2
     assert "no_such_module" in capsys.readouterr().err
 
 
-def test_a_dagster_home_that_is_not_there_is_named(
+def test_the_error_names_a_missing_dagster_home(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", "/no/such/home")
@@ -217,7 +215,7 @@ def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
 
 
 @pytest.mark.postgres
-def test_init_writes_the_key_that_updates_and_deletes_bring(
+def test_init_writes_the_key_that_updates_and_deletes_send(
     database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     database.execute("create table public.t (id int primary key, code text not null unique)")
@@ -229,7 +227,7 @@ def test_init_writes_the_key_that_updates_and_deletes_bring(
 
 
 @pytest.mark.postgres
-def test_init_writes_nothing_when_the_source_is_not_ready(
+def test_init_writes_nothing_if_the_source_is_not_ready(
     database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
@@ -266,7 +264,7 @@ def test_status_after_the_slot_was_dropped_names_the_remedy(
 
 
 @pytest.mark.postgres
-def test_status_shows_the_progress_of_an_unfinished_copy(
+def test_status_shows_the_progress_of_an_unfinished_snapshot(
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -298,7 +296,7 @@ def test_verify_before_the_first_sync_names_the_remedy(
 
 @pytest.fixture
 def uncompared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A code location with tables that do not mirror the source, and one table that does."""
+    """Write a code location with a table that mirrors the source, and tables that do not."""
     (tmp_path / "uncompared_location.py").write_text(
         "from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions\n"
         'tables = (CdcTable("s", "image"), CdcTable("s", "log", without_key="log"),\n'

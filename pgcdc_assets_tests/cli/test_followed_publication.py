@@ -1,4 +1,4 @@
-"""`tables: all`: a new table of the publication gets into the lake without an edited file."""
+"""`tables: all`: a new table of the publication is captured without a change of a file."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_sync_follows_a_publication_for_all_tables(
     assert names == {A, ODD, LATE}
     assert (rows(A), rows(A, 2), rows(ODD), rows(LATE)) == (11, 11, 2, 1)
 
-    # The definitions load without the source, and have the last known list.
+    # The definitions load without the source, with the newest stored list.
     monkeypatch.setenv(DSN_VARIABLE, "host=127.0.0.1 port=1 dbname=none")
     assert {table.name for table in loaded().capture.tables} == names
     monkeypatch.setenv(DSN_VARIABLE, database.conninfo)
 
-    # A table that is dropped keeps its asset, and does not stop the others.
+    # A dropped table keeps its asset, and does not stop other tables.
     database.execute("drop table without_identity; insert into a values (12, 'newer')")
     capsys.readouterr()
     assert sync(["*.tmp_*"]) == 0

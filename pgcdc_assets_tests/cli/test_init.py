@@ -22,7 +22,7 @@ HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n  name: mine\n  pu
 NEW = [CdcTable("public", "new", (1,), ("id",)), CdcTable("a.b", "Über", (1,), ("x y",))]
 WORDS = ["name: public.new", "key: [id]", "name: '\"a.b\".Über'", "key: [x y]"]
 
-# A file, and its content after two tables were added: `+` marks the added lines.
+# Files before two tables are added. `+` marks the place of the added lines.
 FORMS = {
     "as init writes it": HEAD + "  tables:\n  - {name: t, scd: [1]}\n+",
     "with comments": HEAD
@@ -43,7 +43,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tables_are_added_and_every_other_byte_stays(form: str, tmp_path: Path) -> None:
+def test_tables_are_added_and_no_other_byte_changes(form: str, tmp_path: Path) -> None:
     head, tail = FORMS[form].split("+")
     path = tmp_path / "defs.yaml"
     path.write_bytes((head + tail).encode())
@@ -65,7 +65,7 @@ def test_tables_are_added_and_every_other_byte_stays(form: str, tmp_path: Path) 
         assert text.count("\n") == text.count("\r\n")
 
 
-def test_a_form_that_nothing_can_be_inserted_into_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_in_an_unsupported_form_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "defs.yaml"
     text = HEAD + "  tables:\n    - name: >-\n        t\n\n\n"
     path.write_text(text.replace("    - name", "    - &t\n      name") + "    - *t\n")
@@ -102,13 +102,13 @@ def test_init_writes_below_the_current_folder_and_the_capture_is_found_there(
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
-def test_git_does_not_see_what_init_writes_in_a_clone() -> None:
+def test_git_ignores_files_that_init_writes_in_a_clone() -> None:
     command = ["git", "check-ignore", "-q", "defs/mine/defs.yaml"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
 @pytest.mark.postgres
-def test_update_adds_new_tables_and_names_what_differs(
+def test_update_adds_new_tables_and_prints_other_differences(
     database: Database,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +158,7 @@ def test_update_adds_new_tables_and_names_what_differs(
 
 
 @pytest.mark.postgres
-def test_a_table_whose_columns_delta_cannot_tell_apart_is_left_out_and_the_others_are_not(
+def test_only_tables_with_columns_that_delta_cannot_distinguish_are_omitted(
     database: Database,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

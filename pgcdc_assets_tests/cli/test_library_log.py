@@ -39,7 +39,7 @@ def test_only_our_own_lines_reach_the_terminal(tmp_path: Path) -> None:
     assert log.read_text().count("noise") == 4
 
 
-def test_the_descriptors_are_given_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_descriptors_are_restored(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with library_log(tmp_path / "logs", "test") as log:
         os.write(2, b"noise")
         print("ours", file=terminal())
@@ -49,7 +49,7 @@ def test_the_descriptors_are_given_back(tmp_path: Path, capfd: pytest.CaptureFix
     assert "after" in capfd.readouterr().err
 
 
-def test_a_log_in_which_nothing_was_written_leaves_no_file(tmp_path: Path) -> None:
+def test_an_empty_log_leaves_no_file(tmp_path: Path) -> None:
     with library_log(tmp_path / ".pgcdc" / "logs", "test"):
         pass
     assert list(tmp_path.iterdir()) == []

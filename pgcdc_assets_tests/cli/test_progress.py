@@ -1,4 +1,4 @@
-"""The progress of a command: one changing line on a terminal, lines with counts elsewhere."""
+"""The progress of a command: one updated line on a terminal, separate lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgcdc_assets.cli.progress import ProgressDisplay
 from pgcdc_assets.demo.console import Lines
 
 
-def test_elsewhere_each_piece_of_work_is_a_line_and_long_work_has_news() -> None:
+def test_without_a_terminal_each_activity_is_a_line_and_long_activities_have_several() -> None:
     stream = io.StringIO()
     with ProgressDisplay(stream, every_seconds=0.05).shown() as display:
         display.say("t_snapshot: public.a")
@@ -32,7 +32,7 @@ def test_elsewhere_each_piece_of_work_is_a_line_and_long_work_has_news() -> None
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_terminal_has_one_line_that_moves() -> None:
+def test_a_terminal_has_one_line_that_is_updated() -> None:
     reader, writer = pty.openpty()
     shown = b""
 
@@ -68,7 +68,7 @@ def test_a_terminal_has_one_line_that_moves() -> None:
     assert "\x1b[2K" in text, "the line is erased"
 
 
-def test_work_that_fails_is_shown_as_failed_and_ends() -> None:
+def test_a_failed_activity_is_shown_as_failed() -> None:
     stream = io.StringIO()
     with ProgressDisplay(stream).shown(), pytest.raises(ValueError), activity("copy", "rows"):
         raise ValueError

@@ -43,7 +43,7 @@ def module(
     monkeypatch: pytest.MonkeyPatch,
     quick_dagster_storage: None,
 ) -> str:
-    """A code location with one capture, in an environment of the test."""
+    """Write a code location with one capture, and set the environment for it."""
     name = f"location_{database.name}"
     (tmp_path / f"{name}.py").write_text(MODULE.format(slot=f"s_{database.name}"))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -66,7 +66,7 @@ def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """H4, by the commands."""
+    """H4, with the commands."""
     assert main(["sync", "-m", module]) == 0
     database.execute("update t set v = 'changed' where id = 7")
     assert main(["verify", "-m", module]) == 0
