@@ -17,7 +17,7 @@ from pgcdc_assets.errors import ConfigurationError
     ("byte_count", "text"),
     [(0, "0 B"), (999, "999 B"), (4_800, "4.8 kB"), (1_200_000, "1.2 MB"), (3e12, "3000.0 GB")],
 )
-def test_sizes_are_written_for_people(byte_count: float, text: str) -> None:
+def test_sizes_are_printed_with_units(byte_count: float, text: str) -> None:
     assert size(byte_count) == text
 
 
@@ -25,11 +25,11 @@ def test_sizes_are_written_for_people(byte_count: float, text: str) -> None:
     ("seconds", "text"),
     [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (273_700, "3 d 4 h")],
 )
-def test_times_are_written_for_people(seconds: float, text: str) -> None:
+def test_durations_are_printed_with_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_table_has_its_names_to_the_left_and_its_figures_to_the_right() -> None:
+def test_a_table_aligns_names_left_and_figures_right() -> None:
     assert table(("table", "rows"), [("orders", 12_345), ("x", 1)]).splitlines() == [
         "table     rows",
         "------  ------",
@@ -38,7 +38,7 @@ def test_a_table_has_its_names_to_the_left_and_its_figures_to_the_right() -> Non
     ]
 
 
-def test_progress_lines_are_shown_and_a_failing_line_is_harmless(
+def test_progress_continues_after_an_error_of_its_description(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked = threading.Semaphore(0)
@@ -70,7 +70,7 @@ def test_a_second_demonstration_in_one_clone_is_refused(
     assert "stop it first" in capsys.readouterr().err
 
 
-def test_a_taken_port_is_named_before_anything_starts() -> None:
+def test_a_used_port_is_an_error_before_the_start() -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -1,4 +1,4 @@
-"""`make demo` and `make dev` as processes of their own, with their state in a temporary folder."""
+"""`make demo` and `make dev` as child processes, with their state in a temporary folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def clone() -> Iterator[Path]:
-    """A copy of the clone's files for a demonstration, readable by the server's user."""
+    """Copy the clone's files for a demonstration, readable by the server's user."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-demo-"))
     try:
         ignore = shutil.ignore_patterns("__pycache__")
@@ -63,7 +63,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(clone: Path) -> dict[str, str]:
-    """The clone's package, with user settings that the demonstration must ignore."""
+    """Return an environment with the clone's package, and with settings to ignore."""
     return {
         **os.environ,
         "PYTHONPATH": str(clone),
@@ -115,7 +115,7 @@ def test_the_demo_continues_with_its_tables_and_finds_a_planted_difference(
 
 
 @pytest.mark.timeout(600)
-def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_background(
+def test_dev_serves_the_ui_with_running_sensors_and_ends_at_one_sigint(
     clone: Path,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -123,7 +123,7 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
     with (clone / "dev.log").open("wb") as output:
         dev = subprocess.Popen(
             command("dev", "--scale", "0.02", "--rate", "2", "--port", str(port)),
-            # SIGINT is ignored, as in background jobs of a shell.
+            # The process ignores SIGINT, as a background job of a shell does.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
             start_new_session=True,
             cwd=clone,
@@ -164,7 +164,7 @@ def test_dev_serves_the_ui_with_sensors_on_and_ends_at_one_sigint_even_from_the_
 
 
 def try_the_lines_of_the_guide(lake: Path, spark: SparkSession) -> None:
-    """Run the code of the guide to reading, and check that all readers agree."""
+    """Run the code of the guide to reading tables, and check that all readers agree."""
     guide = (ROOT / "docs" / "guides" / "read-tables.md").read_text()
     lines = re.findall(r"^\| ([A-Z]?[A-Za-z-]+)[^|]*\| `([^`]+)` \|$", guide, re.MULTILINE)
     assert [name for name, _ in lines] == ["delta-rs", "Spark", "DuckDB"] * 2

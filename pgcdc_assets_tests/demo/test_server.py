@@ -42,7 +42,7 @@ def test_a_second_object_on_the_same_folder_finds_the_running_server(
     assert other.conninfo() == own_server.conninfo()
 
 
-def test_two_processes_starting_at_once_end_with_one_server(own_server: EmbeddedServer) -> None:
+def test_two_processes_that_start_at_once_share_one_server(own_server: EmbeddedServer) -> None:
     program = (
         "import sys; from pathlib import Path; "
         "from pgcdc_assets.demo.server import EmbeddedServer; "
@@ -58,10 +58,10 @@ def test_two_processes_starting_at_once_end_with_one_server(own_server: Embedded
     assert ports == {f"{own_server.port}\n".encode()}
 
 
-def test_processes_that_make_the_servers_user_at_once_make_one() -> None:
-    """On a new machine, as by the two processes of a test run."""
+def test_processes_that_create_the_servers_user_at_once_create_one_user() -> None:
+    """Several test processes start servers on a new machine at the same time."""
     if os.geteuid() != 0:
-        pytest.skip("only root has servers run as another user")
+        pytest.skip("only root runs servers as another user")
     name = f"pgcdc-test-{os.getpid()}"
     program = (
         "import sys, time; from pgcdc_assets.demo import programs; "
@@ -102,7 +102,7 @@ def test_the_socket_moves_to_a_short_folder_when_the_path_is_long(tmp_path: Path
     assert len(str(server.socket_dir)) < 60
 
 
-def test_the_unix_socket_is_served_too(own_server: EmbeddedServer) -> None:
+def test_the_server_accepts_connections_on_its_unix_socket(own_server: EmbeddedServer) -> None:
     own_server.start()
     psycopg2.connect(own_server.conninfo(unix_socket=True)).close()
 
@@ -114,13 +114,15 @@ def test_the_address_of_a_stopped_server_is_an_error_with_the_remedy(
         own_server.conninfo()
 
 
-def test_a_version_that_is_not_installed_is_named() -> None:
+def test_the_error_names_a_version_that_is_not_installed() -> None:
     assert binaries(9) is None
     with pytest.raises(ConfigurationError, match="postgresql-9"):
         EmbeddedServer(Path("nowhere"), 9)
 
 
-def test_the_proxy_passes_stalls_and_cuts(database: Database, proxy: TcpProxy) -> None:
+def test_the_proxy_forwards_stalls_and_cuts_connections(
+    database: Database, proxy: TcpProxy
+) -> None:
     connection = psycopg2.connect(proxy.conninfo(database.conninfo))
     connection.autocommit = True
     cursor = connection.cursor()

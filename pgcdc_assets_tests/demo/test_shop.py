@@ -61,7 +61,7 @@ def test_every_table_has_rows_and_is_published(shop_database: Database) -> None:
         assert shop_database.value(f"select count(*) from {table}") > 0
 
 
-def test_creating_the_shop_is_all_or_nothing(database: Database) -> None:
+def test_a_failed_creation_of_the_shop_leaves_nothing(database: Database) -> None:
     database.execute("create type order_status as enum ()")
     database.execute("create publication shop")
     with pytest.raises(psycopg2.errors.DuplicateObject):
