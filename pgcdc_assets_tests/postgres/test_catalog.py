@@ -1,4 +1,4 @@
-"""Relations completed from the catalog, compared with pgoutput's announcements."""
+"""Relations that are completed from the catalog, compared with pgoutput's announcements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.postgres.wire import Captured, peek
 
-# A commit LSN above every catalog entry: each announcement reads the catalog again.
+# This commit LSN is above every catalog entry, so each announcement reads the catalog again.
 NEVER = Lsn(2**62)
 
 
@@ -93,7 +93,7 @@ def test_types_are_resolved_below_domains_and_arrays(database: Database) -> None
 @pytest.mark.postgres
 @pytest.mark.every_pg
 def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Database) -> None:
-    """D9: for each kind of replica identity, copy and stream have one relation version."""
+    """D9: for each kind of replica identity, snapshot and stream have one relation version."""
     database.execute(
         """
         create table by_default (b text, a int, c int, primary key (c, a));
@@ -147,7 +147,7 @@ def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Data
 
 
 @pytest.mark.postgres
-def test_a_publication_of_a_schema_and_column_lists_are_honoured(database: Database) -> None:
+def test_a_publication_of_a_schema_and_column_lists_apply(database: Database) -> None:
     """D12."""
     database.execute(
         """
@@ -168,7 +168,7 @@ def test_a_publication_of_a_schema_and_column_lists_are_honoured(database: Datab
 
 
 @pytest.mark.postgres
-def test_row_filter_and_partitioning_are_known_for_the_copy(database: Database) -> None:
+def test_published_tables_have_their_row_filter_and_partitioning(database: Database) -> None:
     database.execute(
         """
         create table t (id int primary key);
@@ -184,7 +184,9 @@ def test_row_filter_and_partitioning_are_known_for_the_copy(database: Database) 
 
 
 @pytest.mark.postgres
-def test_a_missing_publication_is_named_with_those_there_are(database: Database) -> None:
+def test_the_error_about_a_missing_publication_lists_the_existing_publications(
+    database: Database,
+) -> None:
     database.execute("create publication other")
     with pytest.raises(
         ConfigurationError,

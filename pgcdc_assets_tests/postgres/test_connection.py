@@ -1,4 +1,4 @@
-"""Connections: time limits, pinned settings, and sentences of refused connections."""
+"""Connections: time limits, fixed settings, and errors of refused connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "s3cr3t-p4ss"
         f"{SECRET}",
     ],
 )
-def test_a_malformed_connection_string_is_not_repeated(conninfo: str) -> None:
+def test_the_error_does_not_contain_a_malformed_connection_string(conninfo: str) -> None:
     """B18: the string may contain a password."""
     settings = ConnectionSettings(conninfo, "shop")
     with pytest.raises(ConfigurationError, match="is malformed: write it as") as caught:
@@ -44,7 +44,7 @@ def test_a_malformed_connection_string_is_not_repeated(conninfo: str) -> None:
         ("host=a,b port=1,2 dbname=shop user=bob", "shop on a,b:1,2 as bob"),
     ],
 )
-def test_a_server_is_described_without_the_password(
+def test_the_description_of_a_server_has_no_password(
     monkeypatch: pytest.MonkeyPatch, conninfo: str, description: str
 ) -> None:
     """B18."""
@@ -53,7 +53,7 @@ def test_a_server_is_described_without_the_password(
     assert ConnectionSettings(conninfo).describe() == description
 
 
-def test_options_of_the_user_stay_and_pinned_settings_win() -> None:
+def test_options_of_the_user_are_kept_and_fixed_settings_take_precedence() -> None:
     settings = ConnectionSettings("host=db options='-c work_mem=1MB -c datestyle=German'", "shop")
     conninfo = settings.conninfo_for("capture", replication=True)
     assert conninfo.index("work_mem=1MB") < conninfo.index("datestyle=ISO")
@@ -121,7 +121,7 @@ def test_an_application_name_fits_postgres_even_when_cut_in_a_letter() -> None:
         ),
     ],
 )
-def test_each_refusal_names_its_remedy(text: str, kind: type[Exception], remedy: str) -> None:
+def test_each_refusal_has_its_remedy(text: str, kind: type[Exception], remedy: str) -> None:
     full = f'connection to server at "h" (::1), port 5432 failed: {text}\n'
     failure = connection_failure("d on h:5432 as u", full)
     assert type(failure) is kind
@@ -208,7 +208,7 @@ def test_a_silent_server_is_a_lost_connection_after_the_connect_timeout(
 
 
 @pytest.mark.postgres
-def test_a_connection_that_is_cut_is_a_transient_error_that_can_be_pickled(
+def test_a_terminated_session_is_a_transient_error_that_can_be_pickled(
     database: Database, proxy: TcpProxy
 ) -> None:
     settings = ConnectionSettings(proxy.conninfo(database.conninfo), "shop")

@@ -1,4 +1,4 @@
-"""A table's copy compared with the stream's texts of the same rows."""
+"""The rows that COPY returns, compared with the stream's texts of the same rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgcdc_assets_tests.support.postgres.wire import peek
 
 pytestmark = pytest.mark.postgres
 
-# Types with values whose text a cast would change. Each value is inserted separately, and NULL.
+# Types with values whose text a cast would change. Each value and NULL are separate rows.
 TYPES = {
     "bool": ["true", "false"],
     "char(5)": ["'ab'", "''", "'     '", "E'a\\\\b'"],
@@ -126,7 +126,7 @@ def _copy(database: Database, publication: str = "pub") -> dict[str, list[Any]]:
 
 @pytest.mark.every_pg
 def test_copied_text_of_every_type_is_the_streamed_text(database: Database) -> None:
-    """B15, G: also with database settings that change the output of types."""
+    """B15, G: with database settings that change the output of types."""
     _create_types(database)
     _fill_every_type(database)
     with create_slot(database.settings(), f"s_{database.name}"):
@@ -162,7 +162,7 @@ def test_a_table_is_copied_without_the_tables_that_inherit_from_it(database: Dat
     assert _copy(database) == {"public.parent": [["1"]]}
 
 
-def test_a_partitioned_table_is_copied_under_the_name_it_is_published_by(
+def test_a_partitioned_table_is_copied_under_its_published_name(
     database: Database,
 ) -> None:
     """C7, E1."""
@@ -182,7 +182,7 @@ def test_a_partitioned_table_is_copied_under_the_name_it_is_published_by(
     assert _copy(database, "leaves") == {"public.p1": [["1"]], "public.p2": [["11"]]}
 
 
-def test_column_list_row_filter_and_generated_columns_hold_for_the_copy(database: Database) -> None:
+def test_column_list_row_filter_and_generated_columns_apply_to_the_copy(database: Database) -> None:
     """D13, F12."""
     database.execute(
         """
@@ -281,7 +281,7 @@ def test_a_table_altered_after_the_snapshot_is_not_copied(database: Database, ch
 def test_a_table_altered_between_its_lookup_and_the_snapshot_is_not_copied(
     database: Database,
 ) -> None:
-    """C13: both catalog reads agree, but the columns of the lookup differ."""
+    """C13: both queries of the catalog agree, but the columns of the lookup differ."""
     database.execute(
         "create table t (id int primary key, note text); create publication pub for table t"
     )
@@ -345,7 +345,7 @@ def _rows_of_running_copy(database: Database) -> int:
 def test_an_abandoned_copy_ends_at_once_and_leaves_no_session(
     database: Database,
 ) -> None:
-    """The consumer does not read the remaining rows."""
+    """The reader stops before the last row."""
     database.execute(
         "create table slow (id int primary key, note text); create publication pub for table slow"
     )

@@ -1,4 +1,4 @@
-"""COPY's text format: the decoder compared with an encoder like CopyAttributeOutText()."""
+"""COPY's text format: the decoder reads the output of an encoder like CopyAttributeOutText()."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rows_without_columns_are_counted() -> None:
         (b"a\\", 1),
     ],
 )
-def test_bytes_that_are_no_rows_are_a_protocol_error(data: bytes, columns: int) -> None:
+def test_bytes_that_are_not_rows_are_a_protocol_error(data: bytes, columns: int) -> None:
     with pytest.raises(ProtocolError):
         decode_copy_text(CopyChunk.of(data), columns)
 
@@ -79,7 +79,7 @@ def test_a_value_that_is_not_utf8_becomes_hex() -> None:
 
 
 def framed(rows: list[list[str | None]]) -> CopyChunk:
-    """Write rows as a server sends them, a message for each."""
+    """Write rows as a server sends them, each in a message."""
     lines = [encode([row]) for row in rows]
     data = b"".join(frame(line) for line in lines)
     sizes = np.array([HEAD_BYTES + len(line) for line in lines], np.int64)

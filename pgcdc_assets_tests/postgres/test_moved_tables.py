@@ -1,4 +1,4 @@
-"""Declared tables that were dropped or unpublished are errors; renamed tables are followed (F8)."""
+"""Dropped and unpublished tables are errors, and renamed tables are followed (F8)."""
 
 from __future__ import annotations
 

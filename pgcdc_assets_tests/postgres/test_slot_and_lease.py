@@ -21,7 +21,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def slot(database: Database) -> str:
-    """A slot with a publication, dropped with the database."""
+    """Create a publication and a slot, which is dropped with the database."""
     database.execute("create publication pub")
     name = f"s_{database.name}"
     with create_slot(database.settings("shop"), name):
@@ -31,7 +31,7 @@ def slot(database: Database) -> str:
 
 @contextmanager
 def _walsender(database: Database, slot: str, purpose: str = "capture") -> Iterator[int]:
-    """Yield the pid of a walsender that holds the slot, with a silent client."""
+    """Hold the slot by a walsender with a silent client; yield the pid of the walsender."""
     stream = psycopg2.connect(
         database.settings("shop").conninfo_for(purpose, replication=True),
         connection_factory=LogicalReplicationConnection,
@@ -73,7 +73,7 @@ def test_the_lease_of_a_dead_capture_is_free(database: Database, slot: str) -> N
             pass
 
 
-def test_a_lease_that_is_about_to_be_freed_is_waited_for(database: Database, slot: str) -> None:
+def test_a_capture_waits_for_a_lease_that_is_released_soon(database: Database, slot: str) -> None:
     """B5: the next run starts before the server notices the killed run."""
     settings = database.settings("shop")
     with (
@@ -88,7 +88,7 @@ def test_a_lease_that_is_about_to_be_freed_is_waited_for(database: Database, slo
         freed.join()
 
 
-def test_a_lease_that_was_lost_is_noticed(database: Database, slot: str) -> None:
+def test_a_lost_lease_is_detected(database: Database, slot: str) -> None:
     """B6."""
     settings = database.settings("shop")
     with (
@@ -100,10 +100,8 @@ def test_a_lease_that_was_lost_is_noticed(database: Database, slot: str) -> None
             lease.verify()
 
 
-def test_a_lease_that_another_process_holds_by_now_is_noticed(
-    database: Database, slot: str
-) -> None:
-    """B6: the session lives, but has lost its locks, as behind a pooler that resets sessions."""
+def test_a_lease_that_another_process_holds_is_detected(database: Database, slot: str) -> None:
+    """B6: the session exists but has lost its locks, as behind a pooler that resets sessions."""
     settings = database.settings("shop")
     with (
         query_connection(settings, "capture") as conn,
@@ -120,7 +118,7 @@ def test_a_lease_that_another_process_holds_by_now_is_noticed(
 
 
 @pytest.mark.every_pg
-def test_a_stale_walsender_of_the_package_is_ended(database: Database, slot: str) -> None:
+def test_a_stale_walsender_of_the_package_is_terminated(database: Database, slot: str) -> None:
     """B4."""
     with (
         _walsender(database, slot) as pid,
@@ -133,7 +131,7 @@ def test_a_stale_walsender_of_the_package_is_ended(database: Database, slot: str
         assert not status.is_active
 
 
-def test_a_walsender_that_ends_by_itself_is_waited_for(database: Database, slot: str) -> None:
+def test_a_walsender_that_ends_soon_is_not_terminated(database: Database, slot: str) -> None:
     """B4."""
     with query_connection(database.settings("shop"), "capture") as conn:
         with _walsender(database, slot) as pid:
@@ -146,7 +144,9 @@ def test_a_walsender_that_ends_by_itself_is_waited_for(database: Database, slot:
         assert wait_or_terminate_stale_walsender(conn, slot, 30) is None
 
 
-def test_another_program_on_the_slot_is_named_and_not_ended(database: Database, slot: str) -> None:
+def test_another_program_on_the_slot_is_named_and_not_terminated(
+    database: Database, slot: str
+) -> None:
     """Issue 3, bad input: a slot held by another process."""
     with (
         _walsender(database, slot, purpose="receiver") as pid,
@@ -161,7 +161,7 @@ def test_another_program_on_the_slot_is_named_and_not_ended(database: Database, 
 
 @pytest.mark.every_pg
 def test_an_open_transaction_that_blocks_the_slot_is_named(database: Database) -> None:
-    """B7: after the package's time limit, and without an incomplete slot."""
+    """B7: the error comes after the time limit, and no incomplete slot remains."""
     slot, settings = f"s_{database.name}", database.settings(lock_timeout_ms=300)
     database.execute("create table t (id int)")
     with database.connect(autocommit=False) as blocker, blocker.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""What a slot's status means for what was captured from it (B2, B11, B12, B16)."""
+"""The health of a slot, by its status and the end of the raw zone (B2, B11, B12, B16)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _error(health: SlotHealth) -> PgcdcError:
     return error
 
 
-def test_a_slot_that_is_where_the_raw_zone_ends_is_sound() -> None:
+def test_a_slot_at_the_end_of_the_raw_zone_is_sound() -> None:
     for status in (SOUND, replace(SOUND, wal_status=SlotWalStatus.EXTENDED)):
         health = slot_health(status, THROUGH)
         assert (health.is_sound, health.can_continue, health.is_at_risk) == (True, True, False)
@@ -56,7 +56,7 @@ def test_a_slot_that_is_where_the_raw_zone_ends_is_sound() -> None:
 
 
 def test_a_slot_behind_the_raw_zone_can_continue() -> None:
-    # A crash between the landing and its confirmation leaves it so.
+    # A crash between the landing and its confirmation has this result.
     assert slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(950)), THROUGH).can_continue
 
 
@@ -66,7 +66,7 @@ def test_an_unreserved_slot_can_continue_and_is_at_risk() -> None:
     assert "pgcdc_shop is unreserved: it keeps 1100 bytes" in health.risk
 
 
-def test_a_wal_status_that_is_not_known_is_not_sound() -> None:
+def test_an_unknown_wal_status_is_not_sound() -> None:
     health = slot_health(replace(SOUND, wal_status=SlotWalStatus.of("of a later version")))
     assert (health.wal_status, health.is_sound, health.can_continue) == ("unknown", False, True)
     assert SlotWalStatus.of(None) is SlotWalStatus.UNKNOWN
@@ -94,7 +94,7 @@ def test_a_slot_that_was_confirmed_beyond_the_raw_zone_cannot_continue() -> None
     assert slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(1001))).is_sound
 
 
-def test_a_standby_that_restarts_is_waited_for_and_a_primary_that_went_back_is_not() -> None:
+def test_a_restarted_standby_is_transient_and_a_reset_primary_is_not() -> None:
     status = replace(SOUND, current_lsn=Lsn(999), confirmed_flush_lsn=Lsn(990))
     standby = slot_health(replace(status, in_recovery=True), THROUGH)
     assert standby.can_continue
@@ -118,6 +118,6 @@ def test_a_standby_that_restarts_is_waited_for_and_a_primary_that_went_back_is_n
         ("of a later release", "raise max_slot_wal_keep_size"),
     ],
 )
-def test_why_a_slot_was_lost_decides_on_what_prevents_it(reason: str | None, sentence: str) -> None:
+def test_the_remedy_depends_on_the_cause_of_a_lost_slot(reason: str | None, sentence: str) -> None:
     lost = replace(SOUND, wal_status=SlotWalStatus.LOST, invalidation_reason=reason)
     assert sentence in str(_error(slot_health(lost)))

@@ -56,7 +56,7 @@ def test_a_slot_is_read_with_the_servers_position_in_one_statement(database: Dat
 
 
 @pytest.mark.every_pg
-def test_each_field_of_a_status_is_what_the_server_says(database: Database) -> None:
+def test_each_field_of_a_status_equals_the_server_s_value(database: Database) -> None:
     slot = f"s_{database.name}"
     with create_slot(database.settings(), slot):
         pass
@@ -83,7 +83,7 @@ def test_each_field_of_a_status_is_what_the_server_says(database: Database) -> N
         database.execute("alter system reset max_slot_wal_keep_size")
         database.value("select pg_reload_conf()")
     assert before <= status.server_time <= after
-    # The server writes a record, and takes a transaction ID, now and then.
+    # The server sometimes writes a record and assigns a transaction ID by itself.
     assert safe_wal_size <= (status.safe_wal_size or 0) <= safe_wal_size + 2**20
     assert xmin_age >= 20
     assert 0 <= xmin_age - (status.catalog_xmin_age or 0) <= 10
@@ -92,7 +92,7 @@ def test_each_field_of_a_status_is_what_the_server_says(database: Database) -> N
     assert [status.in_recovery, status.two_phase, status.is_synced, status.temporary] == [False] * 4
 
 
-def test_a_slot_that_confirmed_all_wal_lags_by_no_second(database: Database) -> None:
+def test_a_slot_that_confirmed_all_wal_has_no_lag_in_seconds(database: Database) -> None:
     slot = f"s_{database.name}"
     with create_slot(database.settings(), slot):
         pass
@@ -160,8 +160,8 @@ def test_a_temporary_slot_ends_with_its_connection(database: Database) -> None:
 
 
 @pytest.mark.every_pg
-def test_slots_made_for_something_else_are_refused(database: Database) -> None:
-    """Another plugin, another database, a physical slot, a temporary one."""
+def test_slots_for_another_purpose_are_refused(database: Database) -> None:
+    """The slot has another plugin or database, is physical, or is temporary."""
     database.execute("select pg_create_physical_replication_slot('physical_slot')")
     # The embedded servers do not have the contrib modules.
     has_test_decoding = "/usr/lib/postgresql" in str(database.server.bin_dir)

@@ -1,5 +1,7 @@
-"""Pre-flight check of replica identities: causes of failing UPDATE and DELETE statements are
-reported before the failure (D9, D10, D11, D13)."""
+"""Pre-flight check of replica identities (D9, D10, D11, D13).
+
+The check reports causes of failing UPDATE and DELETE statements before the first failure.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_a_unique_index_as_identity_is_a_key(database: Database) -> None:
 def test_a_table_without_a_key_is_accepted_when_only_inserts_are_published(
     database: Database,
 ) -> None:
-    """D10: no statement of the application fails, but the merge needs a key."""
+    """D10: the application's statements succeed, but the merge needs a key."""
     database.execute(
         "create table t (id int); create publication pub for table t with (publish = 'insert')"
     )
@@ -121,7 +123,7 @@ def test_a_row_filter_outside_the_identity_is_refused_before_updates_fail(
 
 
 @pytest.mark.every_pg
-def test_a_row_filter_is_held_against_the_identity_of_each_partition(database: Database) -> None:
+def test_a_row_filter_is_compared_with_the_identity_of_each_partition(database: Database) -> None:
     """D10, D13: ALTER TABLE of the root does not change the partitions."""
     _need_filters(database)
     database.execute(
@@ -186,7 +188,7 @@ def test_many_partitions_without_an_identity_are_not_all_named(database: Databas
 
 
 @pytest.mark.every_pg
-def test_a_column_list_is_held_against_the_identity_of_each_partition(database: Database) -> None:
+def test_a_column_list_is_compared_with_the_identity_of_each_partition(database: Database) -> None:
     """D10, D13."""
     _need_filters(database)
     database.execute(
@@ -204,7 +206,7 @@ def test_a_column_list_is_held_against_the_identity_of_each_partition(database: 
 
 
 @pytest.mark.every_pg
-def test_generated_columns_that_are_not_sent_are_no_part_of_an_identity(database: Database) -> None:
+def test_unpublished_generated_columns_cannot_be_part_of_an_identity(database: Database) -> None:
     """D10: PG 18 and newer refuse the application's UPDATE; older versions do not."""
     database.execute(
         """

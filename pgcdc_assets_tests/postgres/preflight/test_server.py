@@ -1,4 +1,4 @@
-"""Pre-flight check of server and slot: problems are named with their remedy (B7, B8)."""
+"""Pre-flight check of server and slot: a finding names the problem and the remedy (B7, B8)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.mark.every_pg
-def test_a_well_set_up_server_has_no_problems(database: Database) -> None:
+def test_a_correctly_configured_server_has_no_problems(database: Database) -> None:
     database.execute("create table t (id int primary key); create publication pub for table t")
     findings = findings_of(database.settings())
     assert problems_in(findings) == {}
@@ -71,7 +71,7 @@ def test_a_role_without_login_is_an_error_with_the_statement(database: Database,
         findings_of(settings_as(database, role))
 
 
-def test_a_server_that_is_down_is_no_configuration_error(own_server: EmbeddedServer) -> None:
+def test_an_unavailable_server_is_not_a_configuration_error(own_server: EmbeddedServer) -> None:
     """Issue 3, bad input: server down."""
     own_server.start()
     conninfo = own_server.conninfo()
@@ -99,8 +99,8 @@ def test_a_wrong_password_or_database_is_named(own_server: EmbeddedServer) -> No
         findings_of(ConnectionSettings(missing, "test"))
 
 
-def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
-    """B8, on a server of its own."""
+def test_wrong_wal_level_and_missing_slots_and_walsenders_are_errors() -> None:
+    """B8, on a separate server."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
     few = {**UNSAFE_BUT_FAST, "max_replication_slots": "1", "max_wal_senders": "1"}
     server = EmbeddedServer(folder / "data", 18, {**few, "wal_level": "replica"})
@@ -136,7 +136,7 @@ def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
             create_slot(database.settings(), "s"),
         ):
             pass
-        # The slot of the capture exists: a new snapshot and verify need a second slot temporarily.
+        # The slot of the capture exists. A new snapshot and verify need a second slot temporarily.
         problem = problems_in(findings_of(database.settings(), slot="taken"))["slot", None]
         assert problem.startswith("error: No free replication slot: all 1 of")
     finally:
@@ -144,8 +144,8 @@ def test_wal_level_slots_and_walsenders_that_are_missing_are_named() -> None:
         folder.rmdir()
 
 
-def test_slots_and_walsenders_are_counted_for_what_the_commands_need() -> None:
-    """B8: enough for a capture, too few with `pgcdc verify`; then exactly enough."""
+def test_enough_slots_and_walsenders_for_the_commands_are_required() -> None:
+    """B8: enough for a capture, too few for `pgcdc verify`, then exactly enough."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
     few = {**UNSAFE_BUT_FAST, "max_replication_slots": "2", "max_wal_senders": "2"}
     server = EmbeddedServer(folder / "data", 18, few)
@@ -166,7 +166,7 @@ def test_slots_and_walsenders_are_counted_for_what_the_commands_need() -> None:
         with closing(stream), stream.cursor() as cursor:
             options = {"proto_version": "1", "publication_names": "pub"}
             cursor.start_replication("ours", options=options)
-            # The capture has its walsender already; another capture needs a second walsender.
+            # The capture already has a walsender. Another capture needs a second walsender.
             problems = problems_in(findings_of(settings, slot="ours"))
             assert ("walsenders", None) not in problems
             problem = problems_in(findings_of(settings, slot="other"))["walsenders", None]
@@ -196,7 +196,7 @@ def test_a_slot_of_another_program_is_refused(database: Database) -> None:
 def test_a_slot_in_use_is_named_with_its_process(
     database: Database, purpose: str, severity: str
 ) -> None:
-    """Issue 3, bad input: a capture of the package ends by itself, another program does not."""
+    """Issue 3, bad input: a capture of the package ends soon, but another program may not."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     slot, settings = f"s_{database.name}", database.settings("shop")
     with create_slot(settings, slot):
@@ -213,7 +213,7 @@ def test_a_slot_in_use_is_named_with_its_process(
     assert f"pg_terminate_backend({pid})" in problem
 
 
-def test_a_transaction_that_slot_creation_will_wait_for_is_warned_about(database: Database) -> None:
+def test_a_transaction_that_delays_the_slots_creation_is_a_warning(database: Database) -> None:
     """B7."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     with database.connect(autocommit=False) as conn, conn.cursor() as cursor:

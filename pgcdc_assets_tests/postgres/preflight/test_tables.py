@@ -1,5 +1,7 @@
-"""Pre-flight check of publication and tables: problems are named with their remedy (B9, B10,
-B13, B14, C14)."""
+"""Pre-flight check of publication and tables (B9, B10, B13, B14, C14).
+
+A finding names the problem and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.mark.every_pg
-def test_a_missing_publication_is_named_before_the_slot_is_made(database: Database) -> None:
+def test_a_missing_publication_is_an_error_before_the_slot_is_created(database: Database) -> None:
     """B9."""
     problem = problems_in(findings_of(database.settings()))["publication", None]
     assert f"Publication pub does not exist in database {database.name}" in problem
@@ -28,7 +30,7 @@ def test_an_empty_publication_is_an_error(database: Database) -> None:
     assert "has no tables" in problems_in(findings_of(database.settings()))["publication", None]
 
 
-def test_a_publication_of_inserts_only_is_warned_about(database: Database) -> None:
+def test_a_publication_of_inserts_only_is_a_warning(database: Database) -> None:
     """B10."""
     database.execute(
         "create table t (id int primary key);"
@@ -42,7 +44,7 @@ def test_a_publication_of_inserts_only_is_warned_about(database: Database) -> No
     }
 
 
-def test_row_level_security_is_refused_up_front(database: Database, role: str) -> None:
+def test_row_level_security_is_an_error(database: Database, role: str) -> None:
     """B13."""
     database.execute(
         f"""
@@ -58,7 +60,7 @@ def test_row_level_security_is_refused_up_front(database: Database, role: str) -
     assert problems_in(findings_of(settings_as(database, role))) == {}
 
 
-def test_a_table_that_may_not_be_read_is_named_alone(database: Database, role: str) -> None:
+def test_only_the_unreadable_table_is_an_error(database: Database, role: str) -> None:
     """B14."""
     for n in range(3):
         database.execute(f"create table t{n} (id int primary key); grant select on t{n} to {role}")
@@ -89,7 +91,7 @@ def test_a_table_that_may_not_be_read_is_named_alone(database: Database, role: s
         ),
     ],
 )
-def test_what_cannot_be_captured_is_refused_with_the_reason(
+def test_a_table_that_cannot_be_captured_is_an_error_with_the_reason(
     database: Database, made: str, reason: str
 ) -> None:
     """C14."""
@@ -118,7 +120,7 @@ def test_the_statement_that_adds_a_table_has_its_names_in_quotes(database: Datab
     assert published.name == (schema, table)
 
 
-def test_tables_that_are_published_and_not_declared_are_named(database: Database) -> None:
+def test_the_check_names_published_tables_that_are_not_declared(database: Database) -> None:
     for name in ("a", "b", "c"):
         database.execute(f"create table {name} (id int primary key)")
     database.execute("create publication pub for all tables")
@@ -128,7 +130,7 @@ def test_tables_that_are_published_and_not_declared_are_named(database: Database
     assert problems_in(findings_of(database.settings())) == {}
 
 
-def test_a_schema_that_may_not_be_used_is_named_once_with_one_grant(
+def test_a_missing_usage_privilege_is_one_error_with_one_grant(
     database: Database, role: str
 ) -> None:
     database.execute(f"create schema s; alter role {role} replication")
@@ -144,7 +146,7 @@ def test_a_schema_that_may_not_be_used_is_named_once_with_one_grant(
     assert not any("is ready" in finding.message for finding in findings)
 
 
-def test_a_declared_key_of_a_column_that_is_not_there_is_an_error(database: Database) -> None:
+def test_a_declared_key_with_a_missing_column_is_an_error(database: Database) -> None:
     database.execute("create table t (id int primary key, v text)")
     database.execute("create publication pub for table t")
     findings = findings_of(database.settings(), keys={("public", "t"): ("nope", "v")})
@@ -173,7 +175,7 @@ def test_a_declared_key_that_may_be_null_is_an_error(database: Database) -> None
 
 
 @pytest.mark.every_pg
-def test_a_generated_column_that_is_not_published_is_named(database: Database) -> None:
+def test_the_check_names_a_generated_column_that_is_not_published(database: Database) -> None:
     database.execute(
         "create table t (id int primary key, twice int generated always as (id * 2) stored)"
     )

@@ -30,13 +30,13 @@ from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 
-# With an end this far ahead, the capture waits after the last change has arrived.
+# With this end, the capture waits after the last change has arrived.
 FAR_AHEAD = 1 << 30
 
 
 @pytest.fixture
 def own_capturing(own_server: EmbeddedServer, tmp_path: Path) -> Capturing:
-    """A capture from a server that the test may stop."""
+    """Return a capture from a server that the test may stop."""
     own_server.start()
     database = create_database(own_server, "source")
     zone = RawZone(Lake(str(tmp_path / "lake")), "test")
@@ -56,7 +56,7 @@ def wait_for_stream(capturing: Capturing) -> int:
 
 
 @pytest.mark.usefixtures("wire")
-def test_a_silent_cut_is_noticed_in_the_set_time(capturing: Capturing, proxy: TcpProxy) -> None:
+def test_a_silent_connection_is_lost_after_the_limit(capturing: Capturing, proxy: TcpProxy) -> None:
     """B1."""
     capturing.begin("create table t (id int)")
     window = capturing.window(FAR_AHEAD)
@@ -88,7 +88,7 @@ def test_a_silent_cut_is_noticed_in_the_set_time(capturing: Capturing, proxy: Tc
 def test_a_server_that_does_not_start_the_stream_is_a_lost_connection(
     capturing: Capturing, kind: type[SocketWire | LibpqWire]
 ) -> None:
-    """B1: silence before the first message is limited as well."""
+    """B1: the limit applies to silence before the first message too."""
     conninfo = capturing.settings.conninfo_for("capture", replication=True)
     conn = pq.PGconn.connect(conninfo.encode())
 
@@ -109,7 +109,7 @@ def test_a_quiet_server_does_not_count_as_lost(capturing: Capturing) -> None:
 
 
 @pytest.mark.usefixtures("wire")
-def test_a_server_restarted_while_streaming_costs_a_run_and_no_change(
+def test_a_restart_of_the_server_fails_the_run_and_loses_no_change(
     own_capturing: Capturing, own_server: EmbeddedServer
 ) -> None:
     """B2."""
@@ -149,7 +149,7 @@ def test_a_fast_shutdown_does_not_wait_for_the_capture(
 
 @contextlib.contextmanager
 def walsender(capturing: Capturing, application_name: str) -> Iterator[int]:
-    """A walsender that holds the slot, with a silent client."""
+    """Hold the slot by a walsender with a silent client inside the block."""
     connection = psycopg2.connect(
         capturing.conninfo,
         application_name=application_name,
@@ -162,7 +162,7 @@ def walsender(capturing: Capturing, application_name: str) -> Iterator[int]:
         yield connection.info.backend_pid
 
 
-def test_a_walsender_left_by_a_killed_run_is_ended(capturing: Capturing) -> None:
+def test_a_walsender_of_a_killed_run_is_terminated(capturing: Capturing) -> None:
     """B4."""
     capturing.begin("create table t (id int)")
     capturing.database.execute("insert into t values (1)")
@@ -179,7 +179,7 @@ def test_a_walsender_left_by_a_killed_run_is_ended(capturing: Capturing) -> None
     )
 
 
-def test_a_slot_that_another_program_reads_is_not_touched(capturing: Capturing) -> None:
+def test_a_walsender_of_another_program_is_not_terminated(capturing: Capturing) -> None:
     capturing.begin("create table t (id int)")
     window = capturing.window()
     with walsender(capturing, "other_program") as pid:
@@ -189,7 +189,7 @@ def test_a_slot_that_another_program_reads_is_not_touched(capturing: Capturing) 
         assert capturing.status().active_pid == pid
 
 
-def test_a_program_that_takes_the_slot_after_the_first_check_is_named(
+def test_the_error_names_a_program_that_takes_the_slot_after_the_first_check(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B4: the check finds the slot free, but START_REPLICATION finds the slot in use."""
@@ -205,10 +205,10 @@ def test_a_program_that_takes_the_slot_after_the_first_check_is_named(
         assert capturing.confirmed() == window.start
 
 
-def test_a_program_that_takes_the_slot_from_our_stream_is_named(
+def test_the_error_names_a_program_that_takes_the_slot_from_our_stream(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B4: our walsender ends after START_REPLICATION, and the second look finds another one."""
+    """B4: our walsender ends after START_REPLICATION, and the second check finds another."""
     capturing.begin("create table t (id int)")
     window = capturing.window()
     enter = ReplicationStream.__enter__
@@ -229,7 +229,7 @@ def test_a_program_that_takes_the_slot_from_our_stream_is_named(
         assert capturing.confirmed() == window.start
 
 
-def test_the_second_of_two_captures_touches_nothing(capturing: Capturing) -> None:
+def test_the_second_of_two_captures_fails_without_an_effect(capturing: Capturing) -> None:
     """B5."""
     window = capturing.begin_with_one_insert()
     with (
@@ -264,7 +264,7 @@ def test_a_lease_lost_while_streaming_ends_the_capture(capturing: Capturing) -> 
 def test_a_lease_lost_while_landing_discards_the_landing(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B6: the files are written, and the next capture may hold the lease already."""
+    """B6: the files are written, but the next capture may already hold the lease."""
     window = capturing.begin_with_one_insert()
 
     def end_lease(name: str) -> None:

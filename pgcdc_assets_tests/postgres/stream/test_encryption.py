@@ -1,4 +1,4 @@
-"""An encrypted stream has the same rows as an unencrypted stream."""
+"""An encrypted stream has the rows of an unencrypted stream."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _make_certificate(folder: Path) -> None:
 
 @pytest.fixture
 def encrypted() -> Iterator[EmbeddedServer]:
-    """A server with TLS."""
+    """Start a server with TLS."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-tls-")) / "data"
     server = EmbeddedServer(folder, 15, UNSAFE_BUT_FAST).start()
     try:
@@ -63,7 +63,7 @@ def encrypted() -> Iterator[EmbeddedServer]:
 def test_an_encrypted_stream_lands_the_rows_of_the_source(
     encrypted: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B18: an encrypted connection is read through libpq, never from the socket."""
+    """B18: an encrypted connection is read through libpq and not from the socket."""
 
     def refuse(*arguments: object) -> None:
         raise AssertionError("the bare socket of an encrypted connection was read")
@@ -91,7 +91,7 @@ def test_an_encrypted_stream_lands_the_rows_of_the_source(
     assert capturing.confirmed() == report.window.end
 
 
-def test_a_copy_over_tls_holds_the_rows_of_the_source(
+def test_a_copy_over_tls_has_the_rows_of_the_source(
     encrypted: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object) -> None:
@@ -114,10 +114,10 @@ def test_a_copy_over_tls_holds_the_rows_of_the_source(
     assert sorted(rows, key=lambda row: int(row[0])) == [list(row[0]) for row in expected]
 
 
-def test_a_server_that_demands_tls_is_named_in_each_refusal(
+def test_each_refusal_of_a_tls_server_has_its_reason_and_remedy(
     encrypted: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """The sentences have libpq's first line of a real refusal, and the remedy."""
+    """The errors have the first line of libpq's message, and the remedy."""
     encrypted.stop()
     hba = encrypted.data_dir / "pg_hba.conf"
     rules = hba.read_text()
