@@ -32,7 +32,7 @@ ORDERS = Relation(
 
 
 def numbering() -> Any:
-    """Return a resolver that numbers announcements."""
+    """Return a resolver that counts announcements."""
     count = 0
 
     def resolve(relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
@@ -71,7 +71,7 @@ def transaction(*messages: bytes, lsn: int = 1000) -> list[bytes]:
 
 @settings(max_examples=300, deadline=None)
 @given(streams(), st.data())
-def test_any_stream_in_any_batches_gives_the_rows_of_the_reference_decoder(
+def test_any_stream_in_any_batches_has_the_rows_of_the_reference_decoder(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(payloads)), max_size=6))
@@ -85,7 +85,7 @@ def test_any_stream_in_any_batches_gives_the_rows_of_the_reference_decoder(
 
 
 def test_a_batch_is_decoded_in_parts_of_bounded_values() -> None:
-    """D16: a NULL is one byte on the wire, and about fifty bytes while it is decoded."""
+    """D16: a NULL has one byte in the stream, and about fifty bytes during decoding."""
     wide = Relation(
         9, "s", "wide", ReplicaIdentity.FULL, tuple(Column(f"c{i}", 23) for i in range(40))
     )
@@ -108,7 +108,7 @@ def test_null_unchanged_and_empty_text_are_three_different_values() -> None:
     assert rows[0]["unchanged"] == [2]
 
 
-def test_a_truncate_of_three_tables_gives_three_rows_with_ordinals_of_their_own() -> None:
+def test_a_truncate_of_three_tables_has_three_rows_with_different_ordinals() -> None:
     others = [Relation(16400 + i, "shop", f"t{i}", ReplicaIdentity.DEFAULT, ()) for i in (1, 2)]
     messages = [encoding.relation(other) for other in others]
 
@@ -222,7 +222,7 @@ def test_a_non_transactional_message_is_counted_and_not_landed() -> None:
         ([b"k123"], "neither a keepalive nor WAL data"),
     ],
 )
-def test_a_message_that_breaks_the_protocol_is_refused_with_its_reason(
+def test_a_message_that_violates_the_protocol_is_an_error_with_the_reason(
     payloads: list[bytes], reason: str
 ) -> None:
     with pytest.raises(ProtocolError, match=reason):
@@ -278,7 +278,7 @@ def test_an_error_of_a_change_names_its_table() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(streams(), st.data())
-def test_damaged_messages_end_as_protocol_errors_and_nothing_else(
+def test_damaged_messages_raise_only_protocol_errors(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
     damaged = list(payloads)

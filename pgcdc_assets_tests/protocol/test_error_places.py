@@ -1,4 +1,4 @@
-"""What a protocol error says of its place: message, table, transaction; and borders of values."""
+"""The message, table and transaction that a protocol error names, and limits of values."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def test_an_error_names_type_and_start_of_its_message() -> None:
     assert _facts(_error(unknown)) == ("?", sum(map(len, unknown[:2])), 1000)
 
 
-def test_a_message_before_every_transaction_belongs_to_none() -> None:
-    """The batch's last message is a Begin, and no Begin comes before the first one."""
+def test_a_message_before_the_first_transaction_has_no_transaction() -> None:
+    """The batch's last message is a Begin, and no Begin precedes the first message."""
     payloads = encoding.stream([ROW, encoding.begin(1000, 7)])
     assert _error(payloads).commit_lsn is None
 
 
-def test_a_keepalive_is_not_taken_for_the_begin_of_its_neighbour() -> None:
-    """The byte where a longer message has its action is the neighbour's, and is a B."""
+def test_a_keepalive_is_not_read_as_the_begin_after_it() -> None:
+    """The byte where a longer message has its action belongs to the next message, and is a B."""
     begin, relation, commit = transaction()
     looks_like_begin = encoding.xlog_data(SHORT, int.from_bytes(b"B" * 8, "big"))
     payloads = [begin, relation, encoding.keepalive(1), looks_like_begin, commit]
     assert _error(payloads).commit_lsn == 1000
 
 
-def test_a_message_without_a_table_names_none() -> None:
+def test_an_error_of_a_message_without_a_table_names_no_table() -> None:
     error = _error(transaction(encoding.truncate([9])))
     assert "table" not in str(error)
     error = _error(encoding.stream([encoding.begin(5, 1), encoding.commit(6)]))
@@ -64,7 +64,7 @@ def test_a_message_without_a_table_names_none() -> None:
 
 
 @pytest.mark.parametrize("lsn", [2**63, 2**64 - 1])
-def test_a_commit_lsn_that_no_column_holds_is_refused_without_being_named(lsn: int) -> None:
+def test_a_commit_lsn_that_exceeds_the_column_is_refused_without_its_value(lsn: int) -> None:
     error = _error(encoding.stream([encoding.begin(lsn, 1), ROW]))
     assert error.commit_lsn is None
 
@@ -118,7 +118,7 @@ def test_kinds_of_old_tuples_stay_with_their_rows_and_the_batch_has_its_schema()
 @pytest.mark.parametrize(
     ("payload", "kind"),
     [
-        # What follows an empty message is of another one.
+        # The bytes after an empty message belong to the next message.
         (b"", "0x00"),
         (b"\x01", "0x01"),
         (b" ", "0x20"),
@@ -186,7 +186,7 @@ def test_a_keepalive_at_or_after_the_windows_end_ends_it(position: int, ends: bo
         assert decoder.is_finished is is_end
 
 
-def test_rows_that_are_text_are_counted_as_nothing_else() -> None:
+def test_rows_of_text_have_no_warning() -> None:
     _, decoder = decode(transaction(ROW, encoding.update(16400, [b"1", b"b", None])))
     assert decoder.warnings == {}
 
@@ -202,7 +202,7 @@ def test_a_change_outside_a_transaction_is_refused(message: bytes) -> None:
     assert (error.message_type, error.start) == (message[:1].decode(), sum(map(len, payloads[:4])))
 
 
-def test_a_damaged_type_message_is_refused_though_it_is_not_used() -> None:
+def test_a_damaged_type_message_is_refused_although_its_content_is_not_used() -> None:
     error = _error(transaction(encoding.type_message(600, "shop", "mood") + b"x"))
     assert error.message_type == "Y"
 

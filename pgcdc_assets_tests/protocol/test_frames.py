@@ -11,7 +11,7 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import frames
 from pgcdc_assets_tests.support.protocol import encoding
 
-# Payloads with many bytes that look like the head of a frame.
+# Payloads with many bytes that look like the header of a frame.
 _payloads = st.lists(
     st.one_of(
         st.binary(max_size=20).map(lambda data: b"w" + data),
@@ -36,7 +36,7 @@ def payloads_of(batch: frames.MessageBatch) -> list[bytes]:
 
 @settings(max_examples=300, deadline=None)
 @given(_payloads, st.integers(0, 300))
-def test_every_complete_frame_is_found_wherever_the_bytes_break_off(
+def test_every_complete_frame_is_found_for_any_end_of_the_bytes(
     payloads: list[bytes], length: int
 ) -> None:
     data = b"".join(encoding.frame(payload) for payload in payloads)[:length]
@@ -61,16 +61,16 @@ def test_every_complete_frame_is_found_wherever_the_bytes_break_off(
 def test_ordinary_messages_are_found_without_following_their_lengths(
     start: int, missing_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One by one they would cost more than decoding them."""
+    """To follow each length would cost more than to decode the messages."""
 
     def refuse(buffer: frames.Bytes, start: int, end: int) -> None:
-        raise AssertionError("the lengths are followed one by one")
+        raise AssertionError("each length is followed")
 
     monkeypatch.setattr(frames, "_walk", refuse)
-    # Lengths of one, two and three bytes, and heads on both sides of a block's border.
+    # Lengths of one, two and three bytes, and headers at both sides of a block's border.
     lengths = [1, 40, 255, 256, 70_000, 131_072 - 5, *range(1, 40), 300_000, 9]
     payloads = [b"w" + b"d" * length for length in lengths]
-    # Each has a part of what a head has, at its distances.
+    # Each value has some bytes of a header, at the same distances.
     payloads[3:3] = [encoding.keepalive(7), b"w" + b"d2345w\x002345w" * 5, b"w" + b"d\x00345x" * 5]
     data = bytes(start) + b"".join(map(encoding.frame, payloads))
     whole = payloads if missing_bytes == 0 else payloads[:-1]
@@ -82,7 +82,7 @@ def test_ordinary_messages_are_found_without_following_their_lengths(
     assert found.needed == (0 if missing_bytes == 0 else 15)
 
 
-def test_messages_before_one_of_another_kind_are_not_followed_one_by_one(
+def test_messages_before_another_kind_of_message_are_found_without_their_lengths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(frames, "_walk", None)
@@ -104,7 +104,7 @@ def test_a_long_message_after_ordinary_ones_is_found() -> None:
 
 
 @pytest.mark.parametrize("length", range(6))
-def test_the_beginning_of_a_message_waits_for_the_rest(length: int) -> None:
+def test_an_incomplete_message_waits_for_the_rest(length: int) -> None:
     data = b"1234567" + encoding.frame(b"w1")[:length]
 
     found = frames.cut(buffer_of(data), 7, len(data))
@@ -142,7 +142,7 @@ def test_only_a_complete_frame_of_another_kind_is_reported() -> None:
         assert found.other == (b"E" if is_other else None)
 
 
-def test_a_frame_that_is_no_copy_data_stops_the_cut() -> None:
+def test_a_frame_without_copy_data_ends_the_search() -> None:
     data = encoding.frame(b"w1") + encoding.frame(b"", b"c") + encoding.frame(b"w2")
 
     found = frames.cut(buffer_of(data), 0, len(data))
@@ -168,7 +168,7 @@ def test_the_least_and_the_greatest_length_are_possible(length: int) -> None:
     assert found.other == (b"E" if length == 4 else None)
 
 
-# A row's bytes: never a raw zero, and a newline only at its end.
+# The bytes of a row have no zero, and a newline only at the end.
 _rows = st.lists(
     st.one_of(
         st.sampled_from([b"d", b"dd\td", b"", b"\\n", b"d" * 2660]),
@@ -180,7 +180,7 @@ _rows = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(_rows, st.integers(0, 3000))
-def test_every_complete_row_is_found_wherever_the_bytes_break_off(
+def test_every_complete_row_is_found_for_any_end_of_the_bytes(
     rows: list[bytes], length: int
 ) -> None:
     data = b"".join(encoding.frame(row) for row in rows)[:length]
@@ -194,7 +194,7 @@ def test_every_complete_row_is_found_wherever_the_bytes_break_off(
     assert found.consumed == sum(frames.HEAD_BYTES + len(row) for row in complete)
 
 
-def test_rows_whose_frames_look_like_the_end_of_a_row_are_cut_by_their_lengths() -> None:
+def test_frames_that_look_like_the_end_of_a_row_are_separated_by_their_lengths() -> None:
     """The lengths 0x0A64 and 0x0A6400 hold a newline and the letter d."""
     rows = [b"x" * (length - 5) + b"\n" for length in (0x0A64, 0x0A6400, 0x64, 0x0A00)]
     data = b"".join(encoding.frame(row) for row in rows)

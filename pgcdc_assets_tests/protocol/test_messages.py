@@ -1,4 +1,4 @@
-"""The packets that a stream's client writes, and the rare messages that it reads."""
+"""The status packets that a client writes, and rare messages that it reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_status_packet_has_the_fields_of_the_protocol(reply_requested: bool) -
     assert packet[33:] == bytes([reply_requested])
 
 
-def test_a_status_packet_asks_for_no_reply_by_itself() -> None:
+def test_a_status_packet_requests_no_reply_by_default() -> None:
     assert messages.standby_status(1)[-1] == 0
 
 
@@ -38,7 +38,7 @@ def test_the_options_of_a_truncate_are_read(options: int, cascade: int, restart:
 
 
 @pytest.mark.parametrize("count", [-1, 0, 1, 3])
-def test_a_truncate_of_another_number_of_tables_is_refused(count: int) -> None:
+def test_a_truncate_with_a_wrong_number_of_tables_is_refused(count: int) -> None:
     message = b"T" + count.to_bytes(4, "big", signed=True) + b"\0" + bytes(8)
 
     with pytest.raises(ProtocolError, match=f"{count} .*8 bytes"):
@@ -50,7 +50,7 @@ def test_an_empty_namespace_stands_for_pg_catalog() -> None:
     assert messages.parse_type(encoding.type_message(1, "shop", "mood")) == (1, "shop.mood")
 
 
-def test_a_wrong_byte_is_named_by_its_place_and_kind() -> None:
+def test_an_error_has_the_position_and_kind_of_a_wrong_byte() -> None:
     message = encoding.type_message(600, "shop", "mood")
 
     with pytest.raises(ProtocolError, match="a name has no") as caught:
@@ -86,7 +86,7 @@ def test_only_the_lowest_flag_of_a_column_marks_the_key() -> None:
         assert messages.parse_relation(changed).columns == (replace(column, is_key=is_key),)
 
 
-def test_a_relation_of_an_unknown_identity_or_with_a_rest_is_refused() -> None:
+def test_a_relation_with_an_unknown_identity_or_trailing_bytes_is_refused() -> None:
     message = encoding.relation(Relation(1, "", "t", ReplicaIdentity.DEFAULT, ()))
 
     assert messages.parse_relation(message).schema == "pg_catalog"
@@ -96,7 +96,7 @@ def test_a_relation_of_an_unknown_identity_or_with_a_rest_is_refused() -> None:
         messages.parse_relation(message + b"xx")
 
 
-def test_an_origin_is_its_name_and_nothing_more() -> None:
+def test_an_origin_with_trailing_bytes_is_refused() -> None:
     message = encoding.origin("standby")
 
     assert messages.parse_origin(message) == "standby"
@@ -105,7 +105,7 @@ def test_an_origin_is_its_name_and_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("is_transactional", [False, True])
-def test_the_places_of_a_logical_messages_texts_are_found(is_transactional: bool) -> None:
+def test_the_positions_of_the_texts_in_a_logical_message_are_found(is_transactional: bool) -> None:
     message = encoding.logical_message("outbox", b"hello", is_transactional=is_transactional)
 
     found = messages.parse_logical_message(message)

@@ -1,4 +1,4 @@
-"""Changes that cannot be decoded: parked with their bytes, while all other rows are decoded."""
+"""Changes that cannot be decoded are parked with their bytes; all other rows are decoded."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def test_a_row_that_cannot_be_decoded_is_parked_with_reason_and_bytes(
 
 @settings(max_examples=300, deadline=None)
 @given(streams(), st.data())
-def test_damage_in_one_tuple_changes_no_other_row(
-    payloads: list[bytes], data: st.DataObject
-) -> None:
+def test_a_damaged_tuple_changes_no_other_row(payloads: list[bytes], data: st.DataObject) -> None:
     places = [i for i, p in enumerate(payloads) if p[:1] == b"w" and p[25:26] in b"IUD"]
     if not places:
         return
@@ -78,7 +76,7 @@ def test_damage_in_one_tuple_changes_no_other_row(
         message[position] = data.draw(st.integers(0, 255))
     damaged = [*payloads[:index], bytes(message), *payloads[index + 1 :]]
     expected = reference.decode(payloads, 0, FAR)
-    # Rows before the damaged row: a Truncate has a row per relation.
+    # The rows before the damaged row. A Truncate has a row per relation.
     number = len(reference.decode(payloads[:index], 0, FAR))
 
     rows, _ = decode(damaged, [index])
@@ -94,8 +92,8 @@ def test_damage_in_one_tuple_changes_no_other_row(
     assert [found[name] for name in same] == [expected[number][name] for name in same]
 
 
-def test_faults_in_tables_of_different_widths_are_parked_together() -> None:
-    """Tuples of equal width are read together, and the widths one after the other."""
+def test_damaged_rows_of_tables_with_different_widths_are_parked() -> None:
+    """Tuples with the same number of columns are read together, one number after the other."""
     columns = tuple(Column(name, 25) for name in "abc")
     tables = [
         Relation(16400 + width, "shop", f"of_{width}", ReplicaIdentity.DEFAULT, columns[:width])
@@ -125,7 +123,7 @@ def test_a_parked_row_of_an_earlier_window_is_dropped_with_its_transaction() -> 
     assert [(row["op"], row["commit_lsn"]) for row in rows] == [("P", 2000), ("I", 2000)]
 
 
-def test_of_a_huge_message_the_first_bytes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_bytes_of_a_huge_message_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parked, "_MOST_BYTES", 10)
     damaged = encoding.insert(16400, [b"x" * 50])
     [row], _ = decode(transaction(damaged))
@@ -133,8 +131,8 @@ def test_of_a_huge_message_the_first_bytes_are_kept(monkeypatch: pytest.MonkeyPa
     assert row["new"][0].endswith(f"; the first 10 of {len(damaged)} bytes are kept")
 
 
-def test_a_batch_of_faults_costs_as_much_as_a_batch_of_rows() -> None:
-    """One attempt leaves out all rows with one fault: the cost does not grow with its square."""
+def test_the_cost_of_a_damaged_batch_grows_linearly() -> None:
+    """One attempt removes all rows with the same fault, so the cost grows linearly."""
     payloads = transaction(*[_HEAD + b"N\0\3nnb\0\0\0\1x", _GOOD] * 20_000)
     began = time.process_time()
     batch = Decoder(numbering(), FAR).decode(MessageBatch.of(payloads))

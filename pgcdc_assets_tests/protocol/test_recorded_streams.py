@@ -1,4 +1,4 @@
-"""Streams of a real server: decoded like the reference, and damaged at every position."""
+"""Streams of a real server, compared with the reference decoder and damaged at every position."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recorded(database: Database) -> list[bytes]:
     database.execute(SCHEMA)
     database.value("select pg_create_logical_replication_slot(%s, 'pgoutput')", (database.name,))
     for statements in TRANSACTIONS:
-        # The test servers commit asynchronously: decoding would end before the last transaction.
+        # Test servers commit asynchronously, so decoding could miss the last transaction.
         database.transaction("set local synchronous_commit = on", *statements)
     rows = database.query(
         "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
@@ -64,7 +64,7 @@ def decode(payloads: list[bytes]) -> list[dict[str, Any]]:
     return [] if batch is None else batch.to_pylist()
 
 
-def test_a_real_stream_gives_the_rows_of_the_reference_decoder(recorded: list[bytes]) -> None:
+def test_a_real_stream_has_the_rows_of_the_reference_decoder(recorded: list[bytes]) -> None:
     rows = decode(recorded)
 
     assert rows == reference.decode(recorded, 0, FAR)
@@ -72,10 +72,10 @@ def test_a_real_stream_gives_the_rows_of_the_reference_decoder(recorded: list[by
     assert {row["old_kind"] for row in rows} == {"K", "O", None}
 
 
-def test_a_real_message_cut_short_anywhere_is_parked_or_a_protocol_error(
+def test_a_real_message_cut_at_any_byte_is_parked_or_a_protocol_error(
     recorded: list[bytes],
 ) -> None:
-    """A row that is cut short behind its relation id is parked."""
+    """A row that is cut after its relation id is parked."""
     for index, payload in enumerate(recorded):
         is_row = payload[25:26] in (b"I", b"U", b"D")
         # The long text repeats one byte three thousand times.

@@ -1,4 +1,4 @@
-"""What identifies a row, and when two announcements are of one version."""
+"""The columns that identify a row, and the announcements that share a version."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _relation(identity: str, *columns: Column, primary_key: tuple[str, ...] = ()
 @pytest.mark.parametrize(
     ("relation", "key"),
     [
-        # In the order of the primary key, which is not that of the columns.
+        # The order is that of the primary key, and not that of the columns.
         (_relation("d", KEY_A, KEY_B, primary_key=("b", "a")), ("b", "a")),
         (_relation("d", KEY_A, B), ("a",)),
         (_relation("i", A, KEY_B), ("b",)),
-        # The index of the identity holds the primary key, and more.
+        # The index of the identity has the primary key and further columns.
         (_relation("i", KEY_A, KEY_B, primary_key=("a",)), ("a",)),
-        # Updates and deletes bring only a part of the primary key.
+        # Updates and deletes send only a part of the primary key.
         (_relation("i", A, KEY_B, primary_key=("a",)), ("b",)),
         (_relation("i", KEY_A, B, primary_key=("a", "b")), ("a",)),
-        # All columns are of the identity, which by itself identifies no row.
+        # The identity has all columns, which do not identify a row.
         (_relation("f", KEY_A, KEY_B), ()),
         (_relation("f", KEY_A, KEY_B, primary_key=("a",)), ("a",)),
         (_relation("f", A, B, primary_key=("a",)), ("a",)),
@@ -36,7 +36,7 @@ def _relation(identity: str, *columns: Column, primary_key: tuple[str, ...] = ()
         (_relation("n", A, B, primary_key=("a",)), ()),
     ],
 )
-def test_the_row_key_is_what_updates_and_deletes_bring(
+def test_the_row_key_has_the_columns_that_updates_and_deletes_send(
     relation: Relation, key: tuple[str, ...]
 ) -> None:
     assert relation.row_key == key
@@ -48,7 +48,7 @@ def test_a_replica_identity_is_named_as_in_alter_table() -> None:
     assert names == {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "USING INDEX"}
 
 
-def test_what_a_relation_message_does_not_say_is_unknown() -> None:
+def test_facts_that_a_relation_message_lacks_are_unknown() -> None:
     known = Column("a", 23)
 
     assert known == Column(
@@ -83,7 +83,7 @@ def test_names_are_schema_and_table() -> None:
         ([A], [A, B], False),
         ([A, B], [B, A], False),
         ([A], [replace(A, type_oid=20)], False),
-        # A rewrite of the table forgets the value of older rows, and changes nothing else.
+        # A rewrite of the table clears only the stored value of older rows.
         ([replace(B, missing="x")], [B], True),
         ([B], [replace(B, missing="x")], False),
         ([replace(B, missing="x")], [replace(B, missing="x")], True),
@@ -91,7 +91,7 @@ def test_names_are_schema_and_table() -> None:
         ([A, replace(B, missing="x")], [A, B], True),
     ],
 )
-def test_a_version_describes_what_differs_only_in_a_forgotten_value(
+def test_a_cleared_missing_value_needs_no_new_version(
     ours: list[Column], theirs: list[Column], is_same: bool
 ) -> None:
     assert _relation("d", *ours).describes(_relation("d", *theirs)) is is_same

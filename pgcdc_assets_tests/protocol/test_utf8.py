@@ -1,4 +1,4 @@
-"""Values that are not UTF-8 are found, and written so that their bytes can be read back."""
+"""Values that are not UTF-8 are found, and converted to a text that preserves their bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.protocol import utf8
 
-# Leads, followers and borders of the ranges of table 3-7: random values are often near UTF-8.
+# Lead bytes, continuation bytes and limits of table 3-7 of Unicode, for values similar to UTF-8.
 BORDERS = b"\x41\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xc1\xc2\xdf\xe0\xe1\xed\xef\xf0\xf1\xf4\xf5\xff"
 _bytes = st.lists(st.sampled_from(BORDERS), max_size=5).map(bytes)
 # Postgres has no text with U+0000.
@@ -42,7 +42,7 @@ def test_invalid_values_are_those_that_python_cannot_decode(values: list[bytes |
 
 @pytest.mark.parametrize("last", [b"", b"\x80", b"\xbf"])
 def test_invalid_values_are_found_among_all_combinations_of_borders(last: bytes) -> None:
-    """Each value has neighbours that begin with followers and end with leads."""
+    """Each value has neighbours that end with lead bytes or begin with continuation bytes."""
     values = [
         bytes(combination) + last
         for length in range(4)
@@ -71,7 +71,7 @@ def _read_back(text: str | None) -> bytes | None:
     return bytes.fromhex(text.removeprefix(utf8.MARK))
 
 
-def test_values_of_a_slice_are_found_at_their_places() -> None:
+def test_values_of_a_slice_are_found_at_their_positions() -> None:
     array = _array([b"\xff", b"a", b"\xe9", "\xe9".encode()]).slice(1)
     assert utf8.find_invalid(array).tolist() == [False, True, False]
     assert np.array(utf8.with_hex(array, np.array([False, True, False]))).tolist() == [
@@ -81,7 +81,7 @@ def test_values_of_a_slice_are_found_at_their_places() -> None:
     ]
 
 
-def test_nulls_of_a_slice_stay_at_their_places() -> None:
+def test_nulls_of_a_slice_keep_their_positions() -> None:
     values = [b"x", None, b"\xff", None, None, b"a", None, b"\xe9", b"b", None, b"c"]
     for start in range(9):
         array = _array(values).slice(start)
