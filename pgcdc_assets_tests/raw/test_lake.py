@@ -1,4 +1,4 @@
-"""The lake's folders: names that differ in case only on a file system that ignores case."""
+"""Names of tables that differ only in case, on a file system that ignores case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = [TableName("public", "Orders"), TableName("public", "orders"), TableName
 
 @pytest.fixture
 def folding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that ignores case: every other spelling of an existing path exists."""
+    """Simulate a file system that ignores case: each spelling of an existing path exists."""
 
     def exists(path: Path) -> bool:
         return any(name.casefold() == path.name.casefold() for name in _names(path.parent))
@@ -45,7 +45,7 @@ def test_a_file_system_that_distinguishes_case_has_both_tables(tmp_path: Path) -
 
 @pytest.mark.usefixtures("folding")
 @pytest.mark.parametrize("twin", ["Orders", "ORDERS"])
-def test_on_one_that_ignores_case_the_second_table_is_refused_and_the_first_continues(
+def test_a_file_system_that_ignores_case_has_only_the_first_of_two_tables(
     tmp_path: Path, twin: str
 ) -> None:
     lake = Lake(str(tmp_path / "lake"))

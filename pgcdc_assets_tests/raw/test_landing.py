@@ -1,4 +1,4 @@
-"""A window is landed completely and once, or not at all."""
+"""A window is landed once and completely, or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def data_files(zone: RawZone) -> list[str]:
     return [p.name for p in Path(zone.changes.table.uri).glob("*.parquet")]
 
 
-def test_a_window_is_one_commit_that_carries_the_application_transaction(zone: RawZone) -> None:
+def test_a_window_is_one_commit_with_the_application_transaction(zone: RawZone) -> None:
     report = zone.changes.land(window(100, 200), [transaction(100, 3), transaction(150, 2)])
 
     table = DeltaTable(zone.changes.table.uri)
@@ -81,7 +81,7 @@ def test_an_error_among_the_batches_leaves_no_commit_and_no_file(zone: RawZone) 
 
 def test_an_error_just_before_the_commit_leaves_no_commit_and_no_file(zone: RawZone) -> None:
     def lease_lost() -> None:
-        assert len(data_files(zone)) == 1, "all files are written by now"
+        assert len(data_files(zone)) == 1, "all files are written"
         raise TransientError(reason="the lease was lost")
 
     with pytest.raises(TransientError, match="lease was lost"):
@@ -140,14 +140,14 @@ def test_a_landed_window_whose_rows_were_deleted_is_reported_as_unavailable(zone
         zone.changes.summary(window(100, 200))
 
 
-def test_a_raw_zone_of_another_capture_is_refused_by_name(lake: Lake) -> None:
+def test_the_error_names_the_capture_of_another_raw_zone(lake: Lake) -> None:
     RawZone(lake, "shop").changes.land(window(100, 200), [])
     Path(lake.path("shop")).rename(lake.path("other"))
     with pytest.raises(RawZoneError, match=r"belongs to capture shop, not to other"):
         RawZone(lake, "other").changes.land(window(200, 300), [])
 
 
-def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_is_not_writable_and_the_remedy(tmp_path: Path) -> None:
     tmp_path.joinpath("file").touch()
     zone = RawZone(Lake(str(tmp_path / "file" / "lake")), "test")
     with pytest.raises(ConfigurationError, match=r"file/lake cannot be written .* PGCDC_LAKE"):
@@ -202,7 +202,7 @@ zone.changes.land(window(100, 200), [transaction(100, 3)],
     assert zone.changes.summary(window(100, 200)).row_count == 3
 
 
-def test_a_big_window_is_written_in_row_groups_of_one_source_table_each(zone: RawZone) -> None:
+def test_each_row_group_of_a_large_window_has_one_source_table(zone: RawZone) -> None:
     import pyarrow.parquet as pq
 
     tables = [

@@ -91,7 +91,7 @@ def test_windows_are_read_from_the_window_index_and_the_log_once_each(zone: RawZ
     assert [w.window.start for w in zone.changes.windows(1)] == starts
 
 
-def test_the_window_index_keeps_few_files_and_reads_few_of_them(
+def test_the_window_index_keeps_and_reads_few_files(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgcdc_assets.raw.window_index._SMALL_FILES", 4)
@@ -116,7 +116,7 @@ def test_the_window_index_keeps_few_files_and_reads_few_of_them(
 
 
 def test_maintenance_removes_orphans_of_all_tables_and_nothing_else(zone: RawZone) -> None:
-    """A killed copy leaves files without a commit; the files of a running copy are younger."""
+    """A killed snapshot leaves old files without a commit; a running snapshot has recent files."""
     land_small_windows(zone, 3)
     zone.relations.register(1, relation(), Lsn(1000))
     zone.relations.flush()
@@ -163,7 +163,7 @@ def test_compaction_stops_at_a_missing_file(zone: RawZone) -> None:
 def test_maintenance_keeps_the_files_of_a_slow_landing(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch, days: int, is_marked: bool
 ) -> None:
-    """Files younger than seven days, or of a writer with a recent mark, are kept."""
+    """Maintenance keeps files younger than seven days, and files of a writer with a recent mark."""
     land_small_windows(zone, 3)
     folder = Path(zone.changes.table.uri)
     if is_marked:
@@ -181,7 +181,7 @@ def test_maintenance_keeps_the_files_of_a_slow_landing(
     assert zone.changes.summary(window(1003, 1004)).row_count == 3
 
 
-def test_the_files_of_a_writer_that_died_long_ago_are_deleted_with_its_mark(
+def test_files_of_a_writer_with_an_old_mark_are_deleted_with_the_mark(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgcdc_assets.raw.files._MARK_SECONDS", 0.0)
@@ -199,7 +199,7 @@ def test_the_files_of_a_writer_that_died_long_ago_are_deleted_with_its_mark(
 
 
 def test_a_landing_whose_file_was_deleted_commits_nothing_and_is_repeated(zone: RawZone) -> None:
-    """Another program ran VACUUM without a retention."""
+    """Another program runs VACUUM without a retention."""
     table = zone.changes.table
     land_small_windows(zone, 2)
 
@@ -216,7 +216,7 @@ def test_a_landing_whose_file_was_deleted_commits_nothing_and_is_repeated(zone: 
     assert DeltaTable(table.uri).version() > version
 
 
-def test_replaced_files_stay_for_readers_that_began_before(
+def test_replaced_files_are_kept_for_earlier_readers(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of the replacement counts, not the age of the file."""

@@ -61,7 +61,7 @@ def test_one_of_two_processes_lands_the_window_and_the_other_reports_it_as_lande
     assert landed(zone) == [(start, n) for start in range(100, 2100, 100) for n in range(3)]
 
 
-def test_of_two_overlapping_windows_landed_at_once_one_is_refused(
+def test_one_of_two_overlapping_windows_is_refused(
     zone: RawZone, two_processes: ProcessPoolExecutor
 ) -> None:
     outcomes = list(two_processes.map(_land, [zone.lake.uri] * 2, [100, 100], [200, 300]))

@@ -1,4 +1,4 @@
-"""`raw/ranges`: the ranges of snapshots that are not complete."""
+"""`raw/ranges`: the ranges of incomplete snapshots."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_ranges_are_read_as_they_were_recorded_and_removed_by_table(zone: RawZon
     assert len(loaded.file_uris()) == 2
 
 
-def test_an_unfinished_copy_is_summed_up_with_the_speed_of_its_newest_snapshot(
+def test_the_summary_of_an_unfinished_snapshot_has_its_recent_speed(
     zone: RawZone,
 ) -> None:
     def at(seconds: int) -> dt.datetime:
@@ -60,11 +60,11 @@ def test_an_unfinished_copy_is_summed_up_with_the_speed_of_its_newest_snapshot(
     [copy] = zone.ranges.unfinished_copies(1)
     assert (copy.range_count, copy.pages_read, copy.page_count) == (3, 30, 100)
     assert (copy.row_count, copy.byte_count, copy.read_at) == (15, 150, at(910))
-    # 20 pages in 10 seconds, 70 pages are left.
+    # The speed is 20 pages in 10 seconds, and 70 pages are missing.
     assert copy.seconds_left == pytest.approx(35)
 
 
-def test_processes_that_record_ranges_of_one_table_lose_none(zone: RawZone) -> None:
+def test_concurrent_processes_lose_no_range_of_a_table(zone: RawZone) -> None:
     zone.ranges.table.load_or_create()
 
     def append(first: int) -> None:
@@ -81,10 +81,10 @@ def test_processes_that_record_ranges_of_one_table_lose_none(zone: RawZone) -> N
     assert starts == [0, 10, 20, 30, 100, 110, 120, 130]
 
 
-def test_maintenance_spares_the_files_of_ranges_until_they_are_abandoned(
+def test_maintenance_keeps_the_files_of_ranges_until_they_are_abandoned(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy in several snapshots may take longer than orphans are kept."""
+    """A snapshot of a table may take longer than the retention of orphaned files."""
     zone.changes.land(window(1000, 1001), [])
     zone.snapshots.land_snapshot(1, Lsn(1000), relation(), 1, [])
     zone.ranges.append(_landed(0, read_at=_NOW - dt.timedelta(days=20)))

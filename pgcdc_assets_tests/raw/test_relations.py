@@ -25,7 +25,7 @@ def _with_missing(text: str | None) -> Relation:
     return replace(one, columns=columns, attribute_count=2)
 
 
-def test_a_table_of_an_earlier_release_is_read_and_gets_the_new_columns(zone: RawZone) -> None:
+def test_a_table_of_an_earlier_release_is_read_and_gets_new_columns(zone: RawZone) -> None:
     table = zone.relations.table
     old_schema = pa.schema([field for field in schema.RELATIONS if field.name not in _NEW])
     old = RelationRegistry(RawTable(table.lake, table.uri, old_schema, zone.name), zone.name)
@@ -44,7 +44,7 @@ def test_a_table_of_an_earlier_release_is_read_and_gets_the_new_columns(zone: Ra
     assert later.versions(1)[1].relation.attribute_count == 2
 
 
-def test_facts_that_change_no_tuple_are_stored_with_a_version_and_make_none(zone: RawZone) -> None:
+def test_facts_that_change_no_tuple_are_stored_without_a_new_version(zone: RawZone) -> None:
     """SET NOT NULL, SET DEFAULT and DROP EXPRESSION write a relation's columns as before."""
     plain = relation("orders", 1)
     first, second = plain.columns

@@ -1,4 +1,4 @@
-"""Old windows are removed in one commit, and asking for a removed window names the floor."""
+"""Old windows are deleted in one commit. The error for a deleted window names the floor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LATER = COMMIT_TS + 10 * DAY
 
 
 def land_days(zone: RawZone, days: int, epoch: int = 1) -> None:
-    """Land one window per day from day 0, each of 10 LSNs and two changes."""
+    """Land one window per day from day 0. Each window has 10 LSNs and two changes."""
     for day in range(days):
         start = 1000 + 10 * day
         rows = transaction(start + 5, 2, commit_ts=COMMIT_TS + day * DAY)
@@ -39,7 +39,7 @@ def starts(zone: RawZone, epoch: int = 1) -> list[int]:
     return [int(summary.window.start) for summary in zone.changes.windows(epoch)]
 
 
-def test_old_merged_windows_are_removed_and_no_other(zone: RawZone) -> None:
+def test_only_old_merged_windows_are_deleted(zone: RawZone) -> None:
     land_days(zone, 6)
     assert zone.changes.kept_from(1) is None
     report = remove_windows(zone, 1, Lsn(1060), COMMIT_TS + 2.5 * DAY)
@@ -51,20 +51,20 @@ def test_old_merged_windows_are_removed_and_no_other(zone: RawZone) -> None:
     assert again == RetentionReport(1, Lsn(1030))
 
 
-def test_nothing_is_removed_above_the_lowest_watermark(zone: RawZone) -> None:
+def test_no_window_above_the_lowest_watermark_is_deleted(zone: RawZone) -> None:
     land_days(zone, 6)
     assert remove_windows(zone, 1, Lsn(1029), LATER).floor == Lsn(1020)
     assert starts(zone) == [1020, 1030, 1040, 1050]
 
 
-def test_nothing_is_removed_before_its_time_or_from_an_empty_zone(zone: RawZone) -> None:
+def test_recent_windows_are_kept_and_an_empty_zone_is_accepted(zone: RawZone) -> None:
     assert remove_windows(zone, 1, Lsn(1060), LATER) == RetentionReport(1, None)
     land_days(zone, 2)
     assert remove_windows(zone, 1, Lsn(1020), COMMIT_TS) == RetentionReport(1, None)
     assert starts(zone) == [1000, 1010]
 
 
-def test_a_file_that_crosses_the_floor_keeps_its_younger_rows(zone: RawZone) -> None:
+def test_a_file_across_the_floor_keeps_its_later_rows(zone: RawZone) -> None:
     land_days(zone, 6)
     before = landed(zone)
     maintain_raw_zone(zone, minimum_files=2)
@@ -96,7 +96,7 @@ def test_other_epochs_are_not_changed(zone: RawZone) -> None:
 
 
 def test_a_removed_window_is_refused_with_the_floor(zone: RawZone) -> None:
-    """H5: a repeated run of an old partition."""
+    """H5: an old partition is materialised again."""
     land_days(zone, 4)
     remove_windows(zone, 1, Lsn(1020), LATER)
     with pytest.raises(RawExpired, match=r"0001-.*removed: the oldest LSN .* is 0/3FC"):
@@ -118,7 +118,7 @@ def test_landing_and_maintenance_continue_after_a_removal_of_windows(zone: RawZo
     assert zone.changes.kept_from(1) == Lsn(1040)
 
 
-def test_nothing_is_removed_when_landed_rows_are_missing(zone: RawZone) -> None:
+def test_no_window_is_deleted_if_landed_rows_are_missing(zone: RawZone) -> None:
     land_days(zone, 4)
     damaged = zone.changes.table.load()
     assert damaged is not None
@@ -129,7 +129,7 @@ def test_nothing_is_removed_when_landed_rows_are_missing(zone: RawZone) -> None:
     assert starts(zone) == [1000, 1010, 1020, 1030]
 
 
-def test_the_removal_of_windows_is_no_change_for_streaming_readers(
+def test_streaming_readers_see_no_change_after_a_deletion_of_windows(
     zone: RawZone,
 ) -> None:
     land_days(zone, 4)

@@ -1,4 +1,4 @@
-"""Schema events: stored once, by several processes, and open until a snapshot has the change."""
+"""Several processes store a schema event once. It is open until a snapshot has the change."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _record(uri: str, process: int) -> int:
     return count
 
 
-def test_two_processes_that_record_at_once_lose_and_repeat_no_event(zone: RawZone) -> None:
+def test_two_concurrent_processes_store_each_event_once(zone: RawZone) -> None:
     with ProcessPoolExecutor(
         2, mp_context=_SPAWN, initializer=_take_barrier, initargs=(_SPAWN.Barrier(2),)
     ) as pool:
@@ -135,7 +135,7 @@ def test_two_processes_that_record_at_once_lose_and_repeat_no_event(zone: RawZon
     assert {event.relation_id for event in events} == {1, 2, 16400}
 
 
-def test_commits_that_are_always_refused_end_with_an_error_and_leave_no_file(
+def test_refused_commits_end_with_an_error_and_leave_no_file(
     zone: RawZone,
 ) -> None:
     class _Refusing(RawTable):

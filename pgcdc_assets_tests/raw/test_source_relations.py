@@ -30,14 +30,14 @@ def _snapshot(lsn: int, table: str, version: int, relation_id: int | None) -> Sn
 VERSIONS = [
     _version(1, 10, "a", 1),
     _version(1, 10, "b", 2),
-    # The names are exchanged at 100, and exchanged back later under the versions of before.
+    # The names are exchanged at 100, and later exchanged back with the earlier versions.
     _version(2, 100, "b", 1),
     _version(2, 100, "a", 2),
     _version(3, 300, "c", 1),
 ]
 
 
-def test_the_newest_snapshot_decides_under_whatever_name_it_was_read() -> None:
+def test_the_newest_snapshot_determines_the_oid_under_any_name() -> None:
     snapshots = [_snapshot(10, "a", 1, 1), _snapshot(10, "b", 1, 2)]
     before = SourceRelations(1, snapshots, VERSIONS)
     assert before.newest_ids([A, B, C]) == {A: 1, B: 2}
@@ -67,7 +67,7 @@ def test_a_table_that_was_created_again_is_followed_until_the_next_snapshot() ->
     assert healed.followed_ids([A], events) == {A: 2}
 
 
-def test_a_name_was_of_another_relation_only_once_it_was_seen() -> None:
+def test_a_name_belongs_to_another_relation_after_its_announcement() -> None:
     relations = SourceRelations(1, [], VERSIONS)
     assert relations.was_of_another(B, 1, Lsn(100))
     assert not relations.was_of_another(B, 2, Lsn(99))
@@ -85,7 +85,7 @@ def test_a_snapshot_of_an_early_release_is_described_by_its_name_and_the_newest_
     assert find_snapshot_version(_snapshot(150, "a", 3, 2), VERSIONS) is None
 
 
-def test_a_stored_snapshot_has_the_declared_name_and_the_oid_also_without_rows(
+def test_a_stored_snapshot_without_rows_has_the_declared_name_and_the_oid(
     zone: RawZone,
 ) -> None:
     schema = pa.schema([pa.field("new", TEXTS_TYPE)])

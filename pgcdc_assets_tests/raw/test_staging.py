@@ -1,4 +1,4 @@
-"""Temporary folders are removed at the end, and folders of killed processes later."""
+"""Staging folders are removed at the end of the block, and folders of killed processes later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fill(root: str) -> Path:
     return Path(root)
 
 
-def test_a_staging_folder_is_removed_at_the_end_in_any_case(lake: Lake) -> None:
+def test_a_staging_folder_is_removed_after_success_and_failure(lake: Lake) -> None:
     with staging_root(lake, "test", VERIFY) as root:
         made = fill(root)
         assert str(made).startswith(lake.path("test", "verify"))
@@ -31,7 +31,7 @@ def test_a_staging_folder_is_removed_at_the_end_in_any_case(lake: Lake) -> None:
     assert not made.exists()
 
 
-def test_a_staging_folder_without_content_is_no_error(lake: Lake) -> None:
+def test_an_empty_staging_folder_is_removed(lake: Lake) -> None:
     with staging_root(lake, "test", REBUILD):
         pass
     remove_folder(lake, lake.path("test", "nothing"))

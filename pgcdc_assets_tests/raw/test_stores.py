@@ -52,7 +52,7 @@ def test_versions_that_were_not_flushed_are_discarded(zone: RawZone) -> None:
     assert zone.relations.versions(1) == []
 
 
-def test_a_copy_counts_once_it_is_committed_an_empty_one_too(zone: RawZone) -> None:
+def test_a_committed_snapshot_is_complete_even_without_rows(zone: RawZone) -> None:
     store = zone.snapshots
     assert store.land_snapshot(1, Lsn(50), relation("full"), 1, [texts(["1"], [None])]) == 2
     assert store.land_snapshot(1, Lsn(50), relation("empty"), 3, []) == 0
@@ -63,7 +63,7 @@ def test_a_copy_counts_once_it_is_committed_an_empty_one_too(zone: RawZone) -> N
     assert store.complete_snapshots(epoch=2) == []
 
 
-def test_a_copy_that_fails_half_way_leaves_nothing(zone: RawZone) -> None:
+def test_a_failed_snapshot_leaves_nothing(zone: RawZone) -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         yield texts(["1"])
         raise ConnectionError("gone")
@@ -74,7 +74,7 @@ def test_a_copy_that_fails_half_way_leaves_nothing(zone: RawZone) -> None:
     assert list(Path(zone.snapshots.table.uri).glob("*.parquet")) == []
 
 
-def test_a_copy_of_the_same_snapshot_is_not_landed_twice(zone: RawZone) -> None:
+def test_the_snapshot_of_an_lsn_is_landed_once(zone: RawZone) -> None:
     for _ in range(2):
         zone.snapshots.land_snapshot(1, Lsn(50), relation(), 1, [texts(["1"], ["2"])])
     zone.snapshots.land_snapshot(1, Lsn(80), relation(), 1, [texts(["1"])])
@@ -93,7 +93,7 @@ def test_epochs_follow_each_other(zone: RawZone) -> None:
         zone.epochs.append(second)
 
 
-def test_a_raw_zone_of_another_slot_is_refused_naming_both(zone: RawZone) -> None:
+def test_the_error_names_both_slots_of_a_raw_zone(zone: RawZone) -> None:
     source = {"database": "db", "system_identifier": EPOCH.system_identifier}
     assert zone.epochs.check_source(slot="pgcdc_test", **source) is None
     zone.epochs.append(EPOCH)
@@ -119,7 +119,7 @@ def test_a_lake_in_a_folder_that_delta_rs_misreads_is_refused(folder: str, tmp_p
 
 
 @pytest.mark.parametrize("folder", ["a b", "100%", "a#b?c*d", "straße😀", "a;b{c}'d`e<f>g$h~i=j"])
-def test_a_lake_in_a_folder_of_any_other_name_works(folder: str, tmp_path: Path) -> None:
+def test_a_lake_in_a_folder_of_another_name_works(folder: str, tmp_path: Path) -> None:
     zone = RawZone(Lake(str(tmp_path / folder)), "t")
     assert zone.epochs.latest() is None
     zone.epochs.append(EPOCH)

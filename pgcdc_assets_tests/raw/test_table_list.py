@@ -43,7 +43,7 @@ def plan(
     return {table.name: (table.relation_id, table.state.value) for table in planned}
 
 
-def test_new_tables_are_followed_and_bad_ones_refused() -> None:
+def test_new_tables_are_followed_or_refused() -> None:
     planned = plan({A: 1}, {A: 1, B: 2, C: "It has no identity."}, captured=[A])
     assert planned == {A: (1, "followed"), B: (2, "followed"), C: (9, "refused")}
 
@@ -52,21 +52,21 @@ def test_a_captured_table_is_not_refused() -> None:
     assert plan({A: 1}, {A: "It has no identity."}, captured=[A]) == {A: (9, "followed")}
 
 
-def test_a_captured_table_that_left_stays_until_it_is_excluded() -> None:
+def test_a_captured_table_that_left_is_listed_until_it_is_excluded() -> None:
     assert plan({A: 1, B: 2}, {B: 2}, captured=[A, B]) == {A: (1, "left"), B: (2, "followed")}
     assert plan({A: 1, B: 2}, {B: 2}, captured=[A, B], exclude=("*.a",)) == {B: (2, "followed")}
     assert plan({A: 1, B: 2}, {A: 1, B: 2}, exclude=("*.a",)) == {B: (2, "followed")}
 
 
-def test_a_table_that_left_before_its_snapshot_leaves_nothing() -> None:
+def test_a_table_that_left_before_its_snapshot_is_not_listed() -> None:
     assert plan({A: 1, B: 2}, {B: 2}, captured=[B]) == {B: (2, "followed")}
 
 
 def test_a_renamed_table_keeps_its_declared_name() -> None:
     assert plan({A: 1}, {B: 1}, captured=[A]) == {A: (1, "followed")}
-    # The new name is excluded, and the declared name is not.
+    # The new name is excluded, but the declared name is not.
     assert plan({A: 1}, {B: 1}, captured=[A], exclude=("*.b",)) == {A: (1, "followed")}
-    # A table without a snapshot has nothing to continue.
+    # A table without a snapshot is a new table.
     assert plan({A: 1}, {B: 1}) == {B: (1, "followed")}
 
 
@@ -75,7 +75,7 @@ def test_another_table_may_take_the_name_of_a_renamed_table() -> None:
     assert planned == {A: (2, "followed"), B: (1, "followed")}
 
 
-def test_two_tables_that_exchange_their_names_stay_two_tables() -> None:
+def test_two_tables_with_exchanged_names_remain_two_tables() -> None:
     planned = plan({A: 1, B: 2}, {A: 2, B: 1}, captured=[A, B])
     assert planned == {A: (2, "followed"), B: (1, "followed")}
 
@@ -86,7 +86,7 @@ def test_one_of_two_processes_stores_its_list(lake: Lake) -> None:
     assert first == TableList()
     assert store.replace(first, "1", [])
     assert store.replace(first, "1", [ListedTable(A, 1)])
-    # Another process that saw no list either.
+    # The other process read no list either.
     assert not store.replace(first, "2", [ListedTable(B, 2)])
     base, same = store.read(), store.read()
     left = ListedTable(A, 1, ListedState.LEFT, "It left.")
