@@ -28,9 +28,7 @@ def test_a_second_start_waits_for_the_first(
     waiting.join()
 
 
-def test_spark_starts_without_a_lock_file_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_starts_without_a_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with looking_up_alone():

@@ -1,4 +1,4 @@
-"""Without a suitable Java the error names the Java that was found."""
+"""Without a suitable Java, the error names the Java that was found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_java(home: Path, version: str, status_of_others: int = 0) -> None:
 @pytest.mark.parametrize(
     ("version", "shown"), [("1.8.0_392", "8"), ("11.0.2", "11"), ("16-ea", "16")]
 )
-def test_an_old_java_is_named_with_its_version(
+def test_the_error_names_the_version_of_an_old_java(
     version: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_java(tmp_path, version)
@@ -34,7 +34,7 @@ def test_an_old_java_is_named_with_its_version(
 
 
 @pytest.mark.parametrize("version", ["17", "17.0.9", "21.0.1", "25.0.1"])
-def test_a_java_that_spark_runs_on_is_taken(
+def test_a_suitable_java_is_accepted(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_java(tmp_path, version)
@@ -43,7 +43,9 @@ def test_a_java_that_spark_runs_on_is_taken(
     check_java()
 
 
-def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_java_home_without_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match=f"JAVA_HOME is {tmp_path}.*or unset JAVA_HOME"):
         check_java()
@@ -58,7 +60,7 @@ def test_a_missing_java_is_an_error_with_the_package_to_install(
         check_java()
 
 
-def test_a_program_that_is_no_java_is_named(
+def test_the_error_names_a_program_that_is_not_java(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()

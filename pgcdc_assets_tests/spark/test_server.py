@@ -1,7 +1,7 @@
 """`pgcdc spark` and its Spark server, through the real command line.
 
-The tests of one clone run in the order of the file and share servers, because the start of a JVM
-takes long.
+The tests share a clone and its servers, because the start of a JVM takes long. They run in the
+order of the file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def unexpected_lines(error_output: str) -> list[str]:
 
 
 class Clone:
-    """A copy of the package with a state folder of its own."""
+    """A copy of the package with its own state folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Clone:
             "PYTHONPATH": str(folder),
             "DAGSTER_HOME": str(folder / "dagster"),
             "PGCDC_LAKE": str(folder / "lake"),
-            # The C2 compiler pays off after minutes only.
+            # Disable the C2 compiler, which needs minutes to have an effect.
             "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
         }
         (folder / "dagster").mkdir()
@@ -71,11 +71,11 @@ class Clone:
         )
 
     def pgcdc(self, *arguments: str, **environment: str) -> str:
-        """Run a command that succeeds; return what it printed, errors included."""
+        """Run a command that succeeds; return its output and errors."""
         return self.end(0, self.begin(*arguments, **environment))
 
     def end(self, status: int, process: subprocess.Popen[str]) -> str:
-        """Wait for a command to end with a status; return what it printed, errors included."""
+        """Wait until a command ends with a status; return its output and errors."""
         out, error = process.communicate(timeout=280)
         assert process.returncode == status, out + error
         assert unexpected_lines(error) == []
@@ -99,7 +99,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
 
 @pytest.fixture
 def database18(server18: EmbeddedServer) -> Iterator[Database]:
-    """A new database. The fixture `database`, with versions as parameters, changes the order."""
+    """Create a database. The fixture `database` has parameters, which change the order of tests."""
     made = create_database(server18)
     try:
         yield made
@@ -108,7 +108,7 @@ def database18(server18: EmbeddedServer) -> Iterator[Database]:
 
 
 def java_of(folder: Path) -> list[psutil.Process]:
-    """Return the server processes with files below a folder, start scripts included."""
+    """Return the server processes and start scripts with files below a folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -119,7 +119,7 @@ def java_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_start_that_is_interrupted_leaves_no_process(clone: Clone) -> None:
+def test_an_interrupted_start_leaves_no_process(clone: Clone) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         starting = clone.begin("spark", "start", "--memory", "1g")
         wait_until(lambda: clone.server.find() is not None, "the process", limit_seconds=60)
@@ -130,7 +130,7 @@ def test_a_start_that_is_interrupted_leaves_no_process(clone: Clone) -> None:
         assert not clone.server.state_file.exists()
 
 
-def test_dev_that_is_interrupted_while_it_starts_leaves_no_process(clone: Clone) -> None:
+def test_an_interrupted_start_of_dev_leaves_no_process(clone: Clone) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     dev = subprocess.Popen(
@@ -156,7 +156,7 @@ def test_a_failed_start_is_one_sentence_with_the_cause(clone: Clone, tmp_path: P
     assert not clone.server.state_file.exists()
 
 
-def test_two_starts_at_once_give_one_server(clone: Clone) -> None:
+def test_two_concurrent_starts_share_one_server(clone: Clone) -> None:
     both = [clone.begin("spark", "start", "--memory", "1g") for _ in range(2)]
     said = sorted("".join(each.communicate(timeout=280)) for each in both)
     assert [each.returncode for each in both] == [0, 0], said
@@ -177,7 +177,7 @@ def test_status_shows_address_process_uptime_and_memory_without_the_token(clone:
     assert clone.server.state_file.stat().st_mode & 0o077 == 0
 
 
-def test_the_server_listens_on_this_machine_only_and_refuses_clients_without_token(
+def test_the_server_is_local_and_refuses_clients_without_a_token(
     clone: Clone,
 ) -> None:
     from pyspark.errors import PySparkException
@@ -239,7 +239,7 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
 
 def test_a_killed_server_is_recognised_and_restarted(clone: Clone) -> None:
     running = clone.server.find()
-    if running is not None:  # else the test above has killed the server
+    if running is not None:  # The previous test may have killed the server.
         os.kill(running.pid, signal.SIGKILL)
     killed = json.loads(clone.server.state_file.read_text())["pid"]
     wait_until(lambda: clone.server.find() is None, "the server to be gone")
@@ -274,7 +274,7 @@ def test_a_reused_pid_is_neither_used_nor_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": null, "what": 2}'])
-def test_a_malformed_state_file_is_no_server(tmp_path: Path, text: str) -> None:
+def test_a_malformed_state_file_means_no_server(tmp_path: Path, text: str) -> None:
     server = SparkServer(tmp_path)
     server.state_file.write_text(text)
     assert server.find() is None

@@ -1,4 +1,4 @@
-"""The sessions of a merge are separate, and are released from a server after the merge."""
+"""The sessions of a merge are separate, and are released after the merge."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_parallel_sessions_share_neither_settings_nor_views(spark: SparkSession)
 def test_after_a_small_merge_a_large_merge_has_the_session_s_initial_settings(
     spark: SparkSession,
 ) -> None:
-    """Spark's own default of 200 partitions would make a large merge slower by a fifth."""
+    """Spark's default of 200 partitions would slow a large merge down by a fifth."""
     partitions = "spark.sql.shuffle.partitions"
     with own_sessions(spark, 1) as (session,):
         own = session.conf.get(partitions)
@@ -65,7 +65,7 @@ def test_after_a_small_merge_a_large_merge_has_the_session_s_initial_settings(
 
 
 def test_partitions_follow_the_bytes_of_the_changes(spark: SparkSession) -> None:
-    """20,000 rows of 1 MB are not a small merge: one task would process all rows."""
+    """20,000 rows of 1 MB are not a small merge, in which one task processes all rows."""
     partitions = "spark.sql.shuffle.partitions"
     megabyte = 1024 * 1024
     with own_sessions(spark, 1) as (session,):
@@ -78,7 +78,7 @@ def test_partitions_follow_the_bytes_of_the_changes(spark: SparkSession) -> None
         assert not is_tiny(20, 0, 33 * megabyte)
 
 
-def test_only_a_tiny_merge_does_without_compiled_code(spark: SparkSession) -> None:
+def test_only_a_tiny_merge_is_interpreted(spark: SparkSession) -> None:
     codegen = "spark.sql.codegen.factoryMode"
     with own_sessions(spark, 1) as (session,):
         session.conf.set(codegen, "FALLBACK")
@@ -97,7 +97,7 @@ def test_only_a_tiny_merge_does_without_compiled_code(spark: SparkSession) -> No
 def test_a_large_table_is_filtered_by_the_keys_of_the_changes_before_a_shuffle(
     embedded_session: SparkSession, tmp_path: Path
 ) -> None:
-    """The examined plan is the plan of the MERGE's writing join."""
+    """The test examines the plan of the MERGE's writing join."""
     with own_sessions(embedded_session, 1) as (session,):
         session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
         session.range(100).write.format("delta").save(str(tmp_path / "table"))
@@ -132,7 +132,7 @@ def test_merges_leave_no_session_on_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if shutil.which("jcmd") is None:
-        pytest.skip("counting a JVM's objects takes a JDK's jcmd")
+        pytest.skip("jcmd of a JDK is necessary to count the objects of a JVM")
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     tables = ("items", "other")
     landing = Landing(
@@ -193,7 +193,7 @@ assert third.range(4).count() == 4
 """
 
 
-def test_a_session_that_ended_on_the_server_is_replaced_and_a_silent_server_is_named(
+def test_an_ended_session_is_replaced_and_the_error_names_a_silent_server(
     spark_server: RunningServer,
 ) -> None:
     done = subprocess.run(

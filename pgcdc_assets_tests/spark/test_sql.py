@@ -1,4 +1,4 @@
-"""Identifiers and literals: the text that Spark reads is the text that was written."""
+"""Identifiers and literals: Spark reads exactly the text that was written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = [
 ]
 
 
-def test_a_text_in_sql_is_not_changed_by_variables_or_escapes(spark: SparkSession) -> None:
+def test_variables_and_escapes_do_not_change_a_text_in_sql(spark: SparkSession) -> None:
     """A default of a column, a key of `_rescued` and a path are literals of SQL text."""
     columns = ", ".join(f"{string(text)} AS {identifier(text)}" for text in TEXTS)
     [row] = spark.sql(f"SELECT {columns}").collect()
