@@ -68,7 +68,7 @@ _DAMAGES = {
 
 @pytest.fixture
 def landing(spark: SparkSession, zone: RawZone) -> Landing:
-    """Two merged tables, the first with a deletion vector, and then a change of each table."""
+    """Merge two tables, the first with a deletion vector, and land a change of each table."""
     described = relation(*_COLUMNS)
     other = relation(*_COLUMNS, table="other", relation_id=1001)
     landing = Landing(zone, [described, other])
@@ -87,10 +87,10 @@ def _path(zone: RawZone) -> Path:
 
 
 @pytest.mark.parametrize("damage", _DAMAGES.values(), ids=_DAMAGES)
-def test_a_damaged_table_fails_alone_and_a_rebuild_makes_it_whole(
+def test_a_damaged_table_fails_alone_and_a_rebuild_corrects_it(
     spark: SparkSession, landing: Landing, damage: Callable[[Path], None]
 ) -> None:
-    """H8: the other table is merged; the sentence names the table and the remedy."""
+    """H8: the other table is merged, and the error names the table and the remedy."""
     zone, path = landing.zone, _path(landing.zone)
     damage(path)
     results = {r.table: r for r in merge_tables(spark, zone, [_ITEMS, _OTHER], landing.windows[-1])}
@@ -112,7 +112,7 @@ def test_a_damaged_table_fails_alone_and_a_rebuild_makes_it_whole(
 
 
 def test_a_damaged_table_stops_neither_sensor_nor_retention(landing: Landing) -> None:
-    """The state of the other tables is read; retention removes nothing that the table may need."""
+    """The sensor reads the other tables, and retention keeps all windows of the damaged table."""
     zone = landing.zone
     _cut_off_newest_entry(_path(zone))
     tables = [CdcTable("shop", "items"), CdcTable("shop", "other")]
@@ -124,10 +124,10 @@ def test_a_damaged_table_stops_neither_sensor_nor_retention(landing: Landing) ->
 
 
 @pytest.mark.parametrize("folder", ["_delta_log", "partition"])
-def test_a_folder_without_a_log_becomes_a_table_and_the_report_says_so(
+def test_a_table_without_a_log_is_rebuilt_and_reported(
     spark: SparkSession, landing: Landing, folder: str
 ) -> None:
-    """A process that died while it made a table leaves such a folder, and so does a lost log."""
+    """A process that is killed during the creation of a table leaves such a folder."""
     path = _path(landing.zone)
     path.rename(path.with_name("away"))
     (path / folder).mkdir(parents=True)
@@ -138,10 +138,10 @@ def test_a_folder_without_a_log_becomes_a_table_and_the_report_says_so(
     assert not merge(spark, landing, _OTHER).is_remade
 
 
-def test_a_history_whose_log_is_gone_is_not_begun_again_after_retention(
+def test_a_history_without_a_log_is_not_rebuilt_after_retention(
     spark: SparkSession, landing: Landing
 ) -> None:
-    """What it held is not in the raw zone any more, so a table from a later snapshot is another."""
+    """The raw zone lacks its first changes, so a table from a later snapshot would differ."""
     zone, target = landing.zone, CdcTable("shop", "items", (2,))
     landing.land([update("1", "B")])
     merge(spark, landing, target)

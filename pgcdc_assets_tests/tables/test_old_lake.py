@@ -60,7 +60,7 @@ def _table(name: str, number: int, key: tuple[str, ...], identity: str) -> Relat
 
 @pytest.fixture
 def landing(tmp_path: Path) -> Landing:
-    """The old lake, with a writer of further windows."""
+    """Unpack the old lake, and return a writer of further windows."""
     with tarfile.open(_ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     relations = [
@@ -114,7 +114,7 @@ _CONTINUED = {
 }
 
 
-def test_an_old_lake_is_read_and_merges_continue_from_its_watermarks(
+def test_merges_into_an_old_lake_continue_from_its_watermarks(
     spark: SparkSession, landing: Landing
 ) -> None:
     for table in _TABLES:

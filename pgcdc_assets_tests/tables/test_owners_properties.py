@@ -39,7 +39,7 @@ def _described(spark: SparkSession, path: str) -> dict[str, Any]:
 
 
 def _own(spark: SparkSession, path: str) -> dict[str, Any]:
-    """Set properties, comments and constraints as an owner may."""
+    """Set properties, comments and constraints, as the owner of a table may."""
     table = delta_table(path)
     for statement in (
         f"COMMENT ON TABLE {table} IS 'what we sell'",
@@ -61,8 +61,8 @@ def _copied_again(zone: RawZone) -> Landing:
     return landing
 
 
-def test_a_new_copy_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone) -> None:
-    """A dropped source column is removed; a column of the owner stays, without values."""
+def test_a_new_snapshot_keeps_the_settings_of_the_owner(spark: SparkSession, zone: RawZone) -> None:
+    """A dropped source column is removed. A column of the owner is kept, without values."""
     landing = _copied_again(zone)
     path = merge(spark, landing, _ITEMS).path
     owned = _own(spark, path)
@@ -80,7 +80,7 @@ def test_a_new_copy_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone)
     assert sorted(map(tuple, rows)) == [(1, "A", None), (3, "c", None), (4, "d", None)]
 
 
-def test_a_rebuild_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone) -> None:
+def test_a_rebuild_keeps_the_settings_of_the_owner(spark: SparkSession, zone: RawZone) -> None:
     landing = _copied_again(zone)
     path = merge(spark, landing, _ITEMS).path
     owned = _own(spark, path)
@@ -94,7 +94,7 @@ def test_a_rebuild_keeps_what_the_owner_set(spark: SparkSession, zone: RawZone) 
     assert sorted(map(tuple, rows)) == [(1, "a", None), (2, "b", None), (4, "d", None)]
 
 
-def test_a_row_against_the_owners_constraint_is_a_definite_error(
+def test_a_violated_constraint_of_the_owner_is_a_definite_error(
     spark: SparkSession, zone: RawZone
 ) -> None:
     """A retry would fail again. The sentence names the constraint, without a value."""
@@ -112,7 +112,9 @@ def test_a_row_against_the_owners_constraint_is_a_definite_error(
 
 
 @pytest.mark.soak
-def test_a_table_with_mapped_names_takes_a_new_copy(spark: SparkSession, zone: RawZone) -> None:
+def test_a_table_with_column_mapping_accepts_a_new_snapshot(
+    spark: SparkSession, zone: RawZone
+) -> None:
     before = relation(column("id"), column("two words", "text"))
     after = relation(column("id"), column("three new words", "text", attnum=3))
     landing = Landing(zone, [before, after])
@@ -129,10 +131,10 @@ def test_a_table_with_mapped_names_takes_a_new_copy(spark: SparkSession, zone: R
 
 
 @pytest.mark.parametrize("scd", [pytest.param(1, marks=pytest.mark.soak), 2])
-def test_a_column_that_is_renamed_in_its_case_alone_is_merged_after_a_new_copy(
+def test_a_column_renamed_only_in_case_is_merged_after_a_new_snapshot(
     spark: SparkSession, zone: RawZone, scd: int
 ) -> None:
-    """For Delta the two names are equal: the column gets the new name and keeps its values."""
+    """Delta treats the names as equal, so the column gets the new name and keeps its values."""
     target = CdcTable("shop", "items", scd=(scd,))
     day = {"type_oid": 1082}
     before = relation(column("id"), column("Name", "date", **day))

@@ -1,4 +1,4 @@
-"""Where a table stops because of schema events: by position, policy and watermark."""
+"""The position at which schema events stop a table, by policy and watermark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _snapshot(lsn: int) -> Snapshot:
     return Snapshot(1, Lsn(lsn), *NAME, relation_version=1, row_count=0)
 
 
-def test_by_default_a_table_waits_right_before_the_event_that_needs_a_snapshot() -> None:
+def test_by_default_a_table_waits_before_an_event_that_needs_a_snapshot() -> None:
     gate = _gate(None)
     assert gate is not None
     assert (gate.heals, gate.hold, gate.newest) == (True, (1, 159), EVENT)
@@ -42,11 +42,11 @@ def test_by_default_a_table_waits_right_before_the_event_that_needs_a_snapshot()
     assert not gate.is_reached(Position(2, Lsn(161)))
     assert gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(200))) is None
     assert _gate(None, _snapshot(168)) is None
-    # The event of a table that is not declared.
+    # The table of this event is not declared.
     assert find_gates([CdcTable("shop", "other")], [EVENT], []) == {}
 
 
-def test_a_person_is_asked_once_the_merge_would_pass_the_event() -> None:
+def test_with_ask_a_merge_stops_at_the_event() -> None:
     gate = _gate("ask")
     assert gate is not None
     assert gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(160))) is None
@@ -56,7 +56,7 @@ def test_a_person_is_asked_once_the_merge_would_pass_the_event() -> None:
         "Table shop.orders, column v: It changed (type_changed at 0/A0). Take a new snapshot with: "
         "pgcdc resnapshot NAME shop.orders"
     )
-    # A merge of another setting has passed the event.
+    # A merge with another setting has passed the event.
     assert gate.error(NAME, Position(1, Lsn(200)), Position(1, Lsn(300))) is not None
 
 
@@ -86,7 +86,7 @@ def test_stop_counts_replayable_events_that_the_table_has_not_passed() -> None:
         (None, "stop", (SchemaChange.TYPE_CHANGED, SchemaChange.ROW_PARKED), False),
     ],
 )
-def test_a_parked_row_stops_its_table_by_a_setting_of_its_own(
+def test_the_setting_for_parked_rows_stops_the_table(
     on_schema_change: str | None,
     on_poisoned_row: str | None,
     changes: tuple[SchemaChange, ...],
@@ -106,10 +106,10 @@ def _error(column: str = "v") -> SchemaChangeError:
     return SchemaChangeError(relation="shop.orders", column=column, reason="its type changed")
 
 
-def test_a_change_that_the_capture_did_not_foresee_is_recorded_once_for_each_version(
+def test_an_unrecorded_change_is_recorded_once_for_each_version(
     zone: RawZone,
 ) -> None:
-    """The newest version first; a snapshot that does not heal is not repeated."""
+    """The newest version comes first. A snapshot that does not heal is not repeated."""
     through = LsnWindow.of(1, 0, 400)
     used = [(96, 1), (152, 1), (200, 2), (256, 2), (304, 3)]
     rows = [change(lsn, relation_id=7, relation_version=version) for lsn, version in used]
@@ -132,7 +132,7 @@ def test_a_change_that_the_capture_did_not_foresee_is_recorded_once_for_each_ver
     second = record_unforeseen(zone, NAME, _error(), through)
     assert second is not None
     assert second.lsn == 200
-    # The version of the snapshot cannot be the reason.
+    # The relation version of the snapshot cannot be the reason.
     assert record_unforeseen(zone, NAME, _error(), through) is None
     assert [event.lsn for event in zone.schema_events.read()] == [200, 304]
 
@@ -144,7 +144,7 @@ def test_a_change_that_the_capture_did_not_foresee_is_recorded_once_for_each_ver
 def test_a_version_that_a_snapshot_above_the_merge_registered_is_held_at_its_first_row(
     zone: RawZone,
 ) -> None:
-    """A look at the catalog led to the snapshot before the rows of the version were captured."""
+    """A poll of the catalog caused the snapshot before the rows of the version were captured."""
     zone.relations.register(1, relation("orders", 7, "id", "a"), Lsn(96))
     zone.relations.register(1, relation("orders", 7, "id", "b"), Lsn(304))
     zone.relations.flush()

@@ -34,7 +34,7 @@ from pgcdc_assets.tables.vacuum import (
 
 @pytest.fixture
 def path(lake: Lake) -> Path:
-    """A table at version 10, with ten replaced files of the size of its one file."""
+    """Return a table at version 10, with ten replaced files as large as its only file."""
     path = Path(lake.path("t"))
     for number in range(11):
         write(path, number)
@@ -76,7 +76,7 @@ def delete(lake: Lake, path: Path, keep_hours: float = 0.0) -> int:
     return delete_replaced_files(lake, str(path), keep_hours).deleted_files
 
 
-def test_replaced_files_are_deleted_and_the_table_stays(lake: Lake, path: Path) -> None:
+def test_replaced_files_are_deleted_and_the_table_is_unchanged(lake: Lake, path: Path) -> None:
     report = delete_replaced_files(lake, str(path), 0)
     assert (report.deleted_files, data_files(path)) == (10, live_files(path))
     assert report.deleted_bytes == report.replaced_bytes > report.live_bytes
@@ -86,7 +86,7 @@ def test_replaced_files_are_deleted_and_the_table_stays(lake: Lake, path: Path) 
 
 @pytest.mark.usefixtures("_nothing_is_small")
 @pytest.mark.parametrize(("ratio", "deleted"), [(9.5, 10), (10.5, 0)])
-def test_a_merge_deletes_what_outweighs_the_table(
+def test_a_merge_deletes_replaced_files_that_exceed_the_table(
     lake: Lake, path: Path, ratio: float, deleted: int
 ) -> None:
     report = vacuum_after_merge(lake, str(path), 0, ratio)
@@ -112,7 +112,7 @@ def test_two_of_ten_versions_are_examined(lake: Lake, path: Path) -> None:
     assert vacuum_after_merge(lake, str(path), 0, 0).deleted_files == 9
 
 
-def test_recently_replaced_files_wait_in_the_ledger(
+def test_recently_replaced_files_are_kept_in_the_ledger(
     lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each commit is read once, and may be removed before its files are old."""
@@ -127,7 +127,7 @@ def test_recently_replaced_files_wait_in_the_ledger(
     assert data_files(path) == live_files(path)
 
 
-def test_a_file_that_is_restored_is_none_that_was_replaced(lake: Lake, path: Path) -> None:
+def test_a_restored_file_is_not_deleted(lake: Lake, path: Path) -> None:
     assert delete(lake, path, 1) == 0
     DeltaTable(str(path)).restore(3)
     assert delete(lake, path) == 10
@@ -171,16 +171,14 @@ def test_a_new_deletion_vector_removes_no_file(lake: Lake, path: Path, spark: Sp
     ],
     ids=["lost", "cut off", "another format", "odd entries", "another shape"],
 )
-def test_a_ledger_that_cannot_be_read_is_made_of_the_log_again(
-    lake: Lake, path: Path, damage: Any
-) -> None:
+def test_an_unreadable_ledger_is_rebuilt_from_the_log(lake: Lake, path: Path, damage: Any) -> None:
     assert delete(lake, path, 1) == 0
     damage(ledger(path))
     assert delete(lake, path) == 10
     assert data_files(path) == live_files(path)
 
 
-def test_a_ledger_of_a_table_that_was_here_before_is_forgotten(lake: Lake, path: Path) -> None:
+def test_the_ledger_of_a_previous_table_is_ignored(lake: Lake, path: Path) -> None:
     assert delete(lake, path, 1) == 0
     edit_ledger(path, through=1000)
     assert delete(lake, path) == 10
@@ -197,7 +195,7 @@ def test_an_outdated_ledger_is_harmless(lake: Lake, path: Path) -> None:
     assert json.loads(ledger(path).read_text())["files"] == []
 
 
-def test_the_current_files_survive_a_ledger_that_names_them(lake: Lake, path: Path) -> None:
+def test_current_files_in_a_ledger_are_not_deleted(lake: Lake, path: Path) -> None:
     assert delete(lake, path, 1) == 0
     (current,) = live_files(path)
     outside = path.parent / "outside.parquet"
@@ -209,7 +207,7 @@ def test_the_current_files_survive_a_ledger_that_names_them(lake: Lake, path: Pa
     assert ids(path) == list(range(10, 1010))
 
 
-def test_files_that_the_log_names_outside_the_table_stay(lake: Lake, path: Path) -> None:
+def test_files_outside_the_table_are_not_deleted(lake: Lake, path: Path) -> None:
     """A shallow clone removes files of its source table."""
     outside = path.parent / "outside.parquet"
     outside.touch()
@@ -252,7 +250,7 @@ def test_two_concurrent_calls_delete_each_file_once_without_an_error(
     assert ids(path) == list(range(99, 1099))
 
 
-def test_killed_halfway_the_next_call_deletes_the_rest(lake: Lake, path: Path) -> None:
+def test_the_next_call_after_a_kill_deletes_the_other_files(lake: Lake, path: Path) -> None:
     script = (
         "import sys\nfrom pgcdc_assets.raw.lake import Lake\n"
         "from pgcdc_assets.tables.vacuum import delete_replaced_files\n"
@@ -270,7 +268,7 @@ def test_killed_halfway_the_next_call_deletes_the_rest(lake: Lake, path: Path) -
     assert data_files(path) == live_files(path)
 
 
-def test_a_file_that_cannot_be_deleted_is_tried_again(lake: Lake, path: Path) -> None:
+def test_the_deletion_of_a_file_is_retried(lake: Lake, path: Path) -> None:
     old = sorted(data_files(path) - live_files(path))[0]
     (path / old).unlink()
     (path / old).mkdir()
@@ -296,11 +294,11 @@ def test_a_file_that_cannot_be_deleted_is_tried_again(lake: Lake, path: Path) ->
         ("", 168),
     ],
 )
-def test_the_owners_own_retention_is_read(text: str, hours: float) -> None:
+def test_the_retention_of_the_owner_is_read(text: str, hours: float) -> None:
     assert owner_hours({"delta.deletedFileRetentionDuration": text}) == hours
 
 
-def test_the_owners_own_retention_is_kept(lake: Lake, path: Path) -> None:
+def test_the_retention_of_the_owner_is_applied(lake: Lake, path: Path) -> None:
     DeltaTable(str(path)).alter.set_table_properties(
         {"delta.deletedFileRetentionDuration": "interval 2 hours"}
     )
@@ -309,7 +307,7 @@ def test_the_owners_own_retention_is_kept(lake: Lake, path: Path) -> None:
     assert owner_hours({}) == 0
 
 
-def test_a_large_table_is_left_to_vacuum(
+def test_only_vacuum_deletes_files_of_a_large_table(
     lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vacuum, "SMALL_TABLE_BYTES", 1)
@@ -317,7 +315,7 @@ def test_a_large_table_is_left_to_vacuum(
     assert not ledger(path).exists()
 
 
-def test_a_table_that_is_not_there_is_no_error(lake: Lake) -> None:
+def test_a_missing_table_is_not_an_error(lake: Lake) -> None:
     assert delete_replaced_files(lake, lake.path("nothing"), 0) == VacuumReport()
     assert vacuum_after_merge(lake, lake.path("nothing"), 0, 0) == VacuumReport()
 
