@@ -1,1 +1,1 @@
-"""Tests of the comparison at one LSN."""
+"""Tests of `pgcdc_assets.verify`."""

@@ -1,4 +1,4 @@
-"""The comparison at one LSN finds and names every planted difference, and nothing else."""
+"""The comparison at one LSN reports exactly the planted differences."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def found_in(comparison: Comparison) -> set[tuple[DifferenceKind, tuple[str | No
     return {(difference.kind, difference.key) for difference in comparison.differences}
 
 
-def test_equal_after_the_copy_after_changes_and_before_they_are_merged(pipeline: Pipeline) -> None:
+def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge(
+    pipeline: Pipeline,
+) -> None:
     pipeline.start(
         "create table t (id int primary key, v text, n numeric(10, 2))",
         "insert into t select i, 'row ' || i, i / 4.0 from generate_series(1, 500) i",
@@ -74,7 +76,7 @@ def test_equal_after_the_copy_after_changes_and_before_they_are_merged(pipeline:
     ("is_merged", "is_small"),
     [pytest.param(True, True, marks=pytest.mark.soak), (False, True), (False, False)],
 )
-def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
+def test_a_wrong_a_missing_and_an_extra_row_are_reported_by_key(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_merged: bool, is_small: bool
 ) -> None:
     if not is_small:
@@ -105,10 +107,10 @@ def test_a_wrong_a_missing_and_an_extra_row_are_found_and_named(
     }
 
 
-def test_tables_compared_together_have_separate_results_and_a_failure_stops_no_other(
+def test_tables_compared_together_have_separate_results_and_failures(
     pipeline: Pipeline,
 ) -> None:
-    """Equal, wrong, never merged and wrong again; unmerged changes are folded for all tables."""
+    """The results are equal, wrong, never merged, and wrong. One merge folds the later changes."""
     pipeline.tables = ("t", "u", "w")
     for table in ("t", "u", "w", "unmerged"):
         pipeline.database.execute(f"create table {table} (id int primary key, v text)")
@@ -141,7 +143,7 @@ def test_tables_compared_together_have_separate_results_and_a_failure_stops_no_o
     assert "never merged" in str(failure.error)
 
 
-def test_a_row_that_is_there_twice_is_extra(pipeline: Pipeline) -> None:
+def test_a_duplicate_row_is_an_extra_row(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
     plant(pipeline, "INSERT INTO {t} SELECT * FROM {t}")
@@ -149,7 +151,7 @@ def test_a_row_that_is_there_twice_is_extra(pipeline: Pipeline) -> None:
     assert found_in(found) == {(DifferenceKind.EXTRA, ("1",))}
 
 
-def test_composite_and_odd_keys_are_named_as_they_are(pipeline: Pipeline) -> None:
+def test_composite_keys_and_unusual_texts_are_reported_exactly(pipeline: Pipeline) -> None:
     pipeline.tables = ("t",)
     pipeline.start('create table t (b text, "a %s" bigint, v text, primary key ("a %s", b))')
     for number, text in enumerate(ODD_TEXTS):
@@ -190,7 +192,7 @@ def test_a_rescued_text_counts_as_the_value(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.soak
-def test_many_differences_are_counted_and_some_are_named(pipeline: Pipeline) -> None:
+def test_many_differences_are_counted_and_some_are_reported_by_key(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t select i, 'v' from generate_series(1, 30000) i",
@@ -208,7 +210,7 @@ def test_many_differences_are_counted_and_some_are_named(pipeline: Pipeline) -> 
     }
 
 
-def test_row_filter_and_column_list_hold_on_the_source_too(pipeline: Pipeline) -> None:
+def test_row_filter_and_column_list_apply_to_the_source_too(pipeline: Pipeline) -> None:
     """D13: the publication's row filter selects the compared rows."""
     database = pipeline.database
     database.execute("create table t (id int primary key, v text, hidden text)")
@@ -225,7 +227,7 @@ def test_row_filter_and_column_list_hold_on_the_source_too(pipeline: Pipeline) -
 
 
 def test_commits_after_the_comparison_point_are_on_neither_side(pipeline: Pipeline) -> None:
-    """One window has changes before and after the comparison point; merges are beyond it."""
+    """One window has changes on both sides of the comparison point, and merges are beyond it."""
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t select i, 'old' from generate_series(1, 100) i",
@@ -257,7 +259,7 @@ def test_a_snapshot_before_the_comparison_point_is_part_of_it(pipeline: Pipeline
 
 
 @pytest.mark.soak
-def test_a_table_of_its_own_key_in_the_settings_is_compared_by_it(pipeline: Pipeline) -> None:
+def test_the_key_of_the_settings_identifies_compared_rows(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v text unique not null)",
         "alter table t replica identity full",
@@ -270,7 +272,7 @@ def test_a_table_of_its_own_key_in_the_settings_is_compared_by_it(pipeline: Pipe
     assert found.differences == (Difference(DifferenceKind.DIFFERS, ("b",), ("id",)),)
 
 
-def test_a_column_that_one_side_lacks_is_a_difference(pipeline: Pipeline) -> None:
+def test_a_column_of_only_one_side_is_a_difference(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
     pipeline.database.execute("alter table t add column added int")
@@ -279,7 +281,7 @@ def test_a_column_that_one_side_lacks_is_a_difference(pipeline: Pipeline) -> Non
     assert not found.is_equal
 
 
-def test_a_table_that_was_never_merged_or_is_not_published_is_named(pipeline: Pipeline) -> None:
+def test_the_error_names_a_table_that_is_unpublished_or_never_merged(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)")
     with pytest.raises(ConfigurationError, match=r"public\.t was never merged"):
         verify(pipeline)
@@ -289,7 +291,7 @@ def test_a_table_that_was_never_merged_or_is_not_published_is_named(pipeline: Pi
         verify(pipeline, "other")
 
 
-def test_a_table_whose_log_cannot_be_read_is_named(pipeline: Pipeline) -> None:
+def test_the_error_names_a_table_with_an_unreadable_log(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)", "insert into t values (1)")
     pipeline.sync()
     newest = max(Path(pipeline.path(), "_delta_log").glob("*.json"))
@@ -339,7 +341,9 @@ def test_a_comparison_point_leaves_no_slot(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.soak
-def test_the_limit_of_a_statement_does_not_hold_for_reading_a_table(pipeline: Pipeline) -> None:
+def test_the_limit_of_a_statement_does_not_apply_to_the_reading_of_a_table(
+    pipeline: Pipeline,
+) -> None:
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t select i, repeat(md5(i::text), 20) from generate_series(1, 100000) i",

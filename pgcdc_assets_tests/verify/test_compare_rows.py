@@ -1,4 +1,4 @@
-"""The comparison finds planted differences, and finds none in equal contents."""
+"""The comparison finds planted differences, and no difference between equal rows."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def compare(source: Database, zone: RawZone, rows: list[dict[str, Any]]) -> Comp
     return compare_table(source.settings(), zone, "pub", "public", "t")
 
 
-def test_equal_contents_are_equal_whatever_their_order(source: Database, zone: RawZone) -> None:
+def test_equal_rows_in_another_order_are_equal(source: Database, zone: RawZone) -> None:
     found = compare(source, zone, ROWS[::-1])
     assert found == Comparison("public", "t", 3, 3)
     assert found.is_equal
 
 
-def test_a_missing_an_extra_and_a_wrong_row_are_counted_apart(
+def test_missing_extra_and_wrong_rows_are_counted_separately(
     source: Database, zone: RawZone
 ) -> None:
     wrong = {**ROWS[1], "v": "not null"}
@@ -74,12 +74,12 @@ def test_a_value_that_was_dropped_and_not_rescued_differs(source: Database, zone
     assert found.columns == ("n",)
 
 
-def test_a_rescued_text_that_is_another_one_differs(source: Database, zone: RawZone) -> None:
+def test_a_different_rescued_text_is_a_difference(source: Database, zone: RawZone) -> None:
     found = compare(source, zone, [*ROWS[:2], {**ROWS[2], "_rescued": [("n", "Infinity")]}])
     assert found.differing == 1
 
 
-def test_a_column_that_the_table_lacks_is_a_difference(source: Database, zone: RawZone) -> None:
+def test_a_missing_column_of_the_table_is_a_difference(source: Database, zone: RawZone) -> None:
     source.execute("alter table t add column added int")
     assert compare(source, zone, ROWS).columns == ("added",)
 

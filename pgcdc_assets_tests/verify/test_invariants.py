@@ -72,7 +72,7 @@ def random_tables(
 ) -> Merged:
     """Merge a random history into both kinds of table, and check the rows of each run.
 
-    The last run but one has a TRUNCATE.
+    The second to last run has a TRUNCATE.
     """
     rng = random.Random(seed)
     history = RandomHistory(rng, identity, histories=80)
@@ -101,14 +101,14 @@ def assert_kept(found: Findings) -> None:
 
 @pytest.fixture(scope="module")
 def original(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Merged:
-    # One seed: the planted errors need rows of certain kinds.
+    # The seed is fixed, because the planted errors need certain rows.
     folder = tmp_path_factory.mktemp("merged") / "lake"
     return random_tables(session, folder, "invariants d", "d", BOTH, 2)
 
 
 @contextmanager
 def restored_after(tables: Merged, *scd: int) -> Iterator[Merged]:
-    """Shared tables, which are restored after each test."""
+    """Restore the shared tables after each test."""
     versions = {tables.path(kind): DeltaTable(tables.path(kind)).version() for kind in scd}
     yield tables
     for path, version in versions.items():
@@ -124,19 +124,19 @@ def shared(original: Merged) -> Iterator[Merged]:
 
 @pytest.fixture
 def tables(original: Merged, tmp_path: Path) -> Merged:
-    """Tables of one test."""
+    """Create tables for one test."""
     return original.copied(tmp_path / "lake")
 
 
 @pytest.mark.soak
-def test_random_histories_keep_every_rule(original: Merged) -> None:
+def test_random_histories_satisfy_every_rule(original: Merged) -> None:
     part, whole = original.check_merged(2, BOTH), original.check_all(2, BOTH)
     assert part.row_count < whole.row_count
     assert (part.since, whole.since) == (original.since[1], None)
 
 
 @pytest.mark.soak
-def test_histories_of_whole_old_rows_and_of_some_columns_keep_every_rule(
+def test_histories_with_full_identity_and_tracked_columns_satisfy_every_rule(
     session: SparkSession, tmp_path: Path, seed: int
 ) -> None:
     tracked = replace(BOTH, tracked=("doc", "number"))
@@ -152,7 +152,7 @@ def test_histories_of_whole_old_rows_and_of_some_columns_keep_every_rule(
         for plant, rule in plants.items()
     ],
 )
-def test_what_is_broken_is_found_by_its_rule_and_no_other(
+def test_a_violation_is_found_by_exactly_its_rule(
     shared: Merged, plant: Plant, rule: Rule, table: CdcTable
 ) -> None:
     plant(shared, "true", int(shared.since[1]))
@@ -160,7 +160,7 @@ def test_what_is_broken_is_found_by_its_rule_and_no_other(
 
 
 @pytest.mark.parametrize(("plants", "table"), PLANTS, ids=["scd1", "scd2", "both"])
-def test_what_a_merge_breaks_is_found_after_it(
+def test_a_violation_is_found_after_the_merge_that_causes_it(
     shared: Merged, plants: dict[Plant, Rule], table: CdcTable
 ) -> None:
     for number, plant in enumerate(plants):
@@ -168,13 +168,13 @@ def test_what_a_merge_breaks_is_found_after_it(
     assert broken(shared.check_merged(table.scd[-1], table)) == Counter(plants.values())
 
 
-def test_a_row_too_few_is_found_by_the_numbers_of_rows_alone(shared: Merged) -> None:
+def test_a_missing_row_is_found_by_the_row_counts(shared: Merged) -> None:
     row_too_few(shared, "true", int(shared.since[1]))
     assert broken(shared.check_merged(2, BOTH)) == {Rule.ROW_COUNTS: 1}
     assert broken(shared.check_all(2, BOTH)) == dict.fromkeys(BETWEEN, 1)
 
 
-def test_rows_that_a_merge_did_not_touch_are_checked_in_full_or_in_a_small_table(
+def test_unchanged_rows_are_checked_on_demand_or_in_a_small_table(
     shared: Merged,
 ) -> None:
     same_key_on_rows_not_touched(shared, "true", int(shared.since[1]))
@@ -200,7 +200,7 @@ def test_after_a_merge_files_without_its_keys_are_not_opened(tables: Merged) -> 
             tables.check_all(scd, HISTORY)
 
 
-def test_tables_at_different_watermarks_are_compared_where_both_have_been(tables: Merged) -> None:
+def test_tables_at_different_watermarks_are_compared_at_a_common_version(tables: Merged) -> None:
     tables.landing.land([insert("7000", "1", "a", "1.00", "x")])
     tables.merge(HISTORY)
     part, whole = tables.check_merged(2, BOTH), tables.check_all(2, BOTH)
@@ -210,7 +210,7 @@ def test_tables_at_different_watermarks_are_compared_where_both_have_been(tables
     assert set(whole.violations) == RULES[2]
 
 
-def test_without_a_key_there_is_nothing_to_check(session: SparkSession, zone: RawZone) -> None:
+def test_a_table_without_a_key_has_no_rules_to_check(session: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [relation(column("id"), key=(), identity="f")])
     landing.begin([("1",), ("1",)])
     landing.land()
@@ -220,7 +220,7 @@ def test_without_a_key_there_is_nothing_to_check(session: SparkSession, zone: Ra
     assert (found.has_key, found.is_sound, found.row_count) == (False, True, 0)
 
 
-def test_a_table_that_was_never_merged_is_a_mistake(original: Merged) -> None:
+def test_a_table_that_was_never_merged_is_an_error(original: Merged) -> None:
     with pytest.raises(ConfigurationError, match="never merged"):
         check_all(original.session, original.zone, CdcTable("shop", "nope"), 1)
 
@@ -230,7 +230,7 @@ DAYS = tuple(f"2024-01-0{day}" for day in range(1, 5))
 
 @pytest.fixture(scope="module")
 def full_tables(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Merged:
-    """A delete, an update and a key change under REPLICA IDENTITY FULL, one transaction each."""
+    """Merge a delete, an update and a key change with REPLICA IDENTITY FULL."""
     zone = RawZone(Lake(str(tmp_path_factory.mktemp("full") / "lake")), "test")
     columns = (column("id", "date"), column("v", "text"))
     landing = Landing(zone, [relation(*columns, identity="f")])
@@ -259,7 +259,7 @@ def test_keys_that_their_type_cannot_hold_are_distinguished(full_tables: Merged)
 
 
 @pytest.mark.parametrize("transaction", range(3), ids=["delete", "update", "key change"])
-def test_an_end_needs_a_change_of_its_own_that_takes_a_key_away(
+def test_each_end_needs_another_change_that_removes_a_key(
     shared_full: Merged, transaction: int
 ) -> None:
     lsn = int(shared_full.since[1]) + 0x10 * transaction
@@ -274,13 +274,13 @@ def test_an_end_needs_a_change_of_its_own_that_takes_a_key_away(
     assert broken(shared_full.check_merged(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}
 
 
-def test_a_version_that_was_lost_leaves_an_end_that_nothing_explains(shared_full: Merged) -> None:
+def test_a_lost_version_leaves_an_unexplained_end(shared_full: Merged) -> None:
     DeltaTable(shared_full.path(2)).delete("v = 'b'")
     assert broken(shared_full.check_merged(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}
     assert broken(shared_full.check_all(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}
 
 
-def test_a_truncate_and_a_copy_end_any_number_of_versions(
+def test_a_truncate_and_a_snapshot_end_any_number_of_versions(
     full_tables: Merged, tmp_path: Path
 ) -> None:
     tables = full_tables.copied(tmp_path / "lake")
@@ -292,7 +292,7 @@ def test_a_truncate_and_a_copy_end_any_number_of_versions(
     assert not broken(tables.check_all(2, HISTORY))
 
 
-def test_where_an_epoch_begins_below_the_last_one_the_stored_epochs_give_the_order(
+def test_stored_epochs_give_the_order_if_an_epoch_begins_at_a_lower_lsn(
     session: SparkSession, zone: RawZone
 ) -> None:
     landing = Landing(zone, [relation(column("id"), column("v", "text"))], lsn=0x5000)
@@ -317,9 +317,7 @@ def test_where_an_epoch_begins_below_the_last_one_the_stored_epochs_give_the_ord
     assert set(found.violations) == {Rule.SEVERAL_CURRENT, Rule.WRONG_FLAG}
 
 
-def test_rows_that_were_deleted_and_kept_are_not_compared(
-    session: SparkSession, zone: RawZone
-) -> None:
+def test_soft_deleted_rows_are_not_compared(session: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     tables = Merged(session, landing)
     landing.begin()
@@ -333,6 +331,6 @@ def test_rows_that_were_deleted_and_kept_are_not_compared(
 
 
 @pytest.mark.parametrize("names", [("id",), ("a, b", 'c"d', '", "')])
-def test_a_key_is_read_as_it_was_written(names: tuple[str, ...]) -> None:
+def test_a_key_is_read_exactly(names: tuple[str, ...]) -> None:
     assert parse_key(key_text(names)) == names
     assert parse_key("") == ()

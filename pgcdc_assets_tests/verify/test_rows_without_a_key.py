@@ -1,4 +1,4 @@
-"""Tables without a key, compared by all values of their rows, rescued values included."""
+"""Tables without a key are compared by all values of their rows, including rescued values."""
 
 from __future__ import annotations
 

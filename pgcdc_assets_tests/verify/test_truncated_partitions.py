@@ -33,7 +33,7 @@ def test_a_comparison_finds_the_rows_of_a_truncated_partition(pipeline: Pipeline
     comparison = pipeline.compare()
     assert not comparison.is_equal
     assert {row[0] for row in pipeline.rows()} == {1, 2, 11, 12}
-    # The remedy: a new snapshot.
+    # The remedy is a new snapshot.
     pipeline.copy("t")
     _merge(pipeline)
     pipeline.assert_equal("t")

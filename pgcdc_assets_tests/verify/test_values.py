@@ -46,7 +46,7 @@ EQUAL: list[tuple[str, pa.DataType, Any]] = [
 
 
 @pytest.mark.parametrize(("text", "kind", "value"), EQUAL)
-def test_a_text_equals_the_value_that_it_is(text: str, kind: pa.DataType, value: Any) -> None:
+def test_a_text_is_converted_to_its_value(text: str, kind: pa.DataType, value: Any) -> None:
     assert reader_for(kind)(text) == comparable(pa.array([value], kind))[0]
 
 
@@ -70,7 +70,7 @@ def test_a_text_that_the_type_cannot_hold_is_unreadable(text: str, kind: pa.Data
 
 def test_years_beyond_python_s_calendar_are_numbers() -> None:
     last = reader_for(pa.timestamp("us"))("294276-12-31 23:59:59.999999")
-    # The result of extract(epoch from ...), in microseconds.
+    # This is the result of extract(epoch from ...) in microseconds.
     assert last == 9_224_318_015_999_999_999
 
 

@@ -1,4 +1,4 @@
-"""With continuous writers both sides are equal at one LSN, repeatedly."""
+"""While writers commit, source and table are equal at each LSN of a comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATEMENTS = (
 
 
 class Writer:
-    """Writer of small transactions until the end of the block."""
+    """Writes small transactions until the end of the block."""
 
     def __init__(self, database: Database) -> None:
         self.committed = 0
@@ -42,11 +42,11 @@ class Writer:
                 else:
                     connection.rollback()
                 self.committed += 1
-                # A pause, which leaves CPU to the tested processes.
+                # The pause leaves CPU time to the tested processes.
                 self._stop.wait(0.005)
 
     def wait_for(self, count: int) -> None:
-        """Wait until it has committed or rolled back so many transactions."""
+        """Wait until the writer has committed or rolled back this number of transactions."""
         wait_until(lambda: self.committed >= count, "writes")
 
     @contextmanager
