@@ -1,4 +1,4 @@
-"""Benchmarks: what is recorded of each result, who begins, what a process took, and the page."""
+"""Benchmarks: the fields of a result, the order of the sides, measured processes, and the page."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _CONTEXT = {
     "settings": {"workload": "some rows"},
     "machine": describe_machine(None),
 }
-# What neither repeats nor compares two programs that could take turns.
+# These benchmarks do not repeat, or do not compare two programs that could take turns.
 _WITHOUT_TURNS = {
-    # Each size starts a session of its own, for its memory.
+    # Each size starts its own session, for the memory.
     "verify.py",
 }
 
 
 @pytest.mark.parametrize("page", [PAGE, README], ids=lambda path: path.name)
-def test_the_tables_of_a_page_are_those_of_the_results(page: Path) -> None:
+def test_the_tables_of_the_page_agree_with_the_results(page: Path) -> None:
     text = page.read_text()
     assert generate(text, read_entries()) == text, "run python -m benchmarks.page"
 
@@ -58,7 +58,7 @@ def test_the_page_has_a_table_for_every_benchmark() -> None:
     assert [name for name in BENCHMARKS if f"ONLY={name}`" not in text] == []
 
 
-def test_every_entry_has_all_fields_and_a_date_or_none_of_its_circumstances() -> None:
+def test_every_entry_has_all_fields_and_its_circumstances_with_a_date() -> None:
     entries = read_entries()
     assert entries[0]["name"] == FIRST
     expected = {field.name for field in fields(Result)} | _CONTEXT_FIELDS
@@ -150,7 +150,7 @@ def test_a_dirty_tree_is_visible_in_the_commit(tmp_path: Path) -> None:
     git("commit", "--quiet", "-m", "first")
     clean = find_commit(tmp_path)
     assert clean is not None and not clean.endswith("-dirty")
-    # A benchmark that has ended wrote its results: the code of the next one is still the commit's.
+    # A benchmark writes its results. The code of the next benchmark is still that of the commit.
     (tmp_path / "benchmarks" / "results.json").write_text("[1]")
     assert find_commit(tmp_path) == clean
     (tmp_path / "code.py").write_text("2")
@@ -175,7 +175,7 @@ print("done")
 """
 
 
-def test_the_memory_and_the_cpu_of_children_count() -> None:
+def test_memory_and_cpu_of_children_are_measured() -> None:
     usage = run_measured([sys.executable, "-c", _FAMILY])
     assert usage.output == "done\n"
     assert usage.seconds > 0.9
@@ -183,14 +183,14 @@ def test_the_memory_and_the_cpu_of_children_count() -> None:
     assert 240 < usage.peak_mb < 400
 
 
-def test_the_memory_of_the_one_who_measures_does_not_count() -> None:
+def test_memory_of_the_measuring_process_is_not_counted() -> None:
     held = bytearray(b"x" * 200_000_000)
     usage = run_measured([sys.executable, "-c", "import time; time.sleep(0.5)"])
     assert len(held) == 200_000_000
     assert 2 < usage.peak_mb < 100
 
 
-def test_a_measured_command_that_fails_shows_what_it_said() -> None:
+def test_the_error_of_a_measured_command_has_its_output() -> None:
     with pytest.raises(CommandFailedError, match="ended with 3: out of luck"):
         run_measured([sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"])
 

@@ -1,4 +1,4 @@
-"""Benchmarks of merges, at a small scale: both sides do what their names say."""
+"""Benchmarks of merges at a small scale."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_arrays_are_merged_with_types_and_as_text(
 
     monkeypatch.setattr(merge_arrays, "merge_orders", merge)
     monkeypatch.setattr(merge_arrays, "spark_session", lambda _: spark)
-    # Other tests use the session as well.
+    # Other tests use the session too.
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     monkeypatch.setattr(merge_arrays, "REPETITIONS", 1)
     monkeypatch.setattr(merge_arrays, "_WARM_UP", 0)

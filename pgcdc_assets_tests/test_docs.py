@@ -1,4 +1,4 @@
-"""The documentation builds without a warning, and agrees with the code."""
+"""The documentation builds without a warning and agrees with the code."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_broken_links_and_anchors_fail_the_build(tmp_path: Path) -> None:
 
 
 def metadata_names() -> set[str]:
-    """Return the names that the code gives to entries of metadata."""
+    """Return the names of metadata entries in the code."""
     names: set[str] = set()
     for path in (ROOT / "pgcdc_assets" / "orchestration").rglob("*.py"):
         for node in ast.walk(syntax_tree(path)):
@@ -116,7 +116,7 @@ def metadata_names() -> set[str]:
 
 
 def _constants(node: ast.AST) -> Iterator[str]:
-    """Find the keys of dicts that are called metadata, or are returned by a function that is."""
+    """Find the keys of dicts that are named metadata or returned by a function with this name."""
     named = re.compile(r"(metadata|figures|state)$")
     dicts: list[ast.expr | None] = []
     if isinstance(node, ast.keyword) and node.arg == "metadata":
@@ -151,7 +151,7 @@ def test_the_page_of_metrics_lists_the_metadata_of_the_code() -> None:
         name for line in rows for name in re.findall(r"`([a-z0-9_/]+)`", line.split(" | ")[0])
     }
     assert len(listed) > 50
-    # By other ways than a dict: totals by operation, timestamps, names of checks.
+    # Entries that are not in a dict: totals by operation, timestamps, names of checks.
     others = {"inserts", "updates", "deletes", "truncates", "messages", "parked_rows"}
     others |= {
         "first_commit",
@@ -172,7 +172,7 @@ def test_the_page_of_metrics_lists_the_metadata_of_the_code() -> None:
 
 
 def messages() -> str:
-    """Return the texts of the package, with ... for what a message fills in."""
+    """Return the messages of the package, with ... in place of values."""
     texts = []
     for path in (ROOT / "pgcdc_assets").rglob("*.py"):
         for node in ast.walk(syntax_tree(path)):
@@ -184,7 +184,7 @@ def messages() -> str:
     return "\n".join(texts)
 
 
-def test_messages_that_the_guides_quote_are_those_of_the_code() -> None:
+def test_the_guides_quote_messages_of_the_code() -> None:
     rows = [
         line.split(" | ")[0]
         for guide in sorted((DOCS / "guides").glob("*.md"))

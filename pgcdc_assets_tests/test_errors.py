@@ -20,7 +20,7 @@ from pgcdc_assets_tests.support.captures import Capturing
 
 
 def test_a_table_altered_during_its_copy_is_a_transient_error() -> None:
-    """A run's event names the class, and a sync ends with the exit status of the class."""
+    """The event of a run names the class, and a sync ends with the exit status of the class."""
     kind = error_named("TableChanged")
     assert kind is not None
     assert kind.exit_status == TransientError.exit_status == 3

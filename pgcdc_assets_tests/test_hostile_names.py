@@ -38,7 +38,7 @@ ALL = [
 KEY = ["a b", 'q"uote', "back`tick", "dot.ted"]
 COLUMNS = [*KEY, "a,b;c{d}(e)", "line\nend\t", "é😀", "select", "%/\\[]*?#'", "x=1", "_", "$", "~"]
 COLUMNS += [".", "Ünïcode", "'; drop table x; --", " ", '"', "`", "`a`", "count(*)", "_metadata"]
-# Spark replaces a reference to a variable in SQL text, unless that is switched off.
+# Spark replaces references to variables in SQL, unless this is switched off.
 COLUMNS += ["${env:HOME}", "${spark.app.name}", "\x01\x7f\u200b", "Straße", "STRASSE"]
 ENUM = TableName("a.b", "Mood %s 'x'.\"y\"")
 TYPED = "of a type in a.b"

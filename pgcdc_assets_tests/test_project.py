@@ -48,7 +48,7 @@ def test_mypy_finds_nothing_in_strict_mode() -> None:
 
 
 def test_type_checkers_see_the_signatures_of_the_public_names(tmp_path: Path) -> None:
-    # In the same test group as the test above: two concurrent runs of mypy would share a cache.
+    # The test group prevents two concurrent runs of mypy, which would share a cache.
     names = [name for name in pgcdc_assets.__all__ if name != "__version__"]
     program = tmp_path / "typed.py"
     program.write_text(
@@ -95,7 +95,7 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_no_message_sends_users_of_a_wheel_to_make() -> None:
+def test_no_message_tells_users_of_a_wheel_to_use_make() -> None:
     targets = make_targets()
     assert {"demo", "dev", "install", "test"} <= targets
     to_make = re.compile(rf"\bmake ({'|'.join(targets)})\b")
@@ -111,7 +111,7 @@ def test_no_message_sends_users_of_a_wheel_to_make() -> None:
     assert found == []
 
 
-def test_no_file_has_a_path_of_a_machine_or_a_todo() -> None:
+def test_no_file_contains_a_path_of_a_machine_or_a_todo() -> None:
     suspicious = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|/home/\w|/root/")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
@@ -132,7 +132,7 @@ def shell_lines(document: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_of_the_documents_exist(document: Path) -> None:
+def test_commands_in_the_documents_exist(document: Path) -> None:
     targets = make_targets()
     lines = shell_lines(document)
     asked_targets = {match[1] for line in lines if (match := re.match(r"make ([a-z-]+)", line))}
@@ -144,7 +144,7 @@ def test_commands_of_the_documents_exist(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_of_the_documents_are_not_broken(document: Path) -> None:
+def test_links_in_the_documents_are_not_broken(document: Path) -> None:
     links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text())
     broken = [
         link

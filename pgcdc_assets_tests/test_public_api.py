@@ -28,18 +28,18 @@ def names_for_type_checkers() -> dict[str, str]:
     }
 
 
-def test_all_is_what_type_checkers_see() -> None:
+def test_all_lists_the_names_for_type_checkers() -> None:
     exported = [name for name in pgcdc_assets.__all__ if not name.startswith("__")]
     assert sorted(exported) == sorted(names_for_type_checkers())
     assert len(set(pgcdc_assets.__all__)) == len(pgcdc_assets.__all__)
 
 
-def test_all_is_what_is_there() -> None:
+def test_all_lists_the_existing_names() -> None:
     modules = names_for_type_checkers()
     for name in pgcdc_assets.__all__:
         value = getattr(pgcdc_assets, name)
         assert name == "__version__" or value is getattr(sys.modules[modules[name]], name)
-    # `annotations` is from the __future__ import. Dagster searches these names for components.
+    # `annotations` comes from the __future__ import. Dagster searches these names for components.
     public = {name for name in dir(pgcdc_assets) if not name.startswith("_")} - SUBMODULES
     helpers = {"annotations", "importlib", "TYPE_CHECKING"}
     assert public - helpers == set(pgcdc_assets.__all__) - {"__version__"}

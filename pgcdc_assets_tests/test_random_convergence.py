@@ -1,7 +1,8 @@
-"""Random transactions, with processes killed at random times and at every failpoint. In the end
-each change is in the raw zone exactly once, and each SCD1 table equals its source.
+"""Random transactions, while processes are killed at random times and at every failpoint.
 
-Repeat one seed with `--seed N`. `PGCDC_SOAK_SECONDS` sets the duration of the long form.
+In the end, each change is in the raw zone exactly once, and each SCD1 table equals its source.
+
+`--seed N` repeats a seed. `PGCDC_SOAK_SECONDS` sets the duration of the long test.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Run:
         return f"s_{self.database.name}"
 
     def process(self, failpoint: str = "", *options: str) -> subprocess.Popen[str]:
-        """Start a sync in a process of its own, and wait until its imports are done."""
+        """Start a sync in a child process, and wait until its imports are done."""
         facts = {
             "conninfo": self.database.conninfo,
             "lake": self.zone.lake.uri,
@@ -139,7 +140,7 @@ class Run:
             self.database, oracle_of(self.slot), PUBLICATION, epoch.start_lsn, end
         )
         found = landed_changes(self.zone)
-        # Compare row by row: printing the difference of two long lists is too slow.
+        # Compare row by row, because the difference of two long lists takes too long to print.
         assert len(found) == len(expected)
         for index, (row, wanted) in enumerate(zip(found, expected, strict=True)):
             assert row == wanted, f"row {index}"
@@ -200,7 +201,7 @@ def test_killed_syncs_land_each_change_once_and_converge(run: Run, spark: SparkS
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_killed_syncs_and_merges_converge_over_a_long_time(run: Run, spark: SparkSession) -> None:
-    """The same for minutes, with merges in the killed processes, and repeated comparisons."""
+    """Run for minutes, with merges in the killed processes and repeated comparisons."""
     deadline = time.monotonic() + float(os.environ.get("PGCDC_SOAK_SECONDS", "600"))
     round_number = 0
     while time.monotonic() < deadline:

@@ -79,7 +79,7 @@ def test_contradictory_settings_are_refused(settings: dict[str, Any], sentence: 
         CdcTable.parse("shop.orders", **settings)
 
 
-def test_a_table_takes_the_capture_s_policy_for_schema_changes_unless_it_has_its_own() -> None:
+def test_the_capture_s_policy_applies_to_tables_without_their_own_policy() -> None:
     tables = (ORDERS, CdcTable("shop", "items", on_schema_change="follow"))
     assert [t.schema_policy for t in CdcCapture("shop", "pub", tables).tables] == ["follow"] * 2
     asking = CdcCapture("shop", "pub", tables, on_schema_change="ask")
@@ -128,7 +128,7 @@ def test_another_type_of_a_column_is_refused(ddl: str) -> None:
         CdcTable.parse("shop.orders", types={"a": ddl})
 
 
-def test_windows_of_no_size_are_refused() -> None:
+def test_windows_without_a_size_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"windows\.max_bytes"):
         WindowPolicy(max_bytes=0)
     with pytest.raises(ConfigurationError, match=r"stream\.batch_bytes"):
@@ -137,7 +137,7 @@ def test_windows_of_no_size_are_refused() -> None:
 
 @pytest.mark.parametrize("count", [0, 0.5, -1, float("nan")])
 @pytest.mark.parametrize("unit", ["old_version_hours", "old_version_days"])
-def test_old_versions_are_kept_longer_than_a_merge_reads_them(unit: str, count: float) -> None:
+def test_the_retention_of_old_versions_has_a_minimum(unit: str, count: float) -> None:
     options: dict[str, Any] = {unit: count}
     with pytest.raises(ConfigurationError, match=rf"retention\.{unit} must be 1 or more"):
         RetentionPolicy(**options)
@@ -184,6 +184,6 @@ def test_the_yaml_of_init_names_every_table_with_its_key() -> None:
     }
 
 
-def test_the_yaml_of_init_keeps_a_slot_of_another_name() -> None:
+def test_the_yaml_of_init_has_a_slot_with_another_name() -> None:
     written = yaml.safe_load(component_yaml("shop", "pub", [ORDERS], slot="mine"))
     assert written["attributes"]["slot"] == "mine"

@@ -1,4 +1,4 @@
-"""What a test run promises: versions of Postgres, seeds, and which process takes which tests."""
+"""The test run itself: versions of Postgres, seeds, and the distribution to processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_INSTALLED = "9"
 
 
 def run_pytest(folder: Path, code: str, *options: str, ci: str = "") -> tuple[int, str]:
-    """Run pytest on one file with the fixtures of seeds and servers alone."""
+    """Run pytest on a file with only the fixtures of seeds and servers."""
     (folder / "test_file.py").write_text(f"import pytest\n\n{code}")
     fixtures = ["-p", "pgcdc_assets_tests.support.seed", "-p", "pgcdc_assets_tests.support.servers"]
     alone = ["-c", "/dev/null", "--rootdir", str(folder), "-ra"]
@@ -50,24 +50,26 @@ def test_a_version_of_postgres_that_is_missing_fails_in_ci(tmp_path: Path) -> No
     assert "[9] are not installed" in said
 
 
-def test_versions_that_the_registry_of_python_packages_lacks_come_from_elsewhere() -> None:
+def test_versions_that_are_not_in_the_package_registry_come_from_maven() -> None:
     assert set(RELEASES) | {16, 18} == {14, 15, 16, 17, 18}
     assert install(18).name == "bin"
 
 
-def test_a_version_that_cannot_be_installed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_a_version_that_cannot_be_installed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([NOT_INSTALLED, "18"]) == 1
     assert "Postgres 9 is not installed" in capsys.readouterr().err
 
 
-def test_a_random_test_that_fails_names_its_seed(tmp_path: Path) -> None:
+def test_the_report_of_a_failed_random_test_names_its_seed(tmp_path: Path) -> None:
     code = "def test_it(rng: object) -> None:\n    assert False\n"
     status, said = run_pytest(tmp_path, code, "--seed", "4711", "-q")
     assert status == pytest.ExitCode.TESTS_FAILED
     assert "run it again: --seed 4711" in said
 
 
-def test_each_run_has_a_seed_of_its_own(tmp_path: Path) -> None:
+def test_each_run_has_another_seed(tmp_path: Path) -> None:
     code = "def test_it(seed: int) -> None:\n    print(f'seed {seed}')\n    assert False\n"
     said = [run_pytest(tmp_path, code)[1] for _ in range(2)]
     seeds = [re.findall(r"^random tests: --seed (\d+)$", text, re.M) for text in said]
@@ -75,7 +77,7 @@ def test_each_run_has_a_seed_of_its_own(tmp_path: Path) -> None:
     assert seeds[0] != seeds[1]
 
 
-def test_an_archive_of_classes_that_java_cannot_map_changes_nothing(
+def test_an_unusable_class_archive_has_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(class_archive, "FOLDER", tmp_path)

@@ -1,4 +1,4 @@
-"""Table names: every name can be printed and parsed, and two names never have the same text."""
+"""Table names: every name can be printed and parsed, and different names have different texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.table_name import TableName, encode_name, folder_name, output_name
 
-# Every character except NUL, and texts of the characters that the encodings use.
+# All characters except NUL, and the characters that the encodings use.
 LEGAL = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1)
 TRICKY = st.text(st.sampled_from('a_.~X"25fe$- /U&\\\n'), min_size=1, max_size=8)
 PARTS = LEGAL | TRICKY
@@ -50,7 +50,7 @@ def test_encodings_can_be_decoded_so_two_names_never_share_one(name: TableName) 
 
 
 @given(NAMES)
-def test_encodings_have_allowed_characters_only(name: TableName) -> None:
+def test_encodings_have_only_allowed_characters(name: TableName) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_$~-][A-Za-z0-9_$.~-]*", folder_name(name.table))
     assert re.fullmatch(r"[A-Za-z0-9_$.~-]+", name.partition_key)
     assert "..." not in name.partition_key
@@ -74,14 +74,14 @@ def test_no_output_of_a_step_has_the_name_of_another_s_check(
 
 
 @given(st.from_regex(r"[a-z0-9_]+", fullmatch=True))
-def test_a_plain_name_is_written_as_it_is(name: str) -> None:
+def test_a_plain_name_is_not_quoted(name: str) -> None:
     assert str(TableName("public", name)) == f"public.{name}"
     assert TableName("public", name).partition_key == f"public.{name}"
     assert TableName("public", name).record_name == f"public.{name}"
     assert encode_name(name) == folder_name(name) == name
 
 
-def test_identifiers_of_plain_names_are_as_they_were() -> None:
+def test_identifiers_of_plain_names_are_unchanged() -> None:
     assert output_name(["shop", "scd1", "shop", "order_items"], CHECKS) == (
         "shop__scd1__shop__order_items"
     )
@@ -109,7 +109,7 @@ def test_plain_names_keep_their_key_folder_and_partition(name: str) -> None:
         ('U&"d\\0061t\\+000061".t', TableName("data", "t")),
     ],
 )
-def test_names_are_read_as_in_postgres_but_for_the_case(text: str, name: TableName) -> None:
+def test_names_are_parsed_as_in_postgres_except_for_case(text: str, name: TableName) -> None:
     assert TableName.parse(text) == name
 
 

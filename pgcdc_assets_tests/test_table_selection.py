@@ -43,14 +43,14 @@ from pgcdc_assets.table_selection import TablePattern, TableSelection
         ('shop.U&"a\\0020*"', "shop", "a *", True),
     ],
 )
-def test_a_pattern_matches_by_the_written_rule(
+def test_patterns_match_by_the_documented_rules(
     pattern: str, schema: str, table: str, expected: bool
 ) -> None:
     assert TablePattern.parse(pattern).matches(TableName(schema, table)) is expected
 
 
 @pytest.mark.parametrize("text", ["", "*", "orders", ".", "shop.", ".orders", 'shop."a', 'a"b.c'])
-def test_a_text_that_is_no_pattern_is_refused(text: str) -> None:
+def test_an_invalid_pattern_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="not a pattern of table names"):
         TableSelection(include=(text,))
     with pytest.raises(ConfigurationError, match="not a pattern of table names"):
@@ -64,7 +64,7 @@ def test_a_pattern_with_many_stars_does_not_backtrack() -> None:
     assert time.process_time() - began < 1
 
 
-def test_exclude_counts_more_than_include() -> None:
+def test_exclude_takes_precedence_over_include() -> None:
     selection = TableSelection(include=("shop.*", "app.o*"), exclude=("*.tmp_*",))
     assert selection.selects(TableName("app", "orders"))
     assert selection.find_reason(TableName("app", "users")) == "matches no pattern of include"
@@ -80,13 +80,13 @@ def test_listed_tables_get_the_common_settings_and_named_tables_their_own() -> N
     listed = capture.with_listed_tables(names)
     (users,) = listed.tables
     assert (users.scd, users.soft_deletes, users.schema_policy) == ((1, 2), True, "ask")
-    # A table with settings of its own keeps them, also after a list without the table.
+    # A table keeps its own settings after a list without the table.
     again = listed.with_listed_tables([*names, named.name])
     assert [table.scd for table in again.tables] == [(2,), (1, 2)]
     assert again.tables[0].key == ("id",)
 
 
-def test_settings_of_a_table_that_the_patterns_leave_out_are_refused() -> None:
+def test_settings_of_an_excluded_table_are_refused() -> None:
     selection = TableSelection(exclude=("*.tmp_*",))
     with pytest.raises(ConfigurationError, match=r"shop\.tmp_1 has settings of its own, but match"):
         CdcCapture("t", "pub", (CdcTable("shop", "tmp_1"),), selection=selection)

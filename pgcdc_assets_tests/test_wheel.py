@@ -1,8 +1,8 @@
-"""The wheel, in an environment of what it requires and nothing else, in a folder that is no clone.
+"""The wheel, in an environment with only its requirements, in a folder outside a clone.
 
-The environment is new and takes no editable package. What the package requires is not downloaded
-again: the environment sees the packages of this one that setup.cfg requires without any extra, and
-no others. So code that needs an extra fails here.
+The environment is new and has no editable package. Requirements are not downloaded again: the new
+environment links those packages of this environment that setup.cfg requires without an extra. So
+code that needs an extra fails in these tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ print(json.dumps(sorted(spec.key.path for spec in defs().resolve_all_asset_specs
 
 @dataclass(frozen=True)
 class Installed:
-    """The wheel, installed into an environment of its own; `folder` is empty at first."""
+    """The wheel in its own environment; `folder` is empty at first."""
 
     wheel: Path
     environment: Path
@@ -57,7 +57,7 @@ class Installed:
         return self.environment / "bin" / "python"
 
     def run(self, *command: str | Path, status: int = 0, dsn: str | None = None) -> tuple[str, str]:
-        """Run a program of the environment in the folder; return what it printed, and errors."""
+        """Run a program of the environment in the folder; return its output and errors."""
         left_out = ("PGCDC_", "PYTHON", "SPARK_", "DAGSTER_")
         variables = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
         if dsn is not None:
@@ -80,7 +80,7 @@ class Installed:
 
 
 def required() -> dict[str, Distribution]:
-    """The packages that a user without extras gets, by name."""
+    """Return the packages that a user without extras gets, by name."""
     found: dict[str, Distribution] = {}
     waiting = [Requirement(line) for line in requirements()]
     asked: set[tuple[str, str]] = set()
@@ -101,7 +101,7 @@ def required() -> dict[str, Distribution]:
 
 
 def link_packages(folder: Path) -> None:
-    """Link the packages that a user gets into a folder."""
+    """Link the packages that a user without extras gets into a folder."""
     folder.mkdir()
     for package in required().values():
         for file in package.files or ():
@@ -112,7 +112,7 @@ def link_packages(folder: Path) -> None:
 
 @pytest.fixture
 def installed(wheel_and_environment: tuple[Path, Path], tmp_path: Path) -> Installed:
-    """The installed wheel, and an empty folder to use it in."""
+    """Return the installed wheel with an empty folder."""
     return Installed(*wheel_and_environment, tmp_path)
 
 
@@ -140,18 +140,18 @@ def wheel_and_environment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    # The build takes setuptools from this environment, where the extra `dev` has it.
+    # The build uses setuptools of this environment, which the extra `dev` requires.
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", "dist", source)
     (wheel,) = (folder / "dist").iterdir()
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     link_packages(folder / "required")
     (packages / "required.pth").write_text(f"{folder / 'required'}\n")
-    # Without an index: a requirement that is not met is a failure, and not a download.
+    # Install without an index, so that a missing requirement fails and is not downloaded.
     run(*pip, "--python", environment, "install", "--no-index", wheel)
     return wheel, environment
 
 
-def test_the_wheel_has_every_file_of_the_package_and_nothing_else(installed: Installed) -> None:
+def test_the_wheel_has_exactly_the_files_of_the_package(installed: Installed) -> None:
     package = ROOT / "pgcdc_assets"
     files = {
         str(path.relative_to(ROOT))
@@ -178,7 +178,7 @@ def test_the_wheel_states_version_licence_extras_and_commands(installed: Install
     assert "pgcdc = pgcdc_assets.cli:main" in commands
 
 
-def test_every_module_is_imported_without_the_packages_of_an_extra(installed: Installed) -> None:
+def test_every_module_can_be_imported_without_an_extra(installed: Installed) -> None:
     extras = {
         canonicalize_name(Requirement(line).name)
         for extra in ("demo", "dev")
@@ -202,7 +202,7 @@ def test_the_installed_command_has_the_version(installed: Installed) -> None:
         ("init --name mine --publication p", 2, "`python -m pgcdc_assets.demo dev`"),
     ],
 )
-def test_a_command_without_a_source_is_one_sentence_about_what_a_wheel_has(
+def test_a_command_without_a_source_is_one_sentence_for_users_of_a_wheel(
     command: str, status: int, sentence: str, installed: Installed
 ) -> None:
     out, error = installed.pgcdc(*command.split(), status=status)
@@ -216,7 +216,7 @@ def test_a_command_without_a_source_is_one_sentence_about_what_a_wheel_has(
 @pytest.mark.postgres
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_capture_is_declared_loaded_synced_and_verified_in_an_empty_folder(
+def test_a_capture_works_from_declaration_to_verification_in_an_empty_folder(
     installed: Installed, database: Database
 ) -> None:
     database.execute("create table t (id int primary key, v text)")

@@ -1,6 +1,6 @@
-"""Mutation testing: mutmut writes the mutants, and warm test processes try them one by one.
+"""Mutation testing: mutmut writes the mutants, and warm test processes test them in turn.
 
-mutmut's own runner begins a pytest session for each mutant, which would start a Postgres server and
-a Spark session each time. Here one session tries many mutants: a function's code object is
-exchanged in place, so servers, sessions and imports stay. `make mutation` runs it.
+mutmut's own runner starts a pytest session for each mutant, and with it a Postgres server and a
+Spark session. Here one session tests many mutants: the code object of a function is replaced in
+place, so servers, sessions and imports are kept. `make mutation` runs this package.
 """

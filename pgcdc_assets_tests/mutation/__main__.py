@@ -1,7 +1,7 @@
-"""Try the mutants of a scope: `python -m pgcdc_assets_tests.mutation --scope protocol`.
+"""Test the mutants of a scope: `python -m pgcdc_assets_tests.mutation --scope protocol`.
 
-Scopes are in pyproject.toml. Verdicts are kept in `.pgcdc/mutation`, so that a run continues where
-the last one ended; a change of a module, or of its tests, has its mutants tried again.
+Scopes are in pyproject.toml. Verdicts are stored in `.pgcdc/mutation`, so that a run continues
+after the previous run. A change of a module or of its tests invalidates the verdicts on the module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HUNG_AFTER_SECONDS = 900
 
 @dataclass(frozen=True)
 class Scope:
-    """Modules, the tests that are to find their mutants, and options of pytest."""
+    """Modules to mutate, tests to run, and options of pytest."""
 
     name: str
     modules: list[str]
@@ -43,7 +43,7 @@ class Scope:
 
     @property
     def paths(self) -> list[Path]:
-        """The files to mutate."""
+        """Return the files to mutate."""
         found: list[Path] = []
         for name in self.modules:
             path = ROOT / name
@@ -58,17 +58,17 @@ def read_scopes() -> dict[str, Scope]:
 
 
 def main() -> None:
-    """Try mutants and print those that no test finds."""
+    """Test mutants, and print the mutants that survive."""
     scopes = read_scopes()
     parser = argparse.ArgumentParser(prog="mutation", description=__doc__.partition("\n")[0])
     parser.add_argument("--scope", default="protocol", help=f"of {', '.join(scopes)}")
-    parser.add_argument("--only", default="", help="only mutants of files whose path has this")
-    parser.add_argument("--sample", type=int, help="a random sample of so many mutants")
-    parser.add_argument("--seed", type=int, help="draw the sample again that printed this")
-    parser.add_argument("--seconds", type=float, default=10**6, help="end after so long")
+    parser.add_argument("--only", default="", help="only mutants of files whose path has this text")
+    parser.add_argument("--sample", type=int, help="size of a random sample of mutants")
+    parser.add_argument("--seed", type=int, help="seed of the sample, to repeat a sample")
+    parser.add_argument("--seconds", type=float, default=10**6, help="time limit")
     parser.add_argument("--sql", action="store_true", help="only mutants of the SQL in strings")
-    parser.add_argument("--again", action="store_true", help="only those that no test found, again")
-    parser.add_argument("--list", action="store_true", help="print the mutants, and try none")
+    parser.add_argument("--again", action="store_true", help="test only survivors again")
+    parser.add_argument("--list", action="store_true", help="print the mutants without tests")
     arguments = parser.parse_args()
     run = Run(scopes[arguments.scope])
     mutants = [
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 class Run:
-    """The verdicts of a scope so far, and the processes that find more."""
+    """The stored verdicts of a scope, and the processes that find further verdicts."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -105,7 +105,7 @@ class Run:
         self._tests_file = self._home / "tests.jsonl"
 
     def go(self, mutants: list[Mutant], deadline: float, *, is_again: bool) -> None:
-        """Try the mutants that have no verdict."""
+        """Test the mutants without a verdict."""
         tests = self._observed_tests()
         if is_again:
             for mutant in mutants:
@@ -121,7 +121,7 @@ class Run:
 
     @staticmethod
     def _runs_at_import(mutant: Mutant) -> bool:
-        """Say whether a mutant is in code that runs at import, as defaults of arguments do."""
+        """Return whether a mutant is in code that runs at import, such as defaults of arguments."""
         return not mutant.function or mutant.before.startswith(("def ", "self, ", "async def "))
 
     def _observed_tests(self) -> dict[str, dict[str, Any]]:
@@ -180,8 +180,8 @@ class Run:
         if len(self.verdicts()) > before or time.monotonic() > deadline:
             return
         if self._begun() == begun_before and not orders[0]["from_import"]:
-            raise SystemExit(f"the tests do not begin: see {self._home / 'pytest.log'}")
-        # The process ended within the first mutant: in a crash, or at a failing import.
+            raise SystemExit(f"the tests did not begin: see {self._home / 'pytest.log'}")
+        # The process ended during the first mutant, by a crash or a failed import.
         self._append({"key": orders[0]["key"], "verdict": "killed", "test": "process ended"})
 
     def _begun(self) -> int:
@@ -215,7 +215,7 @@ class Run:
         deadline: float,
         environment: dict[str, str] | None = None,
     ) -> None:
-        """Run one process, and end it and its children when it hangs."""
+        """Run a process, and kill the process and its children if it hangs."""
         order = self._home / "order.json"
         seconds = max(deadline - time.monotonic(), 0)
         order.write_text(
@@ -255,12 +255,12 @@ class Run:
             file.write(json.dumps(found) + "\n")
 
     def verdicts(self) -> dict[str, dict[str, Any]]:
-        """The last verdict of each mutant."""
+        """Return the newest verdict of each mutant."""
         last = {line["key"]: line for line in _lines(self._verdicts_file) if "verdict" in line}
         return {key: line for key, line in last.items() if line["verdict"] != "not tried"}
 
     def report(self, mutants: list[Mutant]) -> None:
-        """Print the figures, and the mutants that no test finds."""
+        """Print the figures, and the mutants that survive."""
         verdicts = self.verdicts()
         judged = read_judged()
         counts: Counter[str] = Counter()
@@ -284,7 +284,7 @@ class Run:
 
 
 def tests_by_function(tests: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
-    """Give each function the tests that call it, the shortest first."""
+    """Return the tests that call each function, the fastest test first."""
     found: dict[str, list[str]] = {}
     for test in sorted(tests, key=lambda test: float(test["seconds"])):
         for function in test["functions"]:
@@ -293,7 +293,7 @@ def tests_by_function(tests: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def read_judged() -> dict[tuple[str, str, str], str]:
-    """Read the mutants that were judged equal in effect to the original, with the reason."""
+    """Read the mutants that are equal in effect to the original, with the reasons."""
     entries = tomllib.loads(JUDGED.read_text()).get("mutant", []) if JUDGED.exists() else []
     return {(e["module"], e["before"], e["after"]): e["reason"] for e in entries}
 

@@ -1,4 +1,4 @@
-"""The mutants of a module: where each is, and its source text."""
+"""The mutants of a module: their positions and source texts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mutmut.mutation.pragma_handling import get_ignored_lines
 
 from pgcdc_assets_tests.mutation.operators import OPERATORS
 
-# Arguments that are sentences for people, and calls that only write such.
+# Arguments that are sentences for people, and calls that only write sentences.
 _PROSE_ARGUMENTS = {"reason", "remedy", "doing", "help", "description"}
 _PROSE_CALLS = {"info", "warning", "debug", "error", "exception", "add_note"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one module.
+    """One change of a module.
 
     Attributes:
         function: the qualified name of the outermost function that is changed; empty for code that
@@ -46,14 +46,14 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What the mutant is known by between runs, until its module changes."""
+        """The mutant's identity between runs, until its module changes."""
         return f"{self.module}:{self.number}:{self.before}=>{self.after}"
 
 
 class _Visitor(MutationVisitor):
-    """mutmut's visitor, into functions with decorators and module level too, and not into prose.
+    """mutmut's visitor, extended to decorated functions and module level, without prose.
 
-    Decorators do not hinder here: no function is copied.
+    mutmut copies functions, which decorators prevent. This package does not copy functions.
     """
 
     def __init__(self, path: str, source: str, wrapper: MetadataWrapper) -> None:
@@ -106,7 +106,7 @@ def _is_prose(node: cst.CSTNode) -> bool:
 
 
 def module_name(root: Path, path: Path) -> str:
-    """Name the module of a file."""
+    """Return the module name of a file."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -118,7 +118,7 @@ def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
     visitor = _Visitor(str(path), source, wrapper)
     module = wrapper.visit(visitor)
     names = _qualified_names(module)
-    # Only the statement that holds the mutation is written again: a module's text takes 20 ms.
+    # Generate only the changed statement, because the text of a module takes 20 ms.
     texts = [module.code_for_node(statement) for statement in module.body]
     head = "".join(module.code_for_node(line) for line in module.header)
     places = {

@@ -1,8 +1,7 @@
-"""Mutation operators: mutmut's, and what it lacks for this code.
+"""Mutation operators: those of mutmut, and further operators for this code.
 
-mutmut changes neither conditions of `if`, nor calls whose result is unused, nor the SQL inside
-strings. Sentences for people are no code: strings in `raise` and texts with spaces that are not SQL
-stay as they are.
+mutmut does not change conditions of `if`, calls whose result is unused, and SQL in strings.
+Sentences for people are not mutated: strings in `raise`, and texts with spaces that are not SQL.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from mutmut.mutation.mutators import (
     operator_string,
 )
 
-# Each pattern and its replacement; a pattern does not match inside a longer operator.
+# Patterns and replacements. A pattern does not match inside a longer operator.
 _SQL_SWAPS = [
     (r"<=>", "="),
     (r"(?<![<=>!])<=(?!>)", "<"),
@@ -64,12 +63,12 @@ _SQL_SWAPS = [
 ]
 _SWAPS = [(re.compile(pattern, re.IGNORECASE), text) for pattern, text in _SQL_SWAPS]
 
-# What marks a text with spaces as SQL. `and`, `or`, `not` and `from` are English as well.
+# These words mark a text with spaces as SQL. `and`, `or`, `not` and `from` are English too.
 _SQL = re.compile(
     r"\b(select|where|partition by|order by|merge into|matched|is (not )?null|case when|cast\("
     r"|AS|AND|OR|NOT|IF\(|struct\(|OVER|DESC|set_config|pg_\w+)\b|::|<=>|\w\(|\w [<>=]=? \w"
 )
-# Calls without which nothing but a narrower result is left.
+# Without these calls, only a wider result remains.
 _NARROWING = {"distinct", "where", "filter", "dropDuplicates", "limit", "sort", "orderBy"}
 
 
@@ -104,7 +103,7 @@ def _condition(node: cst.If) -> Iterable[cst.If]:
     for operator, name in ((cst.And(), "False"), (cst.Or(), "True")):
         changed = cst.BooleanOperation(left=test, operator=operator, right=cst.Name(name))
         if not isinstance(node.test, cst.NamedExpr):
-            # `if(` would be kept where the original had a parenthesis right behind it.
+            # The original may be `if(`, without a space.
             space = cst.SimpleWhitespace(" ")
             yield node.with_changes(test=changed, whitespace_before_test=space)
 
@@ -115,9 +114,10 @@ def _unused_call(node: cst.Expr) -> Iterable[cst.Expr]:
 
 
 def _arguments(node: cst.Call) -> Iterable[cst.Call]:
-    """Make an argument None, or leave it out if it has a name or is the last.
+    """Replace an argument by None, or omit a named argument or the last argument.
 
-    Without another one, arguments move up: nearly always an error that says nothing of the tests.
+    Without another argument, the later arguments would move. This is nearly always an error, which
+    does not show whether the tests are good.
     """
     for changed in operator_arg_removal(node):
         if any(_is_sentence(a.value) and a not in changed.args for a in node.args):

@@ -1,9 +1,9 @@
-"""The pytest plugin that tries mutants: one session, in which tests run as often as needed.
+"""The pytest plugin that tests mutants in one session, in which tests run repeatedly.
 
-Without mutants it notes how long each test takes and which functions it calls, in threads too. With
-mutants it runs for each one the tests that call the changed function, the shortest first, until one
-fails. Now and then the tests that failed run on the original code: if one of them fails there too,
-an earlier mutant has left something behind, and what was found since is not counted.
+Without mutants, the plugin records the duration of each test and the functions that it calls, also
+in threads. For each mutant, it runs the tests that call the changed function, the fastest first,
+until a test fails. After some mutants, the failed tests run on the original code. If a test fails
+there too, an earlier mutant has had a lasting effect, and the verdicts since are discarded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pytest
 from hypothesis import Phase, settings
 
 PACKAGE = "pgcdc_assets"
-# So many mutants are tried before the tests that found them run on the original code.
+# Number of mutants after which the failed tests run on the original code.
 _CHECKED_EVERY = 10
 _EXAMPLES = 25
 _RUN_FROM_IMPORT = "PGCDC_MUTANT_SOURCE"
@@ -37,7 +37,7 @@ settings.register_profile(
     "mutation",
     database=None,
     derandomize=True,
-    # To make an example small that fails is work that no one reads.
+    # Do not shrink failing examples, because their result is not shown.
     phases=[Phase.explicit, Phase.generate],
 )
 
@@ -56,7 +56,7 @@ class _Loop:
         self._tests: dict[str, dict[str, Any]] = order["tests"]
         self._failed = False
         self._reason = ""
-        # Of each module, how many of its mutants a test has found.
+        # The number of mutants of each module that a test has killed.
         self._found: Counter[tuple[str, str]] = Counter()
         folder = Path(tempfile.mkdtemp(prefix="pgcdc-mutant-"))
         self._source = folder / "mutant.py"
@@ -122,7 +122,7 @@ class _Loop:
     def _try_one(
         self, session: pytest.Session, items: dict[str, pytest.Item], mutant: dict[str, Any]
     ) -> dict[str, Any]:
-        """Run tests on a mutant until one fails."""
+        """Run tests on a mutant until a test fails."""
         began = time.monotonic()
         verdict, killer, reason = "survived", "", ""
         with self._active(mutant):
@@ -146,7 +146,7 @@ class _Loop:
         }
 
     def _in_order(self, mutant: dict[str, Any]) -> list[str]:
-        """Put tests first that found many mutants of the module in a short time."""
+        """Order the tests: first those that killed many mutants of the module in a short time."""
 
         def cost(nodeid: str) -> float:
             found = self._found[mutant["module"], nodeid]
@@ -185,7 +185,7 @@ class _Loop:
 
     @contextmanager
     def _active(self, mutant: dict[str, Any]) -> Iterator[None]:
-        """Exchange the code of the changed function, here and in processes that tests start."""
+        """Replace the code of the changed function, in this process and in child processes."""
         source = Path(mutant["source_file"]).read_text()
         self._source.write_text(source)
         with pytest.MonkeyPatch.context() as patch:
@@ -214,7 +214,7 @@ class _Loop:
 
 
 def _shorten(item: pytest.Item) -> None:
-    """Let a property be tried on few examples, which are the same each time."""
+    """Run properties on few and repeatable examples."""
     function = getattr(item, "obj", None)
     used = getattr(function, "_hypothesis_internal_use_settings", None)
     if isinstance(used, settings) and used.max_examples > _EXAMPLES:
@@ -222,7 +222,7 @@ def _shorten(item: pytest.Item) -> None:
 
 
 class _Above:
-    """What stays set up between two runs of tests of one module."""
+    """The fixtures that are kept between two runs of tests of a module."""
 
     def __init__(self, item: pytest.Item) -> None:
         self._chain = item.listchain()[:-1]
@@ -233,7 +233,7 @@ class _Above:
 
 @contextmanager
 def _called_functions() -> Iterator[set[str]]:
-    """Note the functions of the package that are called, as `module:name`."""
+    """Record the called functions of the package, as `module:name`."""
     called: set[CodeType] = set()
     names: set[str] = set()
 
@@ -255,10 +255,10 @@ def _called_functions() -> Iterator[set[str]]:
 
 
 def outer_functions(code: CodeType) -> Iterable[CodeType]:
-    """Find the code of a module's functions and of its classes' methods."""
+    """Find the code objects of a module's functions and methods."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            # The body of a class begins by naming its module.
+            # The body of a class begins with the name of its module.
             if "__module__" in constant.co_names and "__qualname__" in constant.co_names:
                 yield from outer_functions(constant)
             elif "<" not in constant.co_qualname:
@@ -267,7 +267,7 @@ def outer_functions(code: CodeType) -> Iterable[CodeType]:
 
 @functools.cache
 def _live_functions() -> dict[tuple[str, str], list[FunctionType]]:
-    """Find the functions themselves, whatever decorators have wrapped them in."""
+    """Find the functions inside of their decorators."""
     found: dict[tuple[str, str], list[FunctionType]] = defaultdict(list)
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and f"/{PACKAGE}/" in function.__code__.co_filename:

@@ -1,4 +1,4 @@
-"""What the mutants of a module are: SQL and conditions too, and no sentences for people."""
+"""The mutants of a module: SQL and conditions are mutated, but not sentences for people."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_conditions_and_calls_whose_result_is_unused_are_mutated(tmp_path: Path)
     }
 
 
-def test_sentences_for_people_and_annotations_are_left_alone(tmp_path: Path) -> None:
+def test_sentences_for_people_and_annotations_are_not_mutated(tmp_path: Path) -> None:
     changes = _changes(
         tmp_path,
         '''

@@ -1,4 +1,4 @@
-"""Has the processes that tests start import the mutant: Python runs this file at its start.
+"""Load the mutant in processes that tests start: Python executes this file at its start.
 
 The environment names the module and a file with its changed source. Tracebacks and `__file__` name
 the original.
