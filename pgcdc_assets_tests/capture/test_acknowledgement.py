@@ -1,4 +1,4 @@
-"""No un-landed change is acknowledged, and status packets are sent on time (A1, A8 to A14)."""
+"""Only landed changes are acknowledged, and status packets are sent on time (A1, A8 to A14)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def streaming(
 
 
 def has_lived(capturing: Capturing, stream: ReplicationStream, seconds: float) -> bool:
-    """Return whether a status packet arrived that long after the stream began."""
+    """Return whether a status packet arrived this long after the start of the stream."""
     return bool(
         capturing.database.value(
             "select max(reply_time) > max(backend_start) + %s * interval '1 s' "
@@ -61,14 +61,14 @@ def has_lived(capturing: Capturing, stream: ReplicationStream, seconds: float) -
 
 
 def wait_for_replies(capturing: Capturing, stream: ReplicationStream, seconds: float) -> None:
-    """Return when the walsender has lived on our status packets for so long."""
+    """Wait until status packets have kept the walsender alive for this time."""
     wait_until(
         lambda: has_lived(capturing, stream, seconds), "status packets to arrive for long enough"
     )
 
 
 def rows_until(stream: ReplicationStream, count: int) -> list[dict[str, Any]]:
-    """Decode until `count` rows have arrived, without landing."""
+    """Decode until `count` rows have arrived, and land no row."""
     decoder = Decoder(numbering(), FAR)
     rows: list[dict[str, Any]] = []
     for batch in stream.batches():
@@ -76,12 +76,12 @@ def rows_until(stream: ReplicationStream, count: int) -> list[dict[str, Any]]:
         rows += [] if decoded is None else decoded.to_pylist()
         if len(rows) >= count:
             return rows
-    raise AssertionError("the stream has no end")
+    raise AssertionError("the stream ended")
 
 
 @pytest.mark.every_pg
 @pytest.mark.usefixtures("wire")
-def test_a_slow_client_acknowledges_no_transaction_that_it_has_not_landed(
+def test_a_slow_client_acknowledges_only_landed_transactions(
     capturing: Capturing,
 ) -> None:
     """A1: the transaction that commits last began first, and has the oldest rows."""
@@ -103,7 +103,7 @@ def test_a_slow_client_acknowledges_no_transaction_that_it_has_not_landed(
         rows = rows_until(stream, 3001)
         assert rows[0]["new"][0] == "1"
         assert rows[3000]["new"][0] == "20"
-        # The test takes no further batches: the queue fills up, then the socket.
+        # The test reads no further batch, so first the queue and then the socket fill up.
         wait_for_replies(slow, stream, 6)
         assert slow.confirmed() == landed.end
     slow.capture(LsnWindow.of(1, landed.end, end))
@@ -128,7 +128,7 @@ def test_a_flush_position_never_decreases(capturing: Capturing) -> None:
     assert capturing.confirmed() == new
 
 
-def test_a_keepalive_that_asks_is_answered_at_once(capturing: Capturing) -> None:
+def test_a_keepalive_with_a_request_is_answered_at_once(capturing: Capturing) -> None:
     """A9: after the start of the stream, the server's timeout falls below the status interval."""
     capturing.begin("create table t (id int)")
     database = capturing.database
@@ -137,7 +137,7 @@ def test_a_keepalive_that_asks_is_answered_at_once(capturing: Capturing) -> None
         database.execute("alter system set wal_sender_timeout = '3s'")
         try:
             database.value("select pg_reload_conf()")
-            # The server asks after half of that, and ends a stream that does not answer.
+            # The server requests a reply after half of the timeout, and ends a stream without it.
             for _ in stream.batches():
                 if has_lived(capturing, stream, 5):
                     break
@@ -151,7 +151,7 @@ def test_a_keepalive_that_asks_is_answered_at_once(capturing: Capturing) -> None
 def test_a_row_that_arrives_for_longer_than_the_sender_timeout_lands(
     capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A14: status packets go out in the middle of a message that is larger than a batch."""
+    """A14: status packets are sent in the middle of a message that is larger than a batch."""
     looked_over = []
 
     def count(buffer: Bytes, start: int, end: int) -> Frames:
@@ -167,7 +167,7 @@ def test_a_row_that_arrives_for_longer_than_the_sender_timeout_lands(
     window = capturing.window()
     proxy.throttle(4_000_000)
     slow = capturing.through(proxy.conninfo(capturing.conninfo)).with_sender_timeout(2)
-    # On a busy machine a pause may bring few bytes, which would end a read.
+    # On a busy machine, few bytes may arrive in a pause, which would end a read.
     never_quiet = StreamSettings(wire=WireSettings(busy_bytes=1024))
     slow.capture(window, CaptureLimits(stream=never_quiet))
 
@@ -179,7 +179,7 @@ def test_a_row_that_arrives_for_longer_than_the_sender_timeout_lands(
 
 
 def test_a_slot_that_another_program_advanced_stops_the_capture(capturing: Capturing) -> None:
-    """A9: both LSNs and the gap are named."""
+    """A9: the error names both LSNs and the gap."""
     capturing.begin("create table t (id int)")
     expected = capturing.captured_through()
     capturing.database.execute("insert into t values (1)")
@@ -197,7 +197,7 @@ def test_a_slot_that_another_program_advanced_stops_the_capture(capturing: Captu
     assert capturing.rows() == []
 
 
-def test_a_slot_that_advances_after_the_first_check_stops_the_capture_too(
+def test_a_slot_that_advances_after_the_first_check_stops_the_capture(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A9: START_REPLICATION would skip the gap silently."""
@@ -243,8 +243,8 @@ def test_a_window_out_of_order_is_refused(capturing: Capturing) -> None:
 
 
 @pytest.mark.every_pg
-def test_an_idle_publication_moves_its_slot_by_keepalives(capturing: Capturing) -> None:
-    """A11: only a table outside the publication is written."""
+def test_keepalives_advance_the_slot_of_an_idle_publication(capturing: Capturing) -> None:
+    """A11: only a table outside the publication changes."""
     capturing.database.execute("create table t (id int); create table other (id int)")
     capturing.begin()
     capturing.database.execute("drop publication pub; create publication pub for table t")
@@ -265,7 +265,7 @@ def test_an_idle_publication_moves_its_slot_by_keepalives(capturing: Capturing) 
     assert capturing.rows() == []
 
 
-def test_a_busy_other_database_does_not_hold_the_slot_back(capturing: Capturing) -> None:
+def test_the_slot_advances_while_another_database_is_busy(capturing: Capturing) -> None:
     """A12."""
     capturing.begin("create table t (id int)")
     other = create_database(capturing.database.server)
@@ -281,7 +281,7 @@ def test_a_busy_other_database_does_not_hold_the_slot_back(capturing: Capturing)
 
 
 @pytest.mark.usefixtures("wire")
-def test_a_landing_that_takes_long_keeps_the_connection_and_the_old_position(
+def test_a_long_landing_keeps_the_connection_and_the_old_position(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A14: the walsender requests a reply after 1 s and ends after 2 s; the landing takes 5 s."""
@@ -327,7 +327,7 @@ def test_the_time_limit_does_not_affect_a_landed_window(
 def test_a_limit_that_passes_before_the_commit_reports_a_landed_window(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of the stream does not undo a landing; the next run only confirms it."""
+    """The end of the stream does not affect a landed window, which the next run confirms."""
     window = capturing.begin_with_one_insert()
     settings = StreamSettings(watch_seconds=0.05)
     _linger_at(failpoints.BEFORE_DELTA_COMMIT, 2, monkeypatch)
@@ -345,7 +345,7 @@ def test_a_limit_that_passes_before_the_commit_reports_a_landed_window(
 
 
 def _linger_at(failpoint: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stay at a failpoint until the seconds have passed and the stream has checked its limit."""
+    """Wait at a failpoint until the time has passed and the stream has checked its limit."""
 
     def linger(name: str) -> None:
         if name == failpoint:

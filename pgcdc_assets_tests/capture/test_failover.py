@@ -292,7 +292,7 @@ class _Recorded(ServerTimeline):
         (None, "0/9000000", True),
     ],
 )
-def test_a_timeline_history_decides_whether_captured_wal_is_part_of_it(
+def test_a_timeline_history_shows_whether_it_contains_captured_wal(
     captured_on: int | None, through: str, is_fine: bool
 ) -> None:
     server = _Recorded(3, None, 1.0)  # type: ignore[arg-type]

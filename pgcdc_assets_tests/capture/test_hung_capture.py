@@ -1,4 +1,4 @@
-"""A capture whose lake or reader thread hangs ends, and loses nothing."""
+"""A capture with a hanging lake or reader thread ends without a loss."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_write_that_hangs_is_abandoned_and_cannot_commit_later(
     assert capturing.texts("t") == [["1"]]
 
 
-def test_a_reader_thread_that_has_ended_silently_is_noticed(
+def test_the_end_of_the_reader_thread_is_detected(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = capturing.begin_with_one_insert()

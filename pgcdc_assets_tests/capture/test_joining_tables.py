@@ -1,4 +1,4 @@
-"""Tables that join a publication while its stream is captured, and tables that leave again."""
+"""Tables that are added to a publication during the capture, and tables that leave again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _start(capturing: Capturing) -> None:
 
 
 def _is_complete(capturing: Capturing) -> bool:
-    """Return whether snapshot and landed changes of `u` give the rows of the source."""
+    """Return whether the snapshot and the landed changes of `u` result in the source's rows."""
     [snapshot] = [s for s in capturing.zone.snapshots.complete_snapshots() if s.table == "u"]
     copied = copied_rows(capturing.zone, "u", snapshot.snapshot_lsn)
     found = replayed(capturing, copied, "u", (0,), int(snapshot.snapshot_lsn))
@@ -40,10 +40,10 @@ def _is_complete(capturing: Capturing) -> bool:
     return found == sorted(map(list, rows), key=repr)
 
 
-def test_a_table_that_joins_is_complete_and_delays_no_other_table(
+def test_an_added_table_is_complete_and_delays_no_other_table(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C9: changes of the table are landed before its copy, during its copy and after its copy."""
+    """C9: changes of the table are landed before, during and after its snapshot."""
     _start(capturing)
     execute = capturing.database.execute
     execute(_JOINED)
@@ -71,8 +71,8 @@ def test_a_table_that_joins_is_complete_and_delays_no_other_table(
     assert capturing.texts("t") == [["2"], ["3"]]
 
 
-def test_a_table_that_leaves_during_its_copy_leaves_nothing_behind(capturing: Capturing) -> None:
-    """C10: its copy is killed half way, it is dropped, and a new one gets its name."""
+def test_a_table_that_leaves_during_its_snapshot_leaves_no_rows(capturing: Capturing) -> None:
+    """C10: its snapshot is killed, the table is dropped, and a new table gets the name."""
     _start(capturing)
     execute, zone = capturing.database.execute, capturing.zone
     execute(_JOINED)

@@ -62,7 +62,7 @@ def test_a_large_transaction_completes_under_a_short_sender_timeout(
         pytest.param(10_000_000, 50_000, id="large", marks=pytest.mark.soak),
     ],
 )
-def test_a_transaction_of_many_rows_and_subtransactions_lands_whole_in_little_memory(
+def test_a_transaction_of_many_rows_and_subtransactions_is_landed_in_little_memory(
     capturing: Capturing, rows: int, subtransactions: int
 ) -> None:
     """H6: rolled back rows never arrive, and the slot's position is the window's end."""
@@ -120,7 +120,7 @@ def test_a_row_of_200_mb_lands_and_the_stream_continues(capturing: Capturing) ->
 
 @pytest.mark.spark
 @pytest.mark.soak
-def test_a_row_of_200_mb_is_merged_in_the_heap_that_spark_has_by_default(
+def test_a_row_of_200_mb_is_merged_with_the_default_heap(
     pipeline: Pipeline,
 ) -> None:
     """D16."""

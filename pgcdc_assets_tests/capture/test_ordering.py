@@ -12,7 +12,7 @@ from pgcdc_assets_tests.support.waits import wait_until
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
 
 
-def test_a_capture_ends_at_its_barrier_while_writers_never_stop(capturing: Capturing) -> None:
+def test_a_capture_ends_at_its_barrier_while_writers_continue(capturing: Capturing) -> None:
     """A16."""
     capturing.begin("create table t (id int)")
     is_done = Event()
@@ -46,7 +46,7 @@ def test_a_capture_ends_at_its_barrier_while_writers_never_stop(capturing: Captu
     assert numbers == list(range(1, capturing.database.value("select count(*) from t") + 1))
 
 
-def test_what_was_rolled_back_leaves_no_row(capturing: Capturing) -> None:
+def test_rolled_back_changes_are_not_landed(capturing: Capturing) -> None:
     """A17."""
     capturing.begin("create table t (id int)")
     with capturing.database.connect(autocommit=False) as connection:
@@ -65,7 +65,7 @@ def test_what_was_rolled_back_leaves_no_row(capturing: Capturing) -> None:
     assert report.transaction_count == 1
 
 
-def test_two_tables_changed_in_one_transaction_share_its_commit(capturing: Capturing) -> None:
+def test_changes_of_two_tables_in_a_transaction_have_one_commit_lsn(capturing: Capturing) -> None:
     """A19."""
     capturing.begin("create table a (id int); create table b (id int)")
     capturing.database.transaction("insert into a values (1)", "insert into b values (1)")
@@ -137,7 +137,7 @@ def test_every_kind_of_change_is_landed(capturing: Capturing) -> None:
     assert sum(report.warnings.values()) == 1
 
 
-def test_the_origin_of_a_replicated_transaction_is_kept(capturing: Capturing) -> None:
+def test_the_origin_of_a_replicated_transaction_is_landed(capturing: Capturing) -> None:
     capturing.begin("create table t (id int)")
     name = f"origin_{capturing.database.name}"
     with capturing.database.connect() as connection, connection.cursor() as cursor:
@@ -157,7 +157,7 @@ def test_the_origin_of_a_replicated_transaction_is_kept(capturing: Capturing) ->
     ]
 
 
-def test_the_same_text_is_captured_whatever_the_databases_settings(capturing: Capturing) -> None:
+def test_the_captured_text_does_not_depend_on_the_databases_settings(capturing: Capturing) -> None:
     """B15, for the stream."""
     for setting in (
         "datestyle = 'SQL, DMY'",

@@ -1,4 +1,4 @@
-"""A row that cannot be decoded: parked in the raw zone, while every other table continues."""
+"""A row that cannot be decoded is parked in the raw zone, and all other rows are landed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _begin(capturing: Capturing) -> None:
     )
 
 
-def test_a_row_that_cannot_be_decoded_is_parked_and_stops_no_other_row(
+def test_a_row_that_cannot_be_decoded_is_parked_and_other_rows_are_landed(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
     _begin(capturing)
@@ -65,7 +65,7 @@ def test_a_row_that_cannot_be_decoded_is_parked_and_stops_no_other_row(
         for row in (rows[2], rows[5])
     ]
     assert "poison" not in str(events)
-    # The window is captured: a second capture confirms and reports the same counts.
+    # The window is captured. A second capture confirms it and reports the same counts.
     again = through.capture(window)
     assert (again.already_captured, again.counts) == (True, report.counts)
     proxy.repair()
@@ -73,7 +73,7 @@ def test_a_row_that_cannot_be_decoded_is_parked_and_stops_no_other_row(
     assert through.capture().counts == {"public.bad": {"I": 1}}
 
 
-def test_a_row_that_another_connection_brings_undamaged_is_not_parked(
+def test_a_row_that_is_undamaged_in_a_second_stream_is_not_parked(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
     _begin(capturing)
@@ -105,10 +105,10 @@ def test_damage_outside_of_a_tuple_stops_the_capture_and_loses_nothing(
 
 
 @pytest.mark.usefixtures("wire")
-def test_a_row_that_the_server_cannot_print_is_named_by_its_lsn_with_the_remedy(
+def test_the_error_about_a_row_that_the_server_cannot_print_has_its_lsn(
     capturing: Capturing,
 ) -> None:
-    """The output function fails in the walsender, so the client never gets the row."""
+    """The output function fails in the walsender, so the client does not get the row."""
     capturing.begin(
         "create type mood as enum ('sad', 'ok')",
         "create table bad (id int primary key, m mood)",

@@ -1,4 +1,4 @@
-"""Partitioned tables and tables that inherit: each row once, by snapshot and by stream."""
+"""Partitioned and inherited tables: snapshot and stream have each row once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
 
 Rows = list[list[str | None]]
 
-# Leaf `p2` has its columns in another order, and `child` has one column more.
+# Leaf `p2` has another order of columns, and `child` has a further column.
 _PARTITIONED = """
 create table p (id int, region int, v text, primary key (id, region)) partition by list (region);
 create table p1 partition of p for values in (1);
@@ -29,7 +29,7 @@ insert into parent values (1, 'a'), (2, 'b');
 insert into child values (1, 'a', 10), (3, 'c', 30)
 """
 
-# The options of the publication, and the tables that it publishes with the columns of their keys.
+# Options of the publication, and its tables with the columns of their keys.
 _PUBLICATIONS: dict[str, tuple[str, dict[str, Sequence[int]]]] = {
     "root": ("for table p with (publish_via_partition_root = true)", {"p": (0, 1)}),
     "root and leaf": (
@@ -50,7 +50,7 @@ def _start(capturing: Capturing, tables: str, publication: str) -> dict[str, Row
 def replayed(
     capturing: Capturing, rows: Rows, table: str, key: Sequence[int], since: int = 0
 ) -> Rows:
-    """Fold the landed changes of a table into its snapshot. Each change must find its row."""
+    """Fold the landed changes of a table into its snapshot, and check that each row exists."""
 
     def identity(row: Sequence[str | None]) -> tuple[str | None, ...]:
         return tuple(row[index] for index in key)
@@ -77,7 +77,7 @@ def _source(capturing: Capturing, table: str) -> Rows:
 
 
 @pytest.mark.parametrize("name", _PUBLICATIONS)
-def test_rows_of_partitions_come_once_under_the_published_name(
+def test_rows_of_partitions_have_the_published_name_and_occur_once(
     capturing: Capturing, name: str
 ) -> None:
     """E1, E2, E6, C7: a leaf is created later, and rows move to other leaves."""
@@ -105,7 +105,7 @@ def test_rows_of_partitions_come_once_under_the_published_name(
     assert moved == ["I"], "a row that moves to another leaf is a delete and an insert"
 
 
-def test_a_child_is_a_table_of_its_own_and_its_rows_are_not_in_its_parent(
+def test_rows_of_a_child_table_are_not_in_its_parent(
     capturing: Capturing,
 ) -> None:
     """E7, C7: the publication of a parent publishes the children with all of their columns."""

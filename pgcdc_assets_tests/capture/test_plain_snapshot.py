@@ -1,4 +1,4 @@
-"""A later snapshot needs no slot, waits for no old writer, and is exact (C1, C2, C12)."""
+"""A later snapshot without a slot does not wait for old writers, and is exact (C1, C2, C12)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _slot(database: Database) -> str:
 
 
 def _make(database: Database, zone: RawZone) -> None:
-    """Make tables t and other, and the slot with a first snapshot."""
+    """Create tables t and other, and the slot with a first snapshot."""
     database.execute(
         "create table t (id int primary key, n int); create table other (id int primary key); "
         "create publication pub for table t, other"
@@ -56,7 +56,7 @@ def _rows(database: Database) -> dict[str | None, list[str | None]]:
 
 
 def _no_slot(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a slot was made")
+    raise AssertionError("a slot was created")
 
 
 def _export(database: Database) -> tuple[list[list[str | None]], Lsn] | None:
@@ -75,10 +75,10 @@ def _export(database: Database) -> tuple[list[list[str | None]], Lsn] | None:
 
 
 @pytest.mark.every_pg
-def test_a_snapshot_waits_for_no_old_writer_and_makes_no_slot(
+def test_a_later_snapshot_waits_for_no_writer_and_creates_no_slot(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C1, C12: the writers commit after the copies, and their rows are in the stream."""
+    """C1, C12: the writers commit after the snapshots, and the stream has their rows."""
     _make(database, zone)
     monkeypatch.setattr("pgcdc_assets.capture.snapshot_export.create_slot", _no_slot)
     reports = []
@@ -98,7 +98,7 @@ def test_a_snapshot_waits_for_no_old_writer_and_makes_no_slot(
         old.commit()
         aborted.rollback()
     first, second = (report.snapshot_lsn for report in reports)
-    # Snapshots have LSNs of their own, also if nothing is written in between.
+    # Each snapshot has its own LSN, even without a change in between.
     assert first < second
     for lsn in (first, second):
         rows = copied_rows(zone, "t", lsn)
@@ -110,7 +110,7 @@ def test_a_snapshot_waits_for_no_old_writer_and_makes_no_slot(
 def test_plain_snapshots_are_exact_while_writers_commit(
     database: Database, zone: RawZone, seed: int
 ) -> None:
-    """C2: each proved LSN divides the transactions of its table."""
+    """C2: each proved LSN separates the transactions of its table."""
     _make(database, zone)
     made = []
     with writers(database, 3, seed, key_count=200):
@@ -126,7 +126,7 @@ def test_plain_snapshots_are_exact_while_writers_commit(
 def test_a_transaction_whose_commit_is_not_visible_yet_prevents_the_proof(
     own_server: EmbeddedServer, zone: RawZone
 ) -> None:
-    """C1: its commit record is below any LSN that is read, and its row is in no snapshot."""
+    """C1: its commit record is below each LSN that is read, but its row is in no snapshot."""
     own_server.start()
     database = create_database(own_server)
     _make(database, zone)
@@ -142,7 +142,7 @@ def test_a_transaction_whose_commit_is_not_visible_yet_prevents_the_proof(
         )
 
     writer = threading.Thread(target=insert)
-    # A commit waits for a standby that does not exist, after its record is written.
+    # After writing its record, the commit waits for a standby that does not exist.
     database.execute("alter system set synchronous_standby_names = 'none'")
     database.value("select pg_reload_conf()")
     writer.start()
@@ -150,10 +150,10 @@ def test_a_transaction_whose_commit_is_not_visible_yet_prevents_the_proof(
         wait_until(waits, "the commit to wait for the standby")
         assert _rows(database) == {"1": ["1", "0"]}
         assert _export(database) is None
-        # Other tables have their snapshots all the same.
+        # Other tables get their snapshots.
         with export_plain_snapshot(settings, [_oid(database, "other")]) as other:
             assert other is not None
-        # The slot's creation waits, for a bounded time, and the error names the process.
+        # The slot's creation waits up to a limit, and the error names the process.
         with pytest.raises(TransientError, match=r"open transaction \d+ of process \d+"):
             snapshot_tables(settings, zone, slot, "pub", [_T])
     finally:
@@ -165,10 +165,10 @@ def test_a_transaction_whose_commit_is_not_visible_yet_prevents_the_proof(
     assert sorted(exported[0]) == [["1", "0"], ["2", "0"]]
 
 
-def test_a_writer_in_the_middle_of_a_statement_and_a_prepared_one_prevent_the_proof(
+def test_active_and_prepared_transactions_prevent_the_proof(
     own_server: EmbeddedServer, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C1: a plain snapshot cannot tell them from transactions that commit."""
+    """C1: a plain snapshot cannot distinguish them from committing transactions."""
     database = create_database(own_server.start())
     database.execute("alter system set max_prepared_transactions = 2")
     own_server.stop()
@@ -212,7 +212,7 @@ def _ignore_cancel(work: Any) -> None:
 def test_without_a_proof_a_slot_exports_the_snapshot_within_the_lock_timeout(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C12: the slot's creation waits for the old writer; the error names its process."""
+    """C12: the slot's creation waits for the old writer, and the error names its process."""
     _make(database, zone)
     without_plain_snapshots(monkeypatch)
     policy = SnapshotPolicy(lock_timeout_seconds=0.3)
@@ -230,7 +230,7 @@ def test_without_a_proof_a_slot_exports_the_snapshot_within_the_lock_timeout(
 def test_a_table_that_was_created_again_after_the_proof_gets_a_snapshot_by_a_slot(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C13: the LSN is exact for the table that was looked at, and not for another one."""
+    """C13: the LSN is exact only for the table of the proof."""
     _make(database, zone)
     slots: list[str] = []
 

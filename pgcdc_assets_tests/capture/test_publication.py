@@ -21,7 +21,7 @@ pytestmark = pytest.mark.postgres
 
 
 def _window(database: Database, zone: RawZone) -> LsnWindow:
-    """Return the window from the last captured change to now."""
+    """Return the window from the newest captured change to the end of the WAL."""
     database.execute("set synchronous_commit = on; select pg_logical_emit_message(true, '', '')")
     epoch = zone.epochs.latest()
     assert epoch is not None
@@ -53,7 +53,7 @@ def test_changes_written_without_the_publication_are_never_skipped(
 ) -> None:
     """B9: Postgres 18 skips these changes with a warning."""
     if is_encrypted:
-        # The encryption determines only which transport is used.
+        # The encryption determines the transport.
         from pgcdc_assets.postgres.stream import connection
         from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 
@@ -78,7 +78,7 @@ def test_changes_written_without_the_publication_are_never_skipped(
         assert caught.value.exit_status == 4
     assert zone.changes.captured_through(1) == window.end
 
-    # The remedy of the sentence works, without a manual drop.
+    # The remedy in the error works without a manual drop.
     assert renew_epoch(settings, zone, slot, "pub").epoch == 2
     [report] = snapshot_tables(settings, zone, slot, "pub")
     assert report.row_count == 3
@@ -88,10 +88,10 @@ def test_changes_written_without_the_publication_are_never_skipped(
 
 
 @pytest.mark.every_pg
-def test_a_publication_missing_while_nothing_was_written_needs_no_new_epoch(
+def test_a_recreated_publication_without_changes_needs_no_new_epoch(
     database: Database, zone: RawZone
 ) -> None:
-    """B9: a new epoch would copy all tables unnecessarily."""
+    """B9: a new epoch would take unnecessary snapshots of all tables."""
     slot, settings = f"s_{database.name}", database.settings()
     database.execute("create table t (id int primary key); create publication pub for table t")
     snapshot_tables(settings, zone, slot, "pub")
@@ -103,10 +103,10 @@ def test_a_publication_missing_while_nothing_was_written_needs_no_new_epoch(
     assert report.counts["public.t"] == {"I": 1}
 
 
-def test_a_missing_publication_is_named_with_its_create_statement(
+def test_the_error_about_a_missing_publication_has_its_create_statement(
     database: Database, zone: RawZone
 ) -> None:
-    """All errors name the tables, whatever the names."""
+    """All errors contain the names of the tables in SQL, for any name."""
     slot, settings = f"s_{database.name}", database.settings()
     database.execute('create table t (id int primary key); create table "Order ""Lines" (id int)')
     wanted = 'create publication "pub" for table "public"."Order ""Lines", "public"."t"'

@@ -1,4 +1,4 @@
-"""A declared name that another relation has: each time an event, which a snapshot heals."""
+"""Each table that takes over a declared name causes an event, which a snapshot heals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_two_recreations_in_one_backlog_are_two_events_and_one_snapshot_heals_bo
     assert _recreations(poll(capturing)) == []
 
 
-def test_a_recreation_that_catalog_and_stream_show_is_one_event(capturing: Capturing) -> None:
+def test_a_recreation_in_catalog_and_stream_is_one_event(capturing: Capturing) -> None:
     _begin(capturing)
     capturing.database.execute(_AGAIN)
     capturing.database.execute("insert into t values (1)")
@@ -72,7 +72,7 @@ def test_a_recreation_that_catalog_and_stream_show_is_one_event(capturing: Captu
     assert len(_recreations(capturing.zone.schema_events.read())) == 1
     assert _is_open(capturing)
 
-    # The catalog shows the newest incarnation, and the stream then the one before.
+    # The catalog shows the newest table, and then the stream shows the previous table.
     capturing.database.execute(_AGAIN)
     capturing.database.execute("insert into t values (2)")
     capturing.database.execute(_AGAIN)
@@ -84,10 +84,10 @@ def test_a_recreation_that_catalog_and_stream_show_is_one_event(capturing: Captu
     assert _recreations(poll(capturing, _T)) == []
 
 
-def test_names_that_are_exchanged_again_and_again_are_noticed_each_time(
+def test_each_exchange_of_names_is_an_event(
     capturing: Capturing,
 ) -> None:
-    """No row is written, so the stream shows nothing."""
+    """No row is written, so the stream does not show the exchange."""
     _begin(capturing)
     for _ in range(4):
         capturing.database.execute(

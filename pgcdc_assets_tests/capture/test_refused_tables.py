@@ -1,4 +1,4 @@
-"""Tables that cannot be copied are refused by name, and the others are copied (C14, B14)."""
+"""Tables without a possible snapshot are refused by name, and others get one (C14, B14)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASONS = {
 
 
 @pytest.mark.every_pg
-def test_each_table_that_cannot_be_copied_is_named_and_the_others_continue(
+def test_tables_without_a_possible_snapshot_are_named_and_others_get_one(
     database: Database, zone: RawZone
 ) -> None:
     role = f"role_{database.name}"

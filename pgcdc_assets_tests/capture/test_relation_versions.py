@@ -1,4 +1,4 @@
-"""The relation version of a row, also in a backlog that is read late (F6)."""
+"""The relation version of a row, also in a backlog (F6)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _attnums_by_row(capturing: Capturing) -> list[dict[str, int | None]]:
     return [versions[row["relation_id"], row["relation_version"]] for row in capturing.rows()]
 
 
-def test_a_column_dropped_and_added_again_is_another_column_from_there_on(
+def test_a_column_that_is_dropped_and_added_is_another_column(
     capturing: Capturing,
 ) -> None:
     """F4."""
@@ -39,7 +39,7 @@ def test_a_column_dropped_and_added_again_is_another_column_from_there_on(
     assert _attnums_by_row(capturing) == [before, before, after]
 
 
-def test_two_columns_that_swap_their_names_keep_their_numbers(capturing: Capturing) -> None:
+def test_two_columns_with_exchanged_names_keep_their_attnums(capturing: Capturing) -> None:
     capturing.begin("create table t (id int primary key, a int, b int)")
     database = capturing.database
     database.execute("insert into t values (1, 10, 20)")
@@ -59,7 +59,7 @@ def test_two_columns_that_swap_their_names_keep_their_numbers(capturing: Capturi
 def test_a_schema_that_recurs_within_a_backlog_is_identified_by_its_transactions(
     capturing: Capturing,
 ) -> None:
-    """F6: a column is renamed, another one gets its name, and the first is dropped, all unread."""
+    """F6: a column is renamed, another column gets its name, and the first column is dropped."""
     capturing.begin("create table t (id int primary key, b int)")
     database = capturing.database
     database.execute("insert into t values (1, 20)")
@@ -175,7 +175,7 @@ _BACKLOGS: dict[str, tuple[list[list[str]], list[dict[str, int]], bool]] = {
 
 @pytest.mark.every_pg
 @pytest.mark.parametrize("name", _BACKLOGS)
-def test_the_columns_of_a_backlog_are_found_by_their_places(
+def test_rows_on_both_sides_of_ddl_in_a_transaction_cause_a_warning(
     capturing: Capturing, name: str
 ) -> None:
     """F4, F6: where two columns are equally likely, the table gets a new snapshot."""
@@ -216,7 +216,7 @@ def test_a_column_that_the_publication_does_not_send_is_no_place(capturing: Capt
     assert _attnums_by_row(capturing) == [{"id": 1, "b": 3}]
 
 
-def test_a_table_that_is_announced_hundreds_of_times_is_looked_up_over_one_connection(
+def test_hundreds_of_announcements_are_resolved_over_one_connection(
     capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pgcdc_assets.raw.relations import RelationRegistry
@@ -239,5 +239,5 @@ def test_a_table_that_is_announced_hundreds_of_times_is_looked_up_over_one_conne
     assert report.row_count == 200 * tables
     # Connections of the lease, the stream and the catalog.
     assert proxy.connection_count <= 4
-    # The resolver reads the versions, the first look at the catalog, and the flush.
+    # The resolver, the first poll of the catalog and the flush read the versions.
     assert len(scans) <= 3

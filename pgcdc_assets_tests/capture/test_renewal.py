@@ -1,4 +1,4 @@
-"""A missing slot: captures stop with an error until a new epoch begins on demand."""
+"""Captures without their slot stop with an error until a person begins a new epoch."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _drop_slot(pipeline: Pipeline) -> None:
     pipeline.database.execute(f"select pg_drop_replication_slot('{pipeline.slot}')")
 
 
-def test_after_a_dropped_slot_a_new_epoch_makes_the_tables_equal_again(
+def test_after_a_dropped_slot_the_tables_of_a_new_epoch_equal_the_source(
     pipeline: Pipeline,
 ) -> None:
-    """A10: the drop stops captures; new snapshots in epoch 2 restore the lost changes."""
+    """A10: the drop stops captures, and the snapshots of epoch 2 restore the lost changes."""
     pipeline.start(_TABLE, "insert into t select i, 'a' from generate_series(1, 50) i")
     pipeline.database.execute("update t set v = 'b' where id <= 10")
     pipeline.sync()
@@ -127,7 +127,7 @@ def test_after_a_move_to_another_cluster_a_new_epoch_continues(
 
 
 def test_a_slot_that_can_continue_is_not_dropped(pipeline: Pipeline) -> None:
-    """A drop of a healthy slot would lose its changes, so renewal refuses."""
+    """A drop of a healthy slot would lose changes, so the renewal is refused."""
     pipeline.start(_TABLE)
     pipeline.database.execute("insert into t values (1, 'a')")
     with pytest.raises(ConfigurationError, match="can continue"):
@@ -144,8 +144,8 @@ def test_a_capture_without_an_epoch_has_nothing_to_renew(pipeline: Pipeline) -> 
         _renew(pipeline)
 
 
-def test_tables_without_a_copy_in_the_new_epoch_are_not_merged(pipeline: Pipeline) -> None:
-    """H11: changes between two epochs were lost, so a merge would falsify the table."""
+def test_tables_without_a_snapshot_in_the_new_epoch_are_not_merged(pipeline: Pipeline) -> None:
+    """H11: changes between two epochs are lost, so a merge would corrupt the table."""
     pipeline.start(_TABLE, "insert into t values (1, 'a')")
     pipeline.sync()
     _drop_slot(pipeline)

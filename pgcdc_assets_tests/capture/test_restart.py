@@ -33,7 +33,7 @@ FAILPOINTS = [
 
 @pytest.mark.every_pg
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_a_capture_killed_between_two_steps_leaves_each_change_exactly_once(
+def test_after_a_kill_between_two_steps_each_change_is_landed_exactly_once(
     capturing: Capturing, failpoint: str
 ) -> None:
     """A2, A3."""
@@ -65,7 +65,7 @@ def test_a_capture_killed_between_two_steps_leaves_each_change_exactly_once(
 
 
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_a_terminated_capture_leaves_a_whole_window_or_nothing(
+def test_a_terminated_capture_leaves_a_complete_window_or_nothing(
     capturing: Capturing, failpoint: str
 ) -> None:
     """H9: SIGTERM arrives inside a transaction, during the landing, or after the landing."""
@@ -106,7 +106,7 @@ def test_a_landed_window_is_verified_and_reported_with_the_same_figures(
     assert len(capturing.rows()) == 1
 
 
-def test_a_server_that_lost_a_confirmation_duplicates_nothing(
+def test_a_lost_confirmation_causes_no_duplicates(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     """A4: the server crashes before it has persisted the slot."""
@@ -114,7 +114,7 @@ def test_a_server_that_lost_a_confirmation_duplicates_nothing(
     database = create_database(own_server, "source")
     zone = RawZone(Lake(str(tmp_path / "lake")), "test")
     capturing = Capturing(database, zone, "s", database.conninfo).begin(TABLES)
-    # The first confirmation also advances restart_lsn, and is therefore persisted.
+    # The first confirmation also advances restart_lsn, so the server persists it.
     capturing.capture()
     database.execute("insert into keyless values (1, 'a')")
     landed = capturing.window()
@@ -130,7 +130,7 @@ def test_a_server_that_lost_a_confirmation_duplicates_nothing(
     assert capturing.confirmed() > landed.end
 
 
-def test_a_transaction_interrupted_during_its_delivery_is_landed_whole(
+def test_a_transaction_that_is_interrupted_in_the_stream_is_landed_completely(
     capturing: Capturing,
 ) -> None:
     """A5, A7: the rows of one COPY have the same LSN and different ordinals."""
@@ -165,7 +165,9 @@ def test_rows_of_one_copy_statement_have_different_ordinals(capturing: Capturing
 
 
 @pytest.mark.every_pg
-def test_a_transaction_left_open_over_a_stop_arrives_when_it_commits(capturing: Capturing) -> None:
+def test_a_transaction_that_is_open_during_a_restart_is_landed_after_its_commit(
+    capturing: Capturing,
+) -> None:
     """A6."""
     capturing.begin("create table t (id int)")
     with capturing.database.connect(autocommit=False) as connection:

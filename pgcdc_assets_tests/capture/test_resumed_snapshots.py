@@ -1,4 +1,4 @@
-"""A killed snapshot continues with the ranges that are left, and is exact at its new LSN (C3)."""
+"""A killed snapshot is resumed with the missing ranges, and is exact at its new LSN (C3)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.postgres
 
 
 def _interrupted(database: Database, zone: RawZone, rows: int = 400, ranges: int = 4) -> None:
-    """Make table `t` of about ten ranges, and interrupt its copy."""
+    """Create table `t` with about ten ranges, and interrupt its snapshot."""
     database.execute(TABLE.format(rows=rows))
     assert copy_t(database, zone, interrupt_after=ranges) is None
     assert len(zone.ranges.all()) >= ranges
@@ -41,10 +41,10 @@ def _interrupted(database: Database, zone: RawZone, rows: int = 400, ranges: int
 
 
 @pytest.mark.soak
-def test_a_copy_that_is_killed_again_and_again_is_exact_while_writers_continue(
+def test_a_snapshot_that_is_killed_repeatedly_is_exact_while_writers_continue(
     database: Database, zone: RawZone, seed: int
 ) -> None:
-    """C2, C3: rows move between ranges with unchanged TOAST values, change keys, and go."""
+    """C2, C3: rows with unchanged TOAST move between ranges, change keys, and are deleted."""
     database.execute(TABLE.format(rows=1500))
     choose = random.Random(seed)
     parallelism = choose.choice([1, 3])
@@ -83,10 +83,10 @@ def test_a_copy_that_is_killed_again_and_again_is_exact_while_writers_continue(
 
 
 @pytest.mark.every_pg
-def test_rows_that_moved_changed_or_went_since_their_range_are_right(
+def test_rows_that_change_after_their_range_was_read_are_exact(
     database: Database, zone: RawZone
 ) -> None:
-    """C3: each kind of change alone, in a range that was read and in one that was not."""
+    """C3: each kind of change, in a range that was read and in a range that was not read."""
     _interrupted(database, zone)
     last_read = max(landed.end_page or 0 for landed in zone.ranges.all())
 
@@ -98,7 +98,7 @@ def test_rows_that_moved_changed_or_went_since_their_range_are_right(
     unread = ids(f"ctid >= '({last_read},0)'")
     assert len(read) > 100
     assert len(unread) > 100
-    # Room on the first pages, so that rows move there.
+    # Free space on the first pages, so that rows move to these pages.
     database.execute("delete from t where id = any(%s)", (read[:50],))
     database.execute("vacuum t")
     database.execute(
@@ -132,10 +132,10 @@ def test_rows_that_moved_changed_or_went_since_their_range_are_right(
         "alter publication pub set table t where (id > 100)",
     ],
 )
-def test_a_change_after_which_pages_cannot_be_compared_starts_again(
+def test_a_snapshot_restarts_if_its_pages_cannot_be_compared(
     database: Database, zone: RawZone, change: str
 ) -> None:
-    """C3, C13: the table was rewritten, or its unchanged rows have other texts."""
+    """C3, C13: the table was rewritten, or the texts of unchanged rows are different."""
     if "publication" in change and database.value("show server_version_num")[:2] < "15":
         pytest.skip("no row filters before Postgres 15")
     database.execute("create type colour as enum ('red', 'blue')")
@@ -150,8 +150,10 @@ def test_a_change_after_which_pages_cannot_be_compared_starts_again(
     assert zone.ranges.all() == []
 
 
-def test_a_table_without_a_key_is_not_continued(database: Database, zone: RawZone) -> None:
-    """C3: rows that are alike cannot be told apart."""
+def test_the_snapshot_of_a_table_without_a_key_is_not_resumed(
+    database: Database, zone: RawZone
+) -> None:
+    """C3: equal rows cannot be distinguished."""
     database.execute(TABLE.format(rows=400))
     database.execute("alter table t replica identity full; alter table t drop constraint t_pkey")
     assert copy_t(database, zone, interrupt_after=4) is None
@@ -160,10 +162,8 @@ def test_a_table_without_a_key_is_not_continued(database: Database, zone: RawZon
     assert is_exact(database, zone, report)
 
 
-def test_ranges_of_a_snapshot_that_was_completed_are_not_used_again(
-    database: Database, zone: RawZone
-) -> None:
-    """C3: killed after the commit of the rows, before the ranges were removed."""
+def test_ranges_of_a_completed_snapshot_are_not_reused(database: Database, zone: RawZone) -> None:
+    """C3: the run is killed between the commit of the rows and the removal of the ranges."""
     database.execute(TABLE.format(rows=400))
     slot = slot_of(database)
     done = run_snapshot_process(database, zone, slot, "after_copy_commit", tables=("t",))
@@ -178,12 +178,12 @@ def test_ranges_of_a_snapshot_that_was_completed_are_not_used_again(
 
 
 @pytest.mark.parametrize("is_continued", [True, False])
-def test_of_two_runs_with_the_same_ranges_the_slower_fails(
+def test_the_slower_of_two_runs_with_the_same_ranges_fails(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_continued: bool
 ) -> None:
-    """C3: its ranges belong to the other run's snapshot, which stays as it is.
+    """C3: its ranges belong to the completed snapshot of the other run.
 
-    Both continue a copy, or one continues what the other, which is at work, has read.
+    Both runs resume a snapshot, or one run resumes the ranges of the other, running run.
     """
     if is_continued:
         _interrupted(database, zone)
@@ -206,7 +206,7 @@ def test_of_two_runs_with_the_same_ranges_the_slower_fails(
     assert is_exact(database, zone, faster[0])
 
 
-def test_a_range_whose_file_is_gone_is_read_again(database: Database, zone: RawZone) -> None:
+def test_a_range_with_a_missing_file_is_read_again(database: Database, zone: RawZone) -> None:
     _interrupted(database, zone)
     lost = zone.ranges.all()[1]
     Path(zone.snapshots.table.uri, lost.files[0].path).unlink()
@@ -217,7 +217,7 @@ def test_a_range_whose_file_is_gone_is_read_again(database: Database, zone: RawZ
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_terminated_copy_ends_soon_and_keeps_its_ranges(
+def test_a_terminated_snapshot_ends_soon_and_keeps_its_ranges(
     database: Database, zone: RawZone, count: int
 ) -> None:
     """C12: the run is terminated in the UI; the next run continues."""

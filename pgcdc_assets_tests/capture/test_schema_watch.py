@@ -1,4 +1,4 @@
-"""Each DDL statement and its schema events, found by the stream and by a look at the catalog."""
+"""Each DDL statement and its schema events, from the stream and from a poll of the catalog."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TABLE = (
 )
 _INSERT = "insert into {t} (id, x) values (2, 2)"
 
-# Statements for one table, and the events of the table.
+# Statements for a table, and the expected events of the table.
 _DDL: dict[str, tuple[str, list[str]]] = {
     "nullable": ("alter table {t} add c int", ["column_added c"]),
     "constant": ("alter table {t} add c int default 5 not null", ["column_added c"]),
@@ -113,7 +113,7 @@ def _alter(capturing: Capturing) -> None:
     capturing.database.execute(_OF_TYPES)
 
 
-def test_a_look_finds_each_change_without_a_row(capturing: Capturing) -> None:
+def test_a_poll_finds_each_change_without_a_row(capturing: Capturing) -> None:
     """F1 to F5, F7 to F9, F11."""
     _create(capturing)
     assert poll(capturing) == []
@@ -125,7 +125,7 @@ def test_a_look_finds_each_change_without_a_row(capturing: Capturing) -> None:
     assert poll(capturing) == []
 
 
-def test_the_stream_announces_each_change_and_the_look_of_the_capture_adds_nothing(
+def test_the_stream_shows_each_change_and_the_poll_adds_no_event(
     capturing: Capturing,
 ) -> None:
     """F1 to F5, F8, F9, F11."""
@@ -144,7 +144,7 @@ def test_the_stream_announces_each_change_and_the_look_of_the_capture_adds_nothi
     assert poll(capturing) == []
 
 
-def test_a_change_that_a_poll_has_found_is_not_recorded_again_by_the_stream(
+def test_the_stream_does_not_repeat_an_event_of_a_poll(
     capturing: Capturing,
 ) -> None:
     capturing.begin("create table t (id int primary key, a int); insert into t values (1)")

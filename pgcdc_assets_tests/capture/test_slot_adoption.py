@@ -1,4 +1,4 @@
-"""A slot that another program has read is adopted with consent only (A9, B5)."""
+"""A slot that another consumer has read is taken over only with consent (A9, B5)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def slot(database: Database) -> str:
-    """A published table with two rows, and the name of a slot that does not exist yet."""
+    """Create a published table with two rows, and return the name of a missing slot."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1), (2)")
     return f"s_{database.name}"
@@ -36,7 +36,7 @@ def slot(database: Database) -> str:
 
 @pytest.fixture
 def other_zone(tmp_path: Path) -> RawZone:
-    """Another, empty lake of the same capture."""
+    """Return another, empty lake of the same capture."""
     return RawZone(Lake(str(tmp_path / "other")), "test")
 
 
@@ -71,7 +71,7 @@ def _make_by_hand(database: Database, slot: str, *, two_phase: bool = False) -> 
 
 
 def _claim(database: Database, zone: RawZone, slot: str) -> None:
-    """The production lake has created its slot, and captured nothing yet."""
+    """Create the slot of the production lake without a captured window."""
     _copy(database, zone, slot)
 
 
@@ -95,14 +95,14 @@ def _capture_and_reset(database: Database, zone: RawZone, slot: str) -> None:
         pytest.param(_capture_and_reset, marks=pytest.mark.soak),
     ],
 )
-def test_a_slot_that_another_lake_was_filled_from_is_not_taken(
+def test_the_slot_of_another_lake_is_not_taken_over(
     database: Database,
     zone: RawZone,
     other_zone: RawZone,
     slot: str,
     use: Callable[[Database, RawZone, str], None],
 ) -> None:
-    """The same settings with an empty lake, as after a mistyped PGCDC_LAKE."""
+    """The settings are the same with an empty lake, as after a mistyped PGCDC_LAKE."""
     use(database, zone, slot)
     before = _status(database, slot).confirmed_flush_lsn
     with pytest.raises(SlotTaken) as caught:
@@ -127,7 +127,7 @@ def test_a_slot_that_another_lake_was_filled_from_is_not_taken(
 
 
 @pytest.mark.every_pg
-def test_a_slot_that_an_administrator_made_is_adopted_long_after(
+def test_an_unread_slot_of_an_administrator_is_taken_over_after_a_long_time(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     _make_by_hand(database, slot)
@@ -139,11 +139,11 @@ def test_a_slot_that_an_administrator_made_is_adopted_long_after(
     assert epoch is not None
     assert epoch.start_lsn == made_at
     assert _status(database, slot).confirmed_flush_lsn == made_at
-    # Postgres 14 counts by a process of its own, with a delay.
+    # Postgres 14 counts in a separate process, with a delay.
     wait_until(lambda: _status(database, slot).was_read, "the slot's statistics")
 
 
-def test_with_consent_the_slot_is_taken_over_and_the_first_lake_notices(
+def test_with_consent_a_slot_is_taken_over_and_the_first_lake_stops(
     database: Database, zone: RawZone, other_zone: RawZone, slot: str
 ) -> None:
     _capture_once(database, zone, slot)
@@ -167,7 +167,7 @@ def test_two_captures_of_one_lake_do_not_share_a_slot(
         _copy(database, RawZone(zone.lake, "second"), slot)
 
 
-def test_of_two_empty_lakes_at_the_same_time_one_gets_the_slot(
+def test_one_of_two_empty_lakes_gets_the_slot(
     database: Database, zone: RawZone, other_zone: RawZone, slot: str
 ) -> None:
     _make_by_hand(database, slot)
@@ -193,10 +193,10 @@ def test_of_two_empty_lakes_at_the_same_time_one_gets_the_slot(
     _capture(database, won[0], slot)
 
 
-def test_a_crash_of_the_server_does_not_make_a_slot_look_new(
+def test_after_a_crash_of_the_server_a_read_slot_is_still_detected(
     database: Database, zone: RawZone, other_zone: RawZone, slot: str
 ) -> None:
-    """A crash resets the count of decoded transactions, but not the slot's positions."""
+    """A crash resets the slot's count of transactions, but not its positions."""
     _capture_once(database, zone, slot)
     database.execute("insert into t select generate_series(10, 5000)")
     _capture(database, zone, slot)
@@ -210,7 +210,7 @@ def test_a_crash_of_the_server_does_not_make_a_slot_look_new(
 
 
 @pytest.mark.every_pg
-def test_a_slot_with_two_phase_is_refused_with_the_statement_of_another(
+def test_a_slot_with_two_phase_is_refused_with_the_statement_for_another_slot(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     """The stream of such a slot would fail at the first PREPARE TRANSACTION."""
@@ -228,13 +228,13 @@ def test_a_slot_with_two_phase_is_refused_with_the_statement_of_another(
     ]
     assert "two_phase" in error.message
 
-    # The remedy of the sentence works.
+    # The remedy in the error works.
     database.execute("select pg_drop_replication_slot(%s)", (slot,))
     _make_by_hand(database, slot)
     _copy(database, zone, slot)
 
 
-def test_a_known_slot_that_was_made_again_with_two_phase_stops_before_its_stream(
+def test_a_slot_that_was_recreated_with_two_phase_stops_the_capture(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     _capture_once(database, zone, slot)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def slot(database: Database) -> str:
-    """A published table with two rows, and the name of a slot that does not exist yet."""
+    """Create a published table with two rows, and return the name of a missing slot."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1), (2)")
     return f"s_{database.name}"
@@ -45,7 +45,9 @@ def _slots(database: Database) -> list[tuple[str, bool]]:
     )
 
 
-def test_the_first_copy_makes_slot_and_epoch(database: Database, zone: RawZone, slot: str) -> None:
+def test_the_first_snapshot_creates_slot_and_epoch(
+    database: Database, zone: RawZone, slot: str
+) -> None:
     [report] = snapshot_tables(database.settings(), zone, slot, "pub")
     epoch = zone.epochs.latest()
     assert epoch is not None
@@ -59,7 +61,7 @@ def test_the_first_copy_makes_slot_and_epoch(database: Database, zone: RawZone, 
     assert _slots(database) == [(slot, False)]
 
 
-def test_a_slot_made_by_an_administrator_is_adopted(
+def test_a_slot_of_an_administrator_is_taken_over(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     with create_slot(database.settings(), slot) as made:
@@ -73,7 +75,7 @@ def test_a_slot_made_by_an_administrator_is_adopted(
     assert _slots(database) == [(slot, False)]
 
 
-def test_a_slot_with_a_walsender_is_not_adopted(
+def test_a_slot_with_a_walsender_is_not_taken_over(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     settings = database.settings("other")
@@ -132,7 +134,7 @@ def test_a_missing_slot_is_not_recreated(database: Database, zone: RawZone, slot
 
 @pytest.mark.every_pg
 def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -> None:
-    """B11; servers before 17 report no reason of an invalidation."""
+    """B11: servers before version 17 report no reason of an invalidation."""
     snapshot_tables(database.settings(), zone, slot, "pub")
     database.execute("alter system set max_slot_wal_keep_size = '1MB'")
     try:
@@ -148,7 +150,7 @@ def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -
         database.execute("select pg_reload_conf()")
 
 
-def test_two_first_runs_at_once_make_one_slot_and_one_epoch(
+def test_two_concurrent_first_runs_create_one_slot_and_one_epoch(
     database: Database, zone: RawZone, slot: str
 ) -> None:
     """B5."""
@@ -174,7 +176,7 @@ def test_two_first_runs_at_once_make_one_slot_and_one_epoch(
     assert _slots(database) == [(slot, False)]
 
 
-def test_a_connection_cut_in_the_middle_of_a_copy_leaves_nothing(
+def test_a_connection_that_is_cut_during_a_snapshot_leaves_nothing(
     database: Database, zone: RawZone, slot: str, proxy: TcpProxy
 ) -> None:
     """B2."""

@@ -1,4 +1,4 @@
-"""The age of the server's snapshot is measured and bounded, and a long copy is cut (C15)."""
+"""The age of the server's snapshot has a limit, after which a new snapshot is used (C15)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.postgres
 
 
 def _exceeded_in_the_first(count: int) -> Callable[[SnapshotLimits], str | None]:
-    """Return whether a limit is exceeded: after each range of the first snapshots."""
+    """Return a check that reports an exceeded limit after each range of the first snapshots."""
     snapshots: list[SnapshotLimits] = []
 
     def exceeded(limits: SnapshotLimits) -> str | None:
@@ -49,10 +49,10 @@ def _exceeded_in_the_first(count: int) -> Callable[[SnapshotLimits], str | None]
     return exceeded
 
 
-def test_a_long_copy_is_cut_into_several_snapshots(
+def test_a_long_snapshot_run_uses_several_snapshots_of_the_server(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """C15: the snapshot of the server is given back after `snapshot.max_seconds`."""
+    """C15: the server's snapshot is released after `snapshot.max_seconds`."""
     database.execute(TABLE.format(rows=1000))
     lsns = []
     original = export_later
@@ -67,7 +67,7 @@ def test_a_long_copy_is_cut_into_several_snapshots(
     with writers(database, 2, seed, STATEMENTS, key_count=1200):
         report = copy_t(database, zone, policy=policy)
     assert isinstance(report, SnapshotReport), report
-    # The first snapshot is the slot's.
+    # The first snapshot is that of the slot.
     assert len(lsns) == 3
     assert report.ranges_continued >= 6
     rows = copied_rows(zone, "t", report.snapshot_lsn)
@@ -81,7 +81,7 @@ def test_a_long_copy_is_cut_into_several_snapshots(
         (SnapshotPolicy(1, 16 * PAGE, max_xmin_age=1), "snapshot.max_xmin_age (1 transactions)"),
     ],
 )
-def test_a_limit_that_is_too_low_fails_and_keeps_the_ranges(
+def test_a_run_with_a_low_limit_fails_and_keeps_its_ranges(
     database: Database,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
@@ -107,13 +107,13 @@ def test_a_limit_that_is_too_low_fails_and_keeps_the_ranges(
     assert is_exact(database, zone, report)
 
 
-def test_a_copy_ends_its_snapshot_at_the_age_in_transactions(
+def test_a_snapshot_of_the_server_ends_at_the_age_in_transactions(
     database: Database,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """C15: the age is reported, and the copy continues in a snapshot that is younger."""
+    """C15: the age is reported, and the next ranges are read in a newer snapshot."""
     database.execute(TABLE.format(rows=400))
     seen: list[SnapshotProgress] = []
 
@@ -144,7 +144,7 @@ def test_a_copy_ends_its_snapshot_at_the_age_in_transactions(
 
 
 def test_the_age_of_a_held_snapshot_is_that_of_the_oldest_session(database: Database) -> None:
-    """C15: `pgcdc status` shows it; other sessions do not count."""
+    """C15: `pgcdc status` shows the age, and other sessions do not count."""
     settings = database.settings()
     with query_connection(settings, "status") as conn:
         assert read_held_snapshot(conn, settings) is None
@@ -164,7 +164,7 @@ def test_the_age_of_a_held_snapshot_is_that_of_the_oldest_session(database: Data
         wait_until(lambda: read_held_snapshot(conn, settings) is None, "the end of the session")
 
 
-def test_without_a_setting_the_limit_is_half_of_the_age_at_which_the_server_warns(
+def test_the_default_limit_is_half_of_the_age_at_which_the_server_warns(
     database: Database,
 ) -> None:
     with query_connection(database.settings(), "test") as conn:
@@ -177,6 +177,6 @@ def test_without_a_setting_the_limit_is_half_of_the_age_at_which_the_server_warn
     assert limits.exceeded == "half of autovacuum_freeze_max_age (100000000 transactions)"
 
 
-def test_a_limit_of_no_transactions_is_refused() -> None:
+def test_a_limit_of_zero_transactions_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"snapshot\.max_xmin_age must be above zero"):
         SnapshotPolicy(max_xmin_age=0)

@@ -42,7 +42,7 @@ def _slot(database: Database) -> str:
 def test_snapshots_meet_the_stream_exactly_while_writers_continue(
     database: Database, zone: RawZone, seed: int
 ) -> None:
-    """C1, C2: for the first snapshot of the slot, and for a later snapshot."""
+    """C1, C2: the first snapshot of the slot, and a later snapshot."""
     database.execute(
         "create table t (id int primary key, n int); create publication pub for table t"
     )
@@ -57,7 +57,7 @@ def test_snapshots_meet_the_stream_exactly_while_writers_continue(
     epoch = zone.epochs.latest()
     assert epoch is not None
     assert epoch.start_lsn == reports[0].snapshot_lsn
-    # Writers wrote before, during and after each copy.
+    # Writers wrote before, during and after each snapshot.
     assert reports[0].snapshot_lsn < reports[-1].snapshot_lsn < last
     source = {str(row_id): [str(row_id), str(n)] for row_id, n in database.query("table t")}
     for report in reports:
@@ -75,7 +75,7 @@ def _captured(database: Database, slot: str) -> list[Any]:
 def test_a_transaction_open_at_the_snapshot_is_captured_once(
     database: Database, zone: RawZone
 ) -> None:
-    """C1: the transaction began before the copy and commits later."""
+    """C1: the transaction begins before the snapshot and commits later."""
     database.execute(
         "create table t (id int primary key, n int); create publication pub for table t"
     )
@@ -84,7 +84,7 @@ def test_a_transaction_open_at_the_snapshot_is_captured_once(
     with database.connect(autocommit=False) as late, late.cursor() as cursor:
         cursor.execute("insert into t values (2, 0)")
         database.execute("insert into t values (1, 0)")
-        # Nothing waits for the open transaction, which is therefore in the stream.
+        # The snapshot does not wait for the open transaction, which is therefore in the stream.
         [report] = snapshot_tables(settings, zone, slot, "pub", [TableName("public", "t")])
         late.commit()
     rows = copied_rows(zone, "t", report.snapshot_lsn)
@@ -110,7 +110,7 @@ def _run(database: Database, zone: RawZone, failpoint: str, parallelism: int = 1
         ("after_copy_commit:3", 3),
     ],
 )
-def test_a_killed_run_is_continued_by_the_next(
+def test_the_next_run_continues_a_killed_run(
     database: Database, zone: RawZone, failpoint: str, complete: int
 ) -> None:
     """C4: complete snapshots are kept, incomplete snapshots leave nothing, no change is lost."""
@@ -121,10 +121,10 @@ def test_a_killed_run_is_continued_by_the_next(
 
 
 @pytest.mark.parametrize("failpoint", ["mid_copy:7", "before_copy_commit:2", "after_copy_commit:1"])
-def test_a_killed_run_of_four_connections_is_continued_by_the_next(
+def test_the_next_run_continues_a_killed_run_of_four_connections(
     database: Database, zone: RawZone, failpoint: str
 ) -> None:
-    """C4: the same, with ranges of all tables in progress."""
+    """C4: the killed run has read ranges of all tables."""
     _make_three_tables(database)
     _run(database, zone, failpoint, parallelism=4)
     _complete_the_copies(database, zone, len(zone.snapshots.complete_snapshots()))
@@ -172,7 +172,7 @@ def _complete_the_copies(database: Database, zone: RawZone, complete: int) -> No
     assert row_count == sum(copy.row_count for copy in copies)
 
 
-def test_an_empty_table_has_a_complete_copy(database: Database, zone: RawZone) -> None:
+def test_an_empty_table_has_a_complete_snapshot(database: Database, zone: RawZone) -> None:
     """C6."""
     database.execute(
         "create table t (id int primary key, n numeric(5,2)); create publication pub for table t"
@@ -186,7 +186,7 @@ def test_an_empty_table_has_a_complete_copy(database: Database, zone: RawZone) -
     assert snapshot_tables(database.settings(), zone, _slot(database), "pub") == []
 
 
-def test_a_table_that_cannot_be_read_leaves_the_others_alone(
+def test_an_unreadable_table_does_not_affect_other_tables(
     database: Database, zone: RawZone
 ) -> None:
     """B14, C12: a missing privilege, a missing table, a view, and a repeated name."""
@@ -215,10 +215,10 @@ def test_a_table_that_cannot_be_read_leaves_the_others_alone(
         database.execute(f"drop owned by {role}; drop role {role}")
 
 
-def test_a_table_altered_during_the_copy_is_copied_with_its_new_columns(
+def test_a_table_altered_during_its_snapshot_is_read_with_its_new_columns(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C13: the first attempt detects the change, the second uses a new snapshot."""
+    """C13: the first attempt detects the change, and the second attempt uses a new snapshot."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     database.execute("insert into t values (1)")
     original, attempts = SnapshotReader.read, []
@@ -240,7 +240,7 @@ def test_a_table_altered_during_the_copy_is_copied_with_its_new_columns(
     assert report.snapshot_lsn > epoch.start_lsn
 
 
-def test_a_column_added_while_the_copys_slot_is_made_is_in_the_copy(
+def test_a_column_added_during_the_slots_creation_is_in_the_snapshot(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C13: the slot's creation waits for an open transaction, and the snapshot has the column."""

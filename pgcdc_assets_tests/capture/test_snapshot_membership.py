@@ -1,4 +1,4 @@
-"""The publication of a table is read as of the snapshot of the table's copy."""
+"""The publication of a table is read in the snapshot of the table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _JOINING = {
     ),
 }
 
-# The other cases are detected by the same query.
+# The same query detects the other cases.
 _SHORT = ("a table is added", "a row filter is dropped", "the table is attached")
 
 
@@ -59,7 +59,7 @@ _SHORT = ("a table is added", "a row filter is dropped", "the table is attached"
 def test_a_table_that_joins_while_the_snapshot_starts_loses_no_row(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """C9: the table gets a snapshot of its own; the other tables use the slot's snapshot."""
+    """C9: the table gets a separate snapshot, and the other tables use the slot's snapshot."""
     published, joining = _JOINING[how]
     database.execute("create table t (id int primary key); insert into t values (1)")
     database.execute("create table u (id int primary key, n int); insert into u values (1, 1)")
@@ -68,7 +68,7 @@ def test_a_table_that_joins_while_the_snapshot_starts_loses_no_row(
 
     def join(name: str) -> None:
         if name == "after_slot_creation":
-            # After the slot's snapshot, and before the stream publishes the table.
+            # This is after the slot's snapshot, and before the stream publishes the table.
             database.execute("insert into u values (2, 2)")
             database.execute(joining)
             database.execute("insert into u values (3, 3)")
@@ -88,7 +88,7 @@ def test_a_table_that_joins_while_the_snapshot_starts_loses_no_row(
     assert sorted(rows.column("new").to_pylist()) == [["1", "1"], ["2", "2"], ["3", "3"]]
 
 
-def test_a_publication_that_is_altered_for_another_table_costs_no_second_snapshot(
+def test_a_change_of_the_publication_of_another_table_needs_no_second_snapshot(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.execute("create table t (id int primary key); create table u (id int primary key)")
@@ -107,10 +107,10 @@ def test_a_publication_that_is_altered_for_another_table_costs_no_second_snapsho
     assert report.snapshot_lsn == epoch.start_lsn
 
 
-def test_a_later_snapshot_of_an_unpublished_table_alone_fails(
+def test_a_later_snapshot_of_only_an_unpublished_table_fails(
     database: Database, zone: RawZone
 ) -> None:
-    """No slot is made for it, so no snapshot of the server exists."""
+    """No slot is created for the table, so the server holds no snapshot."""
     database.execute("create table t (id int primary key); create table u (id int primary key)")
     database.execute("create publication pub for table t")
     slot = f"s_{database.name}"

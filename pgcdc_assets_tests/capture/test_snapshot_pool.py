@@ -1,4 +1,4 @@
-"""Tables copied side by side, in ranges of pages, as of one snapshot."""
+"""Tables that are read in parallel, in ranges of pages, in one snapshot."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def zone(tmp_path: Path) -> RawZone:
 
 @pytest.mark.every_pg
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_each_row_of_a_table_in_ranges_is_copied_once(
+def test_each_row_of_a_table_in_ranges_is_read_once(
     database: Database, zone: RawZone, parallelism: int
 ) -> None:
-    """C7: a bloated table whose pages are partly empty, an empty one, one of a single page."""
+    """C7: a bloated table with empty pages, an empty table, and a table of one page."""
     database.execute(
         """
         create table bloated (id int primary key, note text);
@@ -64,7 +64,7 @@ def test_each_row_of_a_table_in_ranges_is_copied_once(
 def test_ranges_of_a_partitioned_table_cover_every_partition(
     database: Database, zone: RawZone
 ) -> None:
-    """C7, E1: partitions of different sizes, one of them empty."""
+    """C7, E1: partitions of different sizes, of which one is empty."""
     database.execute(
         """
         create table p (id int primary key, note text) partition by range (id);
@@ -91,7 +91,7 @@ def test_ranges_of_a_partitioned_table_cover_every_partition(
 def test_a_partition_attached_or_detached_between_two_ranges_is_detected(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """E3, E5: some ranges would have its rows, and the others would not."""
+    """E3, E5: only some ranges would have the rows of the partition."""
     database.execute(
         """
         create table p (id int primary key, note text) partition by range (id);
@@ -110,8 +110,8 @@ def test_a_partition_attached_or_detached_between_two_ranges_is_detected(
     assert zone.snapshots.complete_snapshots() == []
 
 
-def test_ranges_and_row_filter_hold_together(database: Database, zone: RawZone) -> None:
-    """D13: a filter with OR binds less than the range."""
+def test_ranges_and_row_filter_apply_together(database: Database, zone: RawZone) -> None:
+    """D13: a filter with OR has a lower precedence than the range."""
     database.execute(
         """
         create table t (id int primary key, note text);
@@ -124,10 +124,10 @@ def test_ranges_and_row_filter_hold_together(database: Database, zone: RawZone) 
     assert report.row_count == 19
 
 
-def test_a_role_that_may_read_some_columns_copies_a_large_table(
+def test_a_role_with_privileges_on_columns_reads_a_large_table(
     database: Database, zone: RawZone
 ) -> None:
-    """B14: such a role may not read ctid."""
+    """B14: a role with privileges on columns may not read ctid."""
     role = f"role_{database.name}"
     database.execute(f"create role {role} login replication")
     try:
@@ -147,7 +147,7 @@ def test_a_role_that_may_read_some_columns_copies_a_large_table(
         database.execute(f"drop owned by {role}; drop role {role}")
 
 
-def test_rows_written_while_ranges_are_copied_are_not_in_the_copy(
+def test_rows_written_during_a_snapshot_are_not_in_it(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C2: rows are deleted, moved to other pages and added between two ranges."""
@@ -173,7 +173,7 @@ def test_rows_written_while_ranges_are_copied_are_not_in_the_copy(
     assert found == [list(row[0]) for row in before]
 
 
-def test_a_row_larger_than_every_buffer_is_copied(database: Database, zone: RawZone) -> None:
+def test_a_row_larger_than_each_buffer_is_read(database: Database, zone: RawZone) -> None:
     """D16: 20 MB in one value, between two small rows."""
     database.execute(
         "create table t (id int primary key, note text); create publication pub for table t;"

@@ -1,4 +1,4 @@
-"""What fails while tables are copied side by side, and what is then left."""
+"""Failures while tables are read in parallel, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -43,10 +43,8 @@ def zone(tmp_path: Path) -> RawZone:
     return RawZone(Lake(str(tmp_path / "lake")), "test")
 
 
-def test_a_table_with_a_failed_range_leaves_complete_ranges_alone(
-    database: Database, zone: RawZone
-) -> None:
-    """C5: the server's own error, in the middle of the rows; the other table is complete."""
+def test_a_failed_range_does_not_affect_complete_ranges(database: Database, zone: RawZone) -> None:
+    """C5: the server reports an error in the middle of the rows. The other table is complete."""
     database.execute(
         """
         create table bad (id int primary key, note text);
@@ -66,7 +64,7 @@ def test_a_table_with_a_failed_range_leaves_complete_ranges_alone(
     )
     assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["good"]
     named = {file.path for file in snapshot_files(zone)}
-    # The complete ranges stay for the next run, and the files of the failed range do not.
+    # The complete ranges are kept for the next run, and files of the failed range are deleted.
     in_ranges = {file.path for landed in zone.ranges.all() for file in landed.files}
     assert in_ranges
     named |= in_ranges
@@ -86,14 +84,14 @@ create publication pub for table fast, slow
 
 
 def _fast_and_sleepy(database: Database) -> tuple[PublishedTable, PublishedTable]:
-    """Make two tables; reading the second one takes half a second a row."""
+    """Create two tables. To read a row of the second table takes half a second."""
     database.execute(_SLEEPY)
     with query_connection(database.settings(), "test") as conn:
         fast, slow = published_tables(conn, "pub")
     return fast, PublishedTable(slow.relation, row_filter="public.sleepy(id)")
 
 
-def test_a_session_that_the_server_ends_is_opened_again_for_the_next_table(
+def test_a_terminated_session_is_replaced_for_the_next_table(
     database: Database,
 ) -> None:
     """B2."""
@@ -119,7 +117,7 @@ def test_a_session_that_the_server_ends_is_opened_again_for_the_next_table(
         assert rows == [["1", "x"]]
 
 
-def test_copies_that_are_given_up_end_at_once_and_leave_nothing(
+def test_abandoned_snapshots_end_at_once_and_leave_nothing(
     database: Database, zone: RawZone
 ) -> None:
     fast, sleepy = _fast_and_sleepy(database)
@@ -141,7 +139,7 @@ def test_copies_that_are_given_up_end_at_once_and_leave_nothing(
 def test_a_commit_that_fails_after_its_log_entry_keeps_the_files(
     database: Database, zone: RawZone
 ) -> None:
-    """C5: the checkpoint behind the log entry cannot be written, as on a full disk."""
+    """C5: the checkpoint after the log entry cannot be written, as on a full disk."""
     database.execute(
         "create table t (id int primary key, note text); create publication pub for table t;"
         "insert into t values (1, 'a')"
@@ -160,7 +158,7 @@ def test_a_commit_that_fails_after_its_log_entry_keeps_the_files(
     assert snapshot_rows(zone, "t") == [["1", "a"]]
 
 
-def test_a_connection_whose_rows_the_lake_refused_is_not_used_for_the_next_table(
+def test_a_connection_is_not_reused_after_an_error_of_the_lake(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B2: the lake fails while the server still sends rows of the table."""
@@ -226,7 +224,7 @@ def test_ranges_do_not_nest_subtransactions(database: Database) -> None:
 
 
 class _Ends:
-    """Watcher that records how activities end."""
+    """Watcher that records the end of activities."""
 
     def __init__(self) -> None:
         self.is_done: dict[str, bool] = {}
@@ -239,7 +237,7 @@ class _Ends:
         self.is_done[activity.name] = activity.is_done
 
 
-def test_the_activity_of_a_failed_copy_ends_without_success(
+def test_the_activity_of_a_failed_snapshot_ends_without_success(
     database: Database, zone: RawZone
 ) -> None:
     database.execute(
@@ -254,10 +252,10 @@ def test_the_activity_of_a_failed_copy_ends_without_success(
 
 
 @pytest.mark.parametrize(("limit", "is_enough"), [(5, True), (1, False)])
-def test_the_connections_that_a_role_has_left_do_all_the_work(
+def test_the_available_connections_of_a_role_read_all_tables(
     database: Database, zone: RawZone, limit: int, is_enough: bool
 ) -> None:
-    """A reader without a connection takes no table: the others copy all of them."""
+    """A reader without a connection takes no table, and the other readers read all tables."""
     role = f"role_{database.name}"
     database.execute(f"create role {role} login connection limit {limit}")
     try:

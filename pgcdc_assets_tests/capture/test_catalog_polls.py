@@ -1,4 +1,4 @@
-"""What only a look at the catalog shows: rewrites, partitions and gaps of the publication."""
+"""Changes that only the catalog shows: rewrites, partitions and gaps of the publication."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgcdc_assets_tests.support.captures import Capturing
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
 
-# Statements, and the change of the table; the first list of statements comes before the first look.
+# Statements before the first poll, statements after it, and the expected change of the table.
 _REWRITES = {
     "using_it": ("", "alter table {t} alter a type int using a * 2", "table_rewritten!"),
     "using_later": ("", "alter table {t} alter b type text using b || 'x'", "table_rewritten!"),
@@ -37,7 +37,7 @@ _REWRITES = {
 }  # fmt: skip
 
 
-def test_only_an_alter_type_that_keeps_the_type_is_a_rewrite(capturing: Capturing) -> None:
+def test_only_an_alter_type_to_the_same_type_is_a_rewrite(capturing: Capturing) -> None:
     """F3, F5, F7."""
     capturing.begin(
         *(
@@ -71,8 +71,8 @@ _TYPES: tuple[tuple[str, list[str]], ...] = (
 )
 
 
-def test_types_whose_stored_values_have_other_texts_are_found(capturing: Capturing) -> None:
-    """F10: neither a row nor a column of the table changes."""
+def test_types_with_other_texts_of_stored_values_are_found(capturing: Capturing) -> None:
+    """F10: no row and no column of the table changes."""
     capturing.begin(
         "create type mood as enum ('a', 'b'); create type pair as (n int);"
         "create domain amount as int; create type another as enum ('a', 'b');"
@@ -102,10 +102,10 @@ def test_types_whose_stored_values_have_other_texts_are_found(capturing: Capturi
     }
 
 
-def test_a_look_of_an_earlier_release_does_not_know_the_texts_of_types(
+def test_a_poll_of_an_earlier_release_lacks_the_texts_of_types(
     capturing: Capturing,
 ) -> None:
-    """F10: the next look stores the texts, and later changes are found."""
+    """F10: the next poll stores the texts, and finds later changes."""
     capturing.begin("create type mood as enum ('a')", "create table t (id int primary key, v mood)")
     assert poll(capturing) == []
     definitions = capturing.zone.definitions
@@ -123,7 +123,7 @@ def test_a_look_of_an_earlier_release_does_not_know_the_texts_of_types(
 
 
 def _begin(capturing: Capturing, publication: str, *statements: str) -> None:
-    """Begin with a publication of other options than FOR ALL TABLES."""
+    """Begin with a publication that is not FOR ALL TABLES."""
     capturing.begin(*statements)
     capturing.database.execute(f"drop publication pub; create publication pub {publication}")
     assert poll(capturing) == []
@@ -140,7 +140,7 @@ _ROOT = (
 _VIA_ROOT = "for table root, t with (publish_via_partition_root = true)"
 
 
-def test_partitions_that_come_and_go_are_found_at_their_root(capturing: Capturing) -> None:
+def test_attached_and_detached_partitions_are_found_at_their_root(capturing: Capturing) -> None:
     """E1, E3, E5."""
     _begin(capturing, _VIA_ROOT, _ROOT)
     execute = capturing.database.execute
@@ -167,7 +167,7 @@ def test_partitions_that_come_and_go_are_found_at_their_root(capturing: Capturin
     assert poll(capturing) == []
 
 
-def test_leaves_that_are_published_by_name_are_tables_of_their_own(capturing: Capturing) -> None:
+def test_leaves_that_are_published_by_name_are_separate_tables(capturing: Capturing) -> None:
     """E3, E5, E6."""
     _begin(capturing, "for table root, t", _ROOT)
     execute = capturing.database.execute
@@ -183,7 +183,7 @@ def test_leaves_that_are_published_by_name_are_tables_of_their_own(capturing: Ca
     ]
 
 
-# Statements, and the events of the tables `t` (with a row filter), `u` (with a column list), `v`.
+# Statements and the expected events of tables `t` (row filter), `u` (column list) and `v`.
 _PUBLICATION = {
     "left and returned": (
         "alter publication pub drop table v; insert into v values (9);"
@@ -252,7 +252,7 @@ def test_a_gap_of_the_publication_is_found_for_the_tables_concerned(
 def test_a_publication_that_is_renamed_and_gets_its_name_back_has_no_gap(
     capturing: Capturing,
 ) -> None:
-    """The stream fails at each row from the time without the name (see test_publication.py)."""
+    """The stream fails at each row from the time without the publication (test_publication.py)."""
     _begin(capturing, "for table t", "create table t (id int primary key)")
     execute = capturing.database.execute
     for back in ("", "alter publication pub set (publish = 'insert')"):
@@ -275,7 +275,7 @@ def test_a_column_that_leaves_the_list_is_not_a_dropped_column(capturing: Captur
     assert shown(poll(capturing)) == ["t publication_changed!"]
 
 
-def test_a_table_of_a_published_schema_that_was_elsewhere_for_a_while(
+def test_a_table_that_left_a_published_schema_and_returned_has_a_gap(
     capturing: Capturing, role: str
 ) -> None:
     """C11, F8."""
@@ -295,7 +295,7 @@ def test_a_table_of_a_published_schema_that_was_elsewhere_for_a_while(
         execute(f"alter table if exists public.t set schema {schema};"
                 f"alter table if exists s.t set schema {schema}")  # fmt: skip
         assert shown(poll(capturing)) == ["t table_renamed"]
-    # The schema `hidden` was not published when the table came.
+    # The schema `hidden` was not published when the table was moved into it.
     execute("alter table t set schema hidden; insert into hidden.t values (2);"
             "alter publication pub add tables in schema hidden")  # fmt: skip
     assert shown(poll(capturing)) == ["t publication_changed!", "t table_renamed"]
@@ -310,7 +310,7 @@ def test_a_table_of_a_published_schema_that_was_elsewhere_for_a_while(
     assert shown(poll(capturing)) == ["t publication_changed!", "u publication_changed!"]
 
 
-def test_tables_that_are_dropped_created_again_and_swapped(capturing: Capturing) -> None:
+def test_dropped_recreated_and_exchanged_tables_are_found(capturing: Capturing) -> None:
     """F8."""
     capturing.begin("create table t (id int primary key); create table u (id int primary key)")
     execute = capturing.database.execute

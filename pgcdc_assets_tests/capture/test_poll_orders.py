@@ -1,4 +1,4 @@
-"""Orders of looks, changes, rows, snapshots and kills."""
+"""Different orders of polls, changes, rows, snapshots and kills."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _open(capturing: Capturing) -> list[str]:
     return shown([event for events in found.values() for event in events])
 
 
-def test_a_change_right_after_the_first_snapshot_is_found_by_the_next_look(
+def test_a_poll_finds_a_change_right_after_the_first_snapshot(
     capturing: Capturing,
 ) -> None:
     _begin(capturing)
@@ -59,7 +59,7 @@ def test_a_change_right_after_the_first_snapshot_is_found_by_the_next_look(
     assert poll(capturing) == []
 
 
-def test_a_snapshot_has_the_changes_from_before_it(capturing: Capturing) -> None:
+def test_a_snapshot_has_all_earlier_changes(capturing: Capturing) -> None:
     _begin(capturing)
     capturing.database.execute(_LEFT_AND_RETURNED)
     capturing.database.execute("alter table t alter a type int using a + 1")
@@ -73,8 +73,8 @@ def test_a_snapshot_has_the_changes_from_before_it(capturing: Capturing) -> None
     assert capturing.zone.schema_events.read() == events
 
 
-def test_a_table_that_was_created_again_and_renamed_is_copied(capturing: Capturing) -> None:
-    """The look that saw another table under the declared name knows its OID."""
+def test_a_recreated_and_renamed_table_gets_a_snapshot(capturing: Capturing) -> None:
+    """The poll that finds another table with the declared name records its OID."""
     execute = capturing.database.execute
     execute("create table t (id int primary key)")
     execute("create publication pub for all tables")
@@ -101,14 +101,14 @@ def test_a_new_epoch_begins_without_events(capturing: Capturing) -> None:
     assert [(e.epoch, e.change) for e in poll(capturing)] == [(2, "column_dropped")]
 
 
-def test_the_first_look_at_a_lake_of_an_earlier_release_is_stored_without_events(
+def test_the_first_poll_for_a_lake_of_an_earlier_release_has_no_events(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception is a table that was created again: the lake has the rows of another table."""
+    """Only a table that was created again has an event: the lake has rows of another table."""
     capturing.begin(_TABLE, "create table u (id int primary key)")
     capturing.database.execute("insert into t values (2, 2); insert into u values (1)")
     monkeypatch.setattr(landing, "_LOOK_SECONDS", 60)
-    # The time limit leaves the capture no time for a look.
+    # The time limit leaves the capture no time for a poll.
     capturing.capture(limits=CaptureLimits(total_seconds=30))
     assert capturing.zone.definitions.read(1).tables == {}
     capturing.database.execute("alter table t drop a; drop table u; create table u (id int)")
@@ -117,7 +117,9 @@ def test_the_first_look_at_a_lake_of_an_earlier_release_is_stored_without_events
     assert shown(poll(capturing)) == ["t column_added b"]
 
 
-def test_a_killed_capture_leaves_no_version_without_its_event(capturing: Capturing) -> None:
+def test_a_killed_capture_leaves_no_relation_version_without_its_event(
+    capturing: Capturing,
+) -> None:
     capturing.begin(_TABLE)
     capturing.database.execute("insert into t values (2, 2)")
     capturing.capture()
@@ -132,7 +134,7 @@ def test_a_killed_capture_leaves_no_version_without_its_event(capturing: Capturi
     assert [row["new"] for row in capturing.rows()][-1] == ["3"]
 
 
-def test_looks_at_once_record_each_change_and_never_break_a_window(capturing: Capturing) -> None:
+def test_concurrent_polls_record_each_change_and_affect_no_window(capturing: Capturing) -> None:
     capturing.begin(_TABLE)
     capturing.capture()
     capturing.database.execute("alter table t drop a; insert into t values (3)")
@@ -156,7 +158,7 @@ def test_looks_at_once_record_each_change_and_never_break_a_window(capturing: Ca
     assert [row["new"] for row in capturing.rows()][-1] == ["3"]
 
 
-def test_a_look_that_reads_during_a_change_is_repeated(
+def test_a_poll_during_a_change_is_repeated(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capturing.begin(_TABLE)
@@ -176,7 +178,7 @@ def test_a_look_that_reads_during_a_change_is_repeated(
     assert poll(capturing) == []
 
 
-def test_no_lock_of_a_table_delays_a_look(capturing: Capturing) -> None:
+def test_locks_of_tables_do_not_delay_a_poll(capturing: Capturing) -> None:
     capturing.begin(
         "create table root (id int primary key) partition by range (id);"
         "create table leaf partition of root for values from (0) to (9);" + _TABLE
@@ -190,7 +192,7 @@ def test_no_lock_of_a_table_delays_a_look(capturing: Capturing) -> None:
     assert shown(found) == ["leaf column_added b", "t column_added b"]
 
 
-def test_a_failed_look_is_a_warning_of_the_capture(
+def test_a_failed_poll_is_a_warning_of_the_capture(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capturing.begin(_TABLE)
@@ -219,8 +221,8 @@ def test_an_unchanged_catalog_is_one_query(
     assert loaded.version() == 1
 
 
-def test_a_name_or_comment_that_is_not_utf_8_hides_no_other_table(capturing: Capturing) -> None:
-    """A database of encoding SQL_ASCII takes any bytes for a name."""
+def test_a_name_or_comment_that_is_not_utf_8_affects_no_other_table(capturing: Capturing) -> None:
+    """A database with encoding SQL_ASCII accepts any bytes in a name."""
     database = capturing.database
     ascii_name = f"{database.name}_ascii"
     database.execute(
