@@ -1,4 +1,4 @@
-"""A database of encoding SQL_ASCII: any byte lands, by snapshot and by stream."""
+"""A database with encoding SQL_ASCII: any byte is landed, by snapshot and by stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def ascii_capturing(capturing: Capturing) -> Iterator[Capturing]:
-    """A capture of a database of encoding SQL_ASCII."""
+    """Create a capture of a database with encoding SQL_ASCII."""
     database = Database(capturing.database.server, f"{capturing.database.name}_a")
     capturing.database.execute(
         sql.SQL(
@@ -40,7 +40,7 @@ def ascii_capturing(capturing: Capturing) -> Iterator[Capturing]:
         drop_database(database)
 
 
-def test_a_byte_that_is_not_utf8_lands_as_hex_and_the_stream_continues(
+def test_a_value_that_is_not_utf8_is_landed_as_hex(
     ascii_capturing: Capturing,
 ) -> None:
     capturing = ascii_capturing.begin(
@@ -62,10 +62,10 @@ def test_a_byte_that_is_not_utf8_lands_as_hex_and_the_stream_continues(
     assert copied.rescued_count == 1
 
 
-def test_a_name_that_is_not_utf8_stops_no_other_table_and_is_refused_in_plain_words(
+def test_a_name_that_is_not_utf8_is_refused_and_stops_no_other_table(
     ascii_capturing: Capturing,
 ) -> None:
-    """The names of a schema, table, column and type, in a publication of all tables."""
+    """The publication of all tables has such names of a schema, table, column and type."""
     capturing = ascii_capturing.begin("create table good (id int primary key, v text)")
     database = capturing.database
     database.execute("insert into good values (1, 'a')")
@@ -106,10 +106,10 @@ def test_a_name_that_is_not_utf8_stops_no_other_table_and_is_refused_in_plain_wo
 
 
 @pytest.mark.spark
-def test_source_and_table_are_compared_byte_by_byte(
+def test_values_that_are_not_utf8_are_compared_byte_by_byte(
     ascii_capturing: Capturing, spark: SparkSession
 ) -> None:
-    """Item 9: in keys, columns and arrays; a text in the form of hex stays different."""
+    """Item 9: in keys, columns and arrays. A text that looks like the hex form is different."""
     pipeline = Pipeline(ascii_capturing.database, ascii_capturing.zone, spark)
     bad = "convert_from('\\xe9'::bytea, 'SQL_ASCII')"
     good = "convert_from('\\xc3a9'::bytea, 'SQL_ASCII')"

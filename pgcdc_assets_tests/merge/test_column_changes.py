@@ -1,4 +1,4 @@
-"""Values of a column in its new type, between any two types."""
+"""Conversion of a column's values between any two types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgcdc_assets.protocol.relation import Column
 
 pytestmark = pytest.mark.spark
 
-# A value of each type of Spark that a column of the source may have, in SQL.
+# SQL of a value of each Spark type that a column of the source may have.
 VALUES = {
     "smallint": "5S",
     "int": "5",
@@ -39,7 +39,7 @@ KEPT = {
     ("bigint", "SMALLINT"): 5,
     ("string", "INT"): 5,
     ("date", "DATE"): "2024-01-02",
-    # What the new type does not hold exactly is NULL, and rescued.
+    # A value that the new type cannot hold exactly is NULL and rescued.
     ("decimal(8,2)", "DECIMAL(8,1)"): None,
     ("date", "INT"): None,
     ("int", "DATE"): None,
@@ -47,8 +47,8 @@ KEPT = {
 }
 
 
-def test_spark_can_give_a_value_of_any_type_any_other_type(spark: SparkSession) -> None:
-    """F5: columns are matched by name where attnums are not known, whatever their types are."""
+def test_spark_converts_a_value_between_any_two_types(spark: SparkSession) -> None:
+    """F5: columns without known attnums are matched by name, with any types."""
     rescued = "CAST(NULL AS MAP<STRING, STRING>) AS _rescued"
     found: dict[tuple[str, str], object] = {}
     for before, value in VALUES.items():

@@ -1,4 +1,4 @@
-"""The comments of the source are the comments of its SCD tables."""
+"""SCD tables have the comments of the source table and its columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _table(pipeline: Pipeline, scd: int) -> DeltaTable:
 
 
 def _comments(pipeline: Pipeline, scd: int) -> dict[str | None, Any]:
-    """Return the comments of the source's columns, and the description under None."""
+    """Return the comments of the source's columns, with the comment of the table as None."""
     table = _table(pipeline, scd)
     fields = [field for field in table.schema().fields if not field.name.startswith("_")]
     return {f.name: f.metadata.get("comment") for f in fields} | {
@@ -69,7 +69,7 @@ def test_comments_follow_the_source_without_rows_and_versions(pipeline: Pipeline
         "id": "integer", "a": "integer", "b": _HOSTILE, "o'c `x`": "text", None: _HOSTILE,
     }  # fmt: skip
     for scd in (1, 2):
-        # The comments come with the commit that creates the table.
+        # The commit that creates the table has the comments.
         assert _comments(pipeline, scd) == first
         assert _metadata_commits(pipeline, scd) == 0
     path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
@@ -98,7 +98,7 @@ def test_comments_follow_the_source_without_rows_and_versions(pipeline: Pipeline
     assert [_metadata_commits(pipeline, scd) for scd in (1, 2)] == counts
     assert [_table(pipeline, scd).version() for scd in (1, 2)] > commits
 
-    # A comment follows its column, and a column without one shows its type.
+    # A comment follows its column. A column without a comment shows its type.
     database.execute(
         "alter table t rename a to amount;"
         "alter table t drop b; alter table t add b int; comment on column t.b is 'another';"
@@ -118,7 +118,7 @@ def test_comments_follow_the_source_without_rows_and_versions(pipeline: Pipeline
     _merge(pipeline)
     for scd in (1, 2):
         rebuild_table(pipeline.spark, pipeline.zone, _TARGET, scd)
-    # A rebuild of a table with column mapping keeps no comment of the owner.
+    # A rebuild of a table with column mapping loses comments of the owner.
     third |= {"b": "a last one"}
     for scd, expected in ((1, third), (2, third)):
         found = _comments(pipeline, scd)

@@ -1,4 +1,4 @@
-"""A database of another encoding than UTF-8: its text arrives converted, exactly."""
+"""A database with another encoding than UTF-8: its text is converted exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALL = "".join(map(chr, [*range(1, 0x80), *range(0xA0, 0x100)]))
 
 @pytest.fixture
 def latin1(database: Database, server: EmbeddedServer) -> Iterator[Database]:
-    """A database of encoding LATIN1."""
+    """Create a database with encoding LATIN1."""
     found = Database(server, f"{database.name}_l")
     database.execute(
         sql.SQL(
@@ -35,7 +35,7 @@ def latin1(database: Database, server: EmbeddedServer) -> Iterator[Database]:
         drop_database(found)
 
 
-def test_a_latin1_database_arrives_by_snapshot_and_by_stream(
+def test_a_latin1_database_is_merged_by_snapshot_and_by_stream(
     latin1: Database, spark: SparkSession, zone: RawZone
 ) -> None:
     """G7: names of columns, enum labels, keys, arrays, JSON and bytes."""

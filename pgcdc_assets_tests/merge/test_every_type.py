@@ -1,7 +1,8 @@
 """Every type that the server's `pg_type` lists, by snapshot and by WAL, in SCD1 and SCD2.
 
-One table has a column of each type, and a column for types with a length or precision. Its rows
-hold edge cases and random values, of a new seed each run. The judge is the source's own SELECT.
+One table has a column of each type, and further columns of types with a length or precision. Its
+rows have edge cases and random values with a new seed in each run. The source's SELECT is the
+oracle.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from pgcdc_assets_tests.support.verify.comparison import verify_all
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.every_pg]
 
-# The embedded Postgres 18 brings pgvector. The others are in Debian's postgresql-15 (contrib) and
-# postgresql-15-postgis-3, which `.ci/run` installs.
+# The embedded Postgres 18 has pgvector. The other extensions are in Debian's postgresql-15 (with
+# contrib) and postgresql-15-postgis-3, which `.ci/run` installs.
 _EXTENSIONS = {
     18: ("vector",),
     15: ("hstore", "citext", "ltree", "cube", "isn", "seg", "intarray", "lo", "postgis"),
@@ -68,11 +69,11 @@ class TypedTable:
     """A table with a column of each type.
 
     Attributes:
-        name: of the source table.
-        kinds: the expected Delta type of each column.
-        declared: the Postgres type of each column.
-        texts: of each row by `id`, as the source prints them at the end.
-        row_count: rows of the snapshot with different values.
+        name: name of the source table.
+        kinds: expected Delta type of each column.
+        declared: Postgres type of each column.
+        texts: texts of each row by `id`, as the source prints them at the end.
+        row_count: number of rows with different values in the snapshot.
     """
 
     pipeline: Pipeline
@@ -83,14 +84,14 @@ class TypedTable:
     row_count: int
 
     def open(self, scd: int) -> DeltaTable:
-        """Open an SCD table of it."""
+        """Open the SCD table of a kind."""
         zone = self.pipeline.zone
         return DeltaTable(table_path(zone.lake, zone.name, "public", self.name, scd))
 
     def read(self, scd: int, *more: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
-        """Return the rows of an SCD table: `id` and more columns, and the values.
+        """Return the rows of an SCD table: `id`, further columns, and the values.
 
-        A rescued value is a triple: the mark, the text, and the column's value.
+        A rescued value is a triple of a mark, the text and the column's value.
         """
         found = []
         for batch in self.open(scd).scan():
@@ -122,18 +123,18 @@ class TypedTable:
         return values
 
     def differing(self, found: Sequence[Any], wanted: Sequence[Any]) -> list[tuple[str, Any, Any]]:
-        """Name the columns in which two rows differ."""
+        """Return the names of the columns in which two rows differ."""
         triples = zip(self.declared, found, wanted, strict=True)
         return [(name, one, other) for name, one, other in triples if one != other]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The types of a server and the tables that hold them.
+    """The types of a server, and the tables with the types.
 
     Attributes:
-        merged: landed and merged.
-        landed: landed only.
+        merged: the table that is landed and merged.
+        landed: the table that is only landed.
     """
 
     types: Types
@@ -149,11 +150,11 @@ def tables(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Iterator[Tables]:
-    """Every type of the server, by snapshot and by stream, merged by one call.
+    """Create every type of the server, by snapshot and by stream, and merge the types in one call.
 
-    A merge depends on the name of a type and on texts, and not on the server. So the first version
-    of `--pg` merges all types, and another one merges those of extensions and those made here; its
-    builtin types are landed.
+    A merge depends on names of types and on texts, but not on the server. So the first version of
+    `--pg` merges all types. Another version lands its builtin types, and merges only the types of
+    extensions and the types that the test creates.
     """
     database = create_database(server)
     zone = RawZone(Lake(str(tmp_path_factory.mktemp("every_type") / "lake")), "types")
@@ -209,7 +210,7 @@ def _create(table: str, columns: Sequence[TypeColumn]) -> list[str]:
 
 
 def _change(table: str, columns: Sequence[TypeColumn]) -> list[str]:
-    """Insert the same rows again for the stream, and change others."""
+    """Insert the same rows again for the stream, and change other rows."""
     names = ", ".join(f"c{i}" for i in range(len(columns)))
     next_row = f"other.id = (changed.id + 1) % {_row_count(columns)}"
     return [
@@ -248,8 +249,8 @@ def _source_texts(pipeline: Pipeline, table: str, count: int) -> dict[int, Texts
         return dict(cursor.fetchall())
 
 
-def test_every_type_has_values_and_a_line_in_the_docs(tables: Tables) -> None:
-    """A type that is not listed fails the fixture; a type without a value is named here."""
+def test_every_type_has_values_and_documentation(tables: Tables) -> None:
+    """The fixture fails for a type without documentation. The test names a type without a value."""
     types = tables.types
     empty = {each.name for each in types.by_oid.values() if not types.values(each.oid)}
     assert empty <= WITHOUT_INPUT | types.refused
@@ -259,8 +260,8 @@ def test_every_type_has_values_and_a_line_in_the_docs(tables: Tables) -> None:
     assert not missing
 
 
-def test_extensions_are_there(tables: Tables, server: EmbeddedServer) -> None:
-    """In CI a missing extension is a failure, elsewhere its types are skipped by name."""
+def test_extensions_are_installed(tables: Tables, server: EmbeddedServer) -> None:
+    """In CI a missing extension is a failure. Elsewhere its types are skipped by name."""
     wanted = set(_EXTENSIONS.get(server.version, ()))
     (found,) = tables.merged.pipeline.database.query(
         "select array_agg(extname::text) from pg_extension"
@@ -269,15 +270,15 @@ def test_extensions_are_there(tables: Tables, server: EmbeddedServer) -> None:
     if not missing:
         return
     reason = f"types of {', '.join(sorted(missing))} on Postgres {server.version}: not installed"
-    # A Debian without a package postgresql-15 has no extensions of that version either.
+    # A Debian without the package postgresql-15 has no extensions of this version.
     is_packaged = str(binaries(server.version)).startswith("/usr/lib/postgresql/")
     if os.environ.get("CI") == "true" and (server.version == 18 or is_packaged):
         pytest.fail(reason)
     pytest.skip(reason)
 
 
-def test_raw_has_the_exact_text_by_snapshot_and_by_wal(tables: Tables) -> None:
-    """G1 to G10: the raw zone, value by value."""
+def test_the_raw_zone_has_the_exact_texts(tables: Tables) -> None:
+    """G1 to G10: each value in the raw zone."""
     for table in (tables.merged, tables.landed):
         if table is not None:
             _check_raw(table)
@@ -333,7 +334,7 @@ def test_scd2_has_each_value_or_its_text_in_each_version(tables: Tables) -> None
 
 
 def test_the_digests_of_both_engines_are_equal(tables: Tables) -> None:
-    """What `equals_source` compares: Postgres's own digests against Spark's."""
+    """`equals_source` compares the digests of Postgres with those of Spark."""
     found = verify_all(tables.merged.pipeline)["t"]
     assert found.is_equal, found
     assert found.source_rows == len(tables.merged.texts)

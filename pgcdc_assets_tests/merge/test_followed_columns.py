@@ -34,7 +34,7 @@ _ROWS = (
     "(3, 30, null, 3, 1e30, -999.9, '0044-03-15 BC', null, 3, null, null),"
     "(4, 40, 'four', 4, null, null, '20000-01-01', 'x', 4, 'y4', 9)"
 )
-# Each step is captured by itself, and merged long afterwards.
+# Each step is captured separately, and merged later.
 _FIRST_HALF = (
     ("update {0} set a = 11, gone = 70 where id = 1",),
     ("insert into {0} (id, a, n, d, gone) values (5, 50, 5.5, '2024-05-05', 5)",),
@@ -56,7 +56,7 @@ _FIRST_HALF = (
 _SECOND_HALF = (
     (
         "alter table {0} alter s type bigint, alter w type text",
-        # A statement of its own: the rewrite for the types would clear the default's value.
+        # A separate statement, because the rewrite for the types clears the default's value.
         "alter table {0} add gone text default 'new'",
         "update {0} set s = 5000000000, f = 0.1, n = 12345.678, w = 'longer', "
         "d = '2024-01-02 03:04:05' where id = 4",
@@ -134,7 +134,7 @@ _PAST = (
 )
 
 
-def test_each_kind_of_table_follows_a_backlog(pipeline: Pipeline) -> None:
+def test_each_kind_of_table_follows_column_changes_in_a_backlog(pipeline: Pipeline) -> None:
     _start(pipeline)
     database = pipeline.database
     pipeline.capture()
@@ -143,7 +143,7 @@ def test_each_kind_of_table_follows_a_backlog(pipeline: Pipeline) -> None:
     _merge(pipeline, *_TARGETS)
     _assert_equal(pipeline)
     halfway = _rows(pipeline, "t", "id", "a2", "gone", "_op", "_is_current", scd=2)
-    # The drop, the renames and the wider types open no version, nor does an update without effect.
+    # The drop, the renames, the wider types and an update without effect open no version.
     assert halfway == sorted(
         [
             (1, 10, 7, "S", False),
@@ -203,7 +203,7 @@ class _Killed(Exception):
 
 @pytest.fixture
 def kills(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of failpoints; the merge ends at the first one that it reaches."""
+    """Return a set for names of failpoints. A merge ends at the first of them that it reaches."""
     names: list[str] = []
 
     def die(name: str) -> None:
@@ -215,7 +215,7 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
 
 
-def test_a_merge_that_dies_between_its_commits_is_continued(
+def test_a_merge_that_is_killed_between_its_commits_is_continued(
     pipeline: Pipeline, kills: list[str]
 ) -> None:
     target = CdcTable("public", "t", scd=(1, 2))
@@ -239,7 +239,7 @@ def test_a_merge_that_dies_between_its_commits_is_continued(
         while kills:
             (failure,) = pipeline.merge(None, one).values()
             assert isinstance(failure, MergeFailure)
-        # The rewrite is not repeated: it would swap the names back.
+        # The rewrite is not repeated, because it would swap the names back.
         _merge(pipeline, one)
     pipeline.assert_equal("t")
     assert _rows(pipeline, "t", "key", "a", "b", "c_dropped_4", "c", "n", "_op", scd=2) == [
@@ -250,8 +250,8 @@ def test_a_merge_that_dies_between_its_commits_is_continued(
     assert check_all(pipeline.spark, pipeline.zone, target, 2).is_sound
 
 
-def test_altered_back_and_settings_with_old_names(pipeline: Pipeline) -> None:
-    """The settings name a key and a tracked column as they were; a name is used again."""
+def test_renames_that_are_undone_and_settings_with_earlier_names(pipeline: Pipeline) -> None:
+    """The settings have earlier names of a key and a tracked column, and a name is reused."""
     target = CdcTable("public", "t", key=("id",), scd=(1, 2), tracked=("a", "gone"))
     pipeline.start(
         "create table t (id int primary key, a int, b text, gone date)",

@@ -15,7 +15,7 @@ _TYPES = """
 create type mood as enum ('sad', 'so so'); create type pair as (n int, t text);
 create domain amount as numeric(10, 2)
 """
-# Two rows differ in one part of the key at least, often in what a careless comparison drops.
+# The rows differ in a part of the key, often in a detail that a wrong comparison ignores.
 _KEYS = """
 create table k (
     name text collate "C", other text, f float8, f4 float4, u uuid, n oid, m mood, at timestamp,
@@ -56,7 +56,7 @@ update g set a = 7 where id = 1; insert into g (id, a) values (3, 3)
 
 
 def test_keys_definitions_and_generated_columns_follow_the_source(pipeline: Pipeline) -> None:
-    """C8, F10, F11, F12: the same rows by snapshot and by stream, in SCD1 and SCD2."""
+    """C8, F10, F11, F12: SCD1 and SCD2 have the rows by snapshot and by stream."""
     pipeline.tables = ("k", "d", "g")
     pipeline.start(_TYPES, _KEYS, _DEFINED, _GENERATED)
     targets = [CdcTable("public", name, scd=(1, 2)) for name in pipeline.tables]
@@ -75,7 +75,7 @@ def test_keys_definitions_and_generated_columns_follow_the_source(pipeline: Pipe
         assert history.where("_is_current").count() == count, table
     assert "twice" not in pipeline.frame("g").columns
 
-    # No row tells that the stored values have other texts.
+    # No row shows that stored values have other texts.
     pipeline.database.execute("alter type mood rename value 'sad' to 'unhappy'")
     pipeline.database.execute("alter type pair add attribute more int")
     pipeline.database.execute("insert into d values (7, 'unhappy', null, row(7, 'a', 1), 1, 'v')")

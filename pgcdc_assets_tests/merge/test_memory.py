@@ -14,7 +14,7 @@ from pgcdc_assets_tests.support.merge.history import Landing, column, insert, re
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-# A process of its own, because its JVM dies.
+# Run in a separate process, because the JVM ends.
 _MERGE = """
 import sys
 from pgcdc_assets.lsn import LsnWindow
@@ -33,7 +33,7 @@ print(f"{type(report.error).__name__}: {report.error}")
 """
 
 
-def test_a_row_that_is_too_large_for_the_heap_is_named_with_the_remedy(zone: RawZone) -> None:
+def test_the_error_of_a_row_that_exceeds_the_heap_has_the_remedy(zone: RawZone) -> None:
     """D16: nothing is committed."""
     landing = Landing(zone, [relation(column("id"), column("doc", "text"))])
     landing.begin([])

@@ -1,6 +1,6 @@
-"""Merges that another merge overtakes write nothing, for every kind of table.
+"""A merge that another merge overtakes writes nothing, for every kind of table.
 
-The other merge runs at the critical times: directly before Spark writes, and while Spark writes.
+The other merge runs at the critical times: directly before and during the write of Spark.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a history by the operation of the race."""
+    """Let the race choose the operation that writes a history."""
     race = request.node.callspec.params.get("race", BAG)
     most = 1_000_000 if race.operation == "WRITE" else 0
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", most)
@@ -78,7 +78,7 @@ def _forget_fence(path: str) -> None:
 
 
 @each_kind
-def test_a_merge_that_another_overtakes_right_before_its_write_writes_nothing(
+def test_a_merge_that_is_overtaken_before_its_write_writes_nothing(
     spark: SparkSession, zone: RawZone, race: Race
 ) -> None:
     landing = race.land_snapshot(zone)
@@ -100,7 +100,7 @@ def test_a_merge_that_another_overtakes_right_before_its_write_writes_nothing(
         for name in ("current_image", "whole_table", "range_of_history", "bag")
     ],
 )
-def test_a_merge_that_another_overtakes_during_its_write_writes_nothing(
+def test_a_merge_that_is_overtaken_during_its_write_writes_nothing(
     spark: SparkSession, zone: RawZone, tmp_path: Path, race: Race
 ) -> None:
     landing = race.land_snapshot(zone)
@@ -114,7 +114,7 @@ def test_a_merge_that_another_overtakes_during_its_write_writes_nothing(
     assert race.contents(spark, path) == race.outcome
 
 
-def test_of_two_merges_that_make_a_table_one_does(spark: SparkSession, zone: RawZone) -> None:
+def test_one_of_two_merges_creates_the_table(spark: SparkSession, zone: RawZone) -> None:
     landing = BAG.land_snapshot(zone)
     first = landing.land(BAG.first)
     landing.land(BAG.second)
@@ -125,7 +125,7 @@ def test_of_two_merges_that_make_a_table_one_does(spark: SparkSession, zone: Raw
     assert BAG.contents(spark, report.path) == BAG.outcome
 
 
-def test_a_newer_copy_that_another_merge_has_applied_is_not_applied_again(
+def test_a_snapshot_that_another_merge_applied_is_not_applied_again(
     spark: SparkSession, zone: RawZone
 ) -> None:
     """The rows of the snapshot would replace changes that the other merge folded."""
@@ -143,7 +143,7 @@ def test_a_newer_copy_that_another_merge_has_applied_is_not_applied_again(
     assert BAG.contents(spark, path) == BAG.outcome
 
 
-def test_a_merge_that_a_rebuild_overtakes_writes_nothing(
+def test_a_merge_that_is_overtaken_by_a_rebuild_writes_nothing(
     spark: SparkSession, zone: RawZone
 ) -> None:
     landing = BAG.land_snapshot(zone)
@@ -161,10 +161,10 @@ def test_a_merge_that_a_rebuild_overtakes_writes_nothing(
     assert BAG.contents(spark, path) == BAG.outcome
 
 
-def test_a_merge_prepared_before_an_idle_watermark_moved_writes_nothing(
+def test_a_merge_planned_before_an_idle_watermark_advanced_writes_nothing(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    """The watermark of a table without changes advances by a fenced commit without rows."""
+    """A commit without rows, with the fence, advances the watermark of a table without changes."""
     landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     for _ in range(IDLE_WINDOWS):
@@ -177,10 +177,10 @@ def test_a_merge_prepared_before_an_idle_watermark_moved_writes_nothing(
     assert BAG.contents(spark, path) == BAG.outcome
 
 
-def test_a_merge_that_ends_before_it_records_its_watermark_is_not_repeated(
+def test_a_merge_that_is_killed_before_it_records_its_watermark_is_not_repeated(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit of the rows has the watermark; the next run records it for other readers."""
+    """The commit of the rows has the watermark, and the next run records it for other readers."""
     landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
     landing.land(BAG.first)
@@ -197,7 +197,7 @@ def test_a_merge_that_ends_before_it_records_its_watermark_is_not_repeated(
     assert BAG.contents(spark, path) == BAG.outcome
 
 
-def test_a_table_without_a_fence_is_merged_on(spark: SparkSession, zone: RawZone) -> None:
+def test_a_table_without_a_fence_is_merged(spark: SparkSession, zone: RawZone) -> None:
     """Tables of early releases have the watermark as an application transaction only."""
     landing = BAG.land_snapshot(zone)
     path = merge(spark, landing, BAG.target).path
@@ -221,10 +221,10 @@ def test_a_merge_adds_one_commit_without_rows_to_the_log(
 
 
 @pytest.mark.soak
-def test_a_log_whose_merges_take_the_odd_versions_gets_checkpoints(
+def test_a_log_with_merges_in_odd_versions_gets_checkpoints(
     spark: SparkSession, zone: RawZone, tmp_path: Path
 ) -> None:
-    """Spark writes checkpoints for its own commits only. Deletion vectors are in both kinds."""
+    """Spark writes checkpoints only for its own commits. Both kinds have deletion vectors."""
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin(COPIED)
     landing.land([])
@@ -248,10 +248,10 @@ def test_a_log_whose_merges_take_the_odd_versions_gets_checkpoints(
 @pytest.mark.parametrize(
     "offset", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 3))]
 )
-def test_two_processes_that_merge_the_same_tables_leave_what_the_changes_say(
+def test_two_processes_that_merge_the_same_tables_have_exact_results(
     spark: SparkSession, zone: RawZone, seed: int, offset: int
 ) -> None:
-    """Each process merges random tables and windows until all is merged. A loop counts the keys."""
+    """Each process merges random tables and windows until all windows are merged."""
     rng = random.Random(f"{seed} {offset}")
     landing = Landing(zone, [relation(column("id"), column("v", "text"), key=(), identity="f")])
     held = Counter((str(n % 3), "a") for n in range(6))

@@ -1,4 +1,4 @@
-"""A parked row: its table waits before the row, other tables continue, and a snapshot heals it."""
+"""A table waits before its parked row until a snapshot. Other tables continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pgcdc_assets_tests.support.proxy import TcpProxy
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 GOOD, BAD = CdcTable("public", "good"), CdcTable("public", "bad", (1, 2))
-# Delta cannot distinguish their columns: the two tables are refused, and stop no other table.
+# Delta cannot distinguish their columns, so these tables are refused, without an effect on others.
 REFUSED = {"twice": '"V" and column "v"', "ours": '"_LSN" and column "_lsn"'}
 
 

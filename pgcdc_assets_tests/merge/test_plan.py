@@ -1,4 +1,4 @@
-"""The plan of a merge, as a table of cases without lake and Spark."""
+"""Cases of the plan of a merge, without lake and Spark."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ LANDED = _landed(*WINDOWS)
 NEWEST = WINDOWS[-1].window
 
 
-def test_the_first_merge_takes_the_copy_and_every_window_after_it() -> None:
+def test_the_first_merge_folds_the_snapshot_and_every_later_window() -> None:
     plan = plan_merge(TARGET, None, [_snapshot(100)], LANDED, NEWEST)
     assert (plan.start, plan.end, plan.snapshot) == (100, 400, _snapshot(100))
     assert [w.start for w in plan.windows] == [100, 200, 300]
     assert plan.recorded_changes == 6
 
 
-def test_later_merges_continue_at_the_watermark_without_the_copy() -> None:
+def test_later_merges_continue_at_the_watermark_without_the_snapshot() -> None:
     plan = plan_merge(TARGET, Position(1, Lsn(200)), [_snapshot(100)], LANDED, NEWEST)
     assert (plan.start, plan.end, plan.snapshot) == (200, 400, None)
     assert plan.recorded_changes == 5
@@ -53,7 +53,7 @@ def test_reading_begins_at_the_first_window_that_holds_a_change() -> None:
     assert plan_merge(TARGET, Position(1, Lsn(350)), [], LANDED, NEWEST).first_change == 350
 
 
-def test_a_newer_copy_in_the_middle_of_a_window_replaces_what_was_before_it() -> None:
+def test_a_later_snapshot_inside_a_window_replaces_earlier_changes() -> None:
     plan = plan_merge(
         TARGET, Position(1, Lsn(200)), [_snapshot(100), _snapshot(350)], LANDED, NEWEST
     )
@@ -61,12 +61,12 @@ def test_a_newer_copy_in_the_middle_of_a_window_replaces_what_was_before_it() ->
     assert [w.start for w in plan.windows] == [300]
 
 
-def test_a_copy_beyond_the_asked_window_is_all_there_is_to_do() -> None:
+def test_a_snapshot_beyond_the_requested_window_is_the_whole_plan() -> None:
     plan = plan_merge(TARGET, Position(1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window)
     assert (plan.start, plan.end, plan.windows) == (350, 350, ())
 
 
-def test_a_window_below_the_watermark_is_nothing_to_do() -> None:
+def test_the_plan_for_a_window_below_the_watermark_is_empty() -> None:
     plan = plan_merge(TARGET, Position(1, Lsn(400)), [_snapshot(100)], LANDED, WINDOWS[0].window)
     assert (plan.start, plan.end, plan.snapshot, plan.windows) == (400, 400, None, ())
 
@@ -74,7 +74,7 @@ def test_a_window_below_the_watermark_is_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("missing", "expected", "found"), [(0, 100, 200), (1, 200, 300), (2, 300, 400)]
 )
-def test_a_missing_window_is_a_gap_that_names_its_place(
+def test_the_error_about_a_missing_window_names_the_gap(
     missing: int, expected: int, found: int
 ) -> None:
     windows = [w for i, w in enumerate(WINDOWS) if i != missing]
@@ -83,12 +83,12 @@ def test_a_missing_window_is_a_gap_that_names_its_place(
     assert (caught.value.expected, caught.value.found) == (expected, found)
 
 
-def test_a_table_without_a_copy_is_refused() -> None:
+def test_a_table_without_a_snapshot_is_refused() -> None:
     with pytest.raises(MergeConflict, match="snapshot"):
         plan_merge(TARGET, None, [_snapshot(100, table="other")], LANDED, NEWEST)
 
 
-def test_a_new_epoch_needs_a_new_copy() -> None:
+def test_a_new_epoch_needs_a_new_snapshot() -> None:
     windows = [_window(50, 60, epoch=2)]
     with pytest.raises(MergeConflict, match="epoch 2"):
         plan_merge(
@@ -96,7 +96,7 @@ def test_a_new_epoch_needs_a_new_copy() -> None:
         )
 
 
-def test_a_copy_of_a_new_epoch_is_newer_whatever_its_lsn() -> None:
+def test_a_snapshot_of_a_later_epoch_is_newer_at_any_lsn() -> None:
     windows = [_window(50, 60, epoch=2)]
     plan = plan_merge(
         TARGET,
@@ -113,21 +113,21 @@ def test_a_window_of_an_older_epoch_has_no_effect() -> None:
     assert (plan.epoch, plan.start, plan.end) == (2, 50, 50)
 
 
-def test_a_window_that_is_cut_is_read_up_to_the_cut() -> None:
+def test_a_merge_may_end_inside_a_window() -> None:
     plan = plan_merge(TARGET, Position(1, Lsn(100)), [], LANDED, LsnWindow.of(1, 0, 350))
     assert (plan.start, plan.end) == (100, 350)
     assert [w.start for w in plan.windows] == [100, 200, 300]
 
 
-def test_a_bounded_merge_does_not_see_copies_above_its_end() -> None:
+def test_a_merge_ignores_snapshots_above_its_end() -> None:
     copies = [_snapshot(100), _snapshot(350)]
     through = LsnWindow.of(1, 0, 300)
     plan = plan_merge(TARGET, None, copies, LANDED, through, is_bounded=True)
     assert (plan.snapshot, plan.end) == (_snapshot(100), 300)
 
 
-def test_history_takes_changes_and_copies_in_order() -> None:
-    """A copy in between is the difference to what the changes before it made."""
+def test_a_history_folds_changes_and_snapshots_in_order() -> None:
+    """A snapshot in between is applied as the difference to the result of the earlier changes."""
     copies = [_snapshot(100), _snapshot(350)]
     first = plan_merge(TARGET, None, copies, LANDED, NEWEST, in_order=True)
     assert (first.snapshot, first.start, first.end, first.is_last) == (
@@ -147,15 +147,15 @@ def test_history_takes_changes_and_copies_in_order() -> None:
     assert (late.snapshot, late.start, late.end, late.is_last) == (None, 200, 349, False)
 
 
-def test_history_waits_for_changes_before_a_snapshot_that_is_ahead() -> None:
-    """Otherwise the changes between the window and the snapshot would never be folded."""
+def test_a_history_waits_for_changes_before_a_snapshot_that_is_ahead() -> None:
+    """The changes between the window and the snapshot must be folded."""
     plan = plan_merge(
         TARGET, Position(1, Lsn(100)), [_snapshot(350)], LANDED, WINDOWS[0].window, in_order=True
     )
     assert (plan.snapshot, plan.start, plan.end, plan.is_last) == (None, 100, 200, True)
 
 
-def test_history_that_cannot_be_folded_continues_with_the_next_copy() -> None:
+def test_a_history_that_cannot_be_folded_continues_with_the_next_snapshot() -> None:
     plan = plan_merge(
         TARGET,
         Position(1, Lsn(200)),
@@ -168,7 +168,7 @@ def test_history_that_cannot_be_folded_continues_with_the_next_copy() -> None:
     assert (plan.snapshot, plan.start, plan.end, plan.is_last) == (_snapshot(350), 350, 400, True)
 
 
-def test_history_takes_the_rest_of_an_epoch_before_the_copy_of_the_next() -> None:
+def test_a_history_folds_the_rest_of_an_epoch_before_the_next_epoch() -> None:
     copies = [_snapshot(100), _snapshot(50, epoch=2)]
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     through = LsnWindow.of(2, 50, 60)
@@ -178,7 +178,7 @@ def test_history_takes_the_rest_of_an_epoch_before_the_copy_of_the_next() -> Non
     assert (after.epoch, after.snapshot, after.end, after.is_last) == (2, copies[1], 60, True)
 
 
-def test_history_begins_an_epoch_with_its_first_copy_and_waits_for_the_second() -> None:
+def test_a_history_begins_an_epoch_with_its_first_snapshot() -> None:
     """No change of the epoch precedes its first snapshot, even if the snapshot is ahead."""
     copies = [_snapshot(100), _snapshot(90, epoch=2), _snapshot(95, epoch=2)]
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
@@ -190,12 +190,12 @@ def test_history_begins_an_epoch_with_its_first_copy_and_waits_for_the_second() 
     assert (first.snapshot, first.start, first.end, first.is_last) == (copies[1], 90, 90, True)
     then = plan_merge(TARGET, Position(2, Lsn(90)), copies, landed, through, in_order=True)
     assert (then.epoch, then.snapshot, then.start, then.end) == (2, None, 90, 90)
-    # A window of the previous epoch is folded without the snapshot: later windows may follow.
+    # A window of the previous epoch is folded without the snapshot, because windows may follow.
     older = plan_merge(TARGET, Position(1, Lsn(200)), copies, landed, NEWEST, in_order=True)
     assert (older.snapshot, older.end, older.is_last) == (None, 400, True)
 
 
-def test_a_rebuild_does_not_begin_an_epoch_with_a_copy_above_its_end() -> None:
+def test_a_rebuild_does_not_begin_an_epoch_with_a_snapshot_above_its_end() -> None:
     through = LsnWindow.of(2, 50, 60)
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     copies = [_snapshot(100), _snapshot(90, epoch=2)]
@@ -212,7 +212,7 @@ def _step(changes: int = 10**9, size: int = 10**18, sizes: Sizes | None = None) 
     return Limits(StepLimit(changes, size), sizes)
 
 
-def test_a_step_ends_where_the_next_changes_would_be_too_many() -> None:
+def test_a_step_ends_before_the_limit_of_changes() -> None:
     """A window without changes is part of the step, because it costs nothing."""
     plan = plan_merge(TARGET, None, [_snapshot(100)], LANDED, NEWEST, limits=_step(changes=5))
     assert (plan.start, plan.end, plan.recorded_changes, plan.is_last) == (100, 300, 1, False)
@@ -221,12 +221,12 @@ def test_a_step_ends_where_the_next_changes_would_be_too_many() -> None:
     assert (rest.start, rest.end, rest.recorded_changes, rest.is_last) == (300, 400, 5, True)
 
 
-def test_a_window_above_the_limit_is_a_step_of_its_own() -> None:
+def test_a_window_above_the_limit_is_a_separate_step() -> None:
     plan = plan_merge(TARGET, Position(1, Lsn(300)), [], LANDED, NEWEST, limits=_step(changes=1))
     assert (plan.start, plan.end, plan.recorded_changes, plan.is_last) == (300, 400, 5, True)
 
 
-def test_a_step_does_not_grow_with_the_windows_that_are_landed_after_it() -> None:
+def test_a_step_does_not_depend_on_windows_after_it() -> None:
     few = [_window(n, n + 1) for n in range(100, 110)]
     many = [_window(n, n + 1) for n in range(100, 500)]
     steps = [
@@ -269,7 +269,7 @@ def test_a_step_is_bounded_by_the_bytes_of_files_and_wal() -> None:
     assert plan(sizes).change_bytes == 120 * MEGABYTE
 
 
-def test_history_after_a_copy_is_bounded_as_well() -> None:
+def test_a_step_of_a_history_after_a_snapshot_has_the_limit() -> None:
     copies = [_snapshot(100), _snapshot(500)]
     plan = plan_merge(
         TARGET, None, copies[:1], LANDED, NEWEST, in_order=True, limits=_step(changes=1)

@@ -1,4 +1,4 @@
-"""Tables without a key: random histories of bags and logs against the fold by hand."""
+"""Tables without a key: random histories of bags and logs against a reference fold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 _BAG = CdcTable("shop", "items")
 _LOG = CdcTable("shop", "items", without_key="log")
 
-# Few values, so that rows are equal; a float has two zeros and NaN, a numeric has NaN, too.
+# Few values, so that rows are equal. A float has two zeros and NaN, and a numeric has NaN.
 _NUMBERS = (None, "0", "-0", "NaN", "1.5")
 _AMOUNTS = (None, "NaN", "1.00", "2.50")
 _NOTES = (None, "", "a")
@@ -58,7 +58,7 @@ def _bag_relation(identity: str = "f") -> Relation:
 
 @dataclass
 class _Stacks:
-    """Rows as stacks of equal rows; a removal takes the last inserted row."""
+    """Rows as stacks of equal rows. A removal takes the newest row."""
 
     rows: dict[Row, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -113,14 +113,14 @@ class _RandomBag:
 
 @cuts("one", "some")
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
-def test_any_cut_of_a_history_gives_each_row_as_often_as_the_source_has_it(
+def test_each_row_occurs_as_often_as_in_the_source_for_any_cut(
     spark: SparkSession,
     zone: RawZone,
     rng: random.Random,
     pieces: tuple[int, int],
     truncates: bool,
 ) -> None:
-    """D11: the same rows remain, whatever the cut."""
+    """D11: the same rows remain for each cut."""
     bag = _RandomBag(rng)
     bag.rows = [bag.row() for _ in range(60)]
     landing = Landing(zone, [_bag_relation()])
@@ -160,7 +160,7 @@ def test_a_missing_row_is_an_error_with_a_remedy(spark: SparkSession, zone: RawZ
 
 
 @pytest.mark.parametrize("target", [_BAG, _LOG], ids=["bag", "log"])
-def test_changes_without_their_whole_old_rows_are_refused(
+def test_changes_without_complete_old_rows_are_refused(
     spark: SparkSession, zone: RawZone, target: CdcTable
 ) -> None:
     landing = Landing(zone, [_bag_relation()])
@@ -179,7 +179,7 @@ def test_changes_without_their_whole_old_rows_are_refused(
         (CdcTable("shop", "items", soft_deletes=True), "deleted row"),
     ],
 )
-def test_what_needs_a_key_is_refused(
+def test_settings_that_need_a_key_are_refused(
     spark: SparkSession, zone: RawZone, target: CdcTable, sentence: str
 ) -> None:
     landing = Landing(zone, [_bag_relation()])
@@ -192,7 +192,7 @@ def test_what_needs_a_key_is_refused(
 
 
 @pytest.mark.parametrize("runs", [[2], [0, 1, 2]], ids=["one run", "three runs"])
-def test_a_log_has_every_change_once_and_copies_as_well(
+def test_a_log_has_every_change_and_snapshot_row_once(
     spark: SparkSession, zone: RawZone, runs: list[int]
 ) -> None:
     landing = Landing(zone, [_bag_relation()])

@@ -1,4 +1,4 @@
-"""Random histories, cut at random into windows and runs, merged by Spark and folded by hand."""
+"""Random histories, cut at random into windows and runs: Spark against a reference fold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @cuts("some")
 @cases("default-plain-large", "full-plain-small", "full-truncate-small")
-def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgres_had(
+def test_the_table_equals_postgres_for_any_cut_into_windows_and_runs(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
@@ -34,7 +34,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_table_that_postgre
     is_large: bool,
     pieces: tuple[int, int],
 ) -> None:
-    """D1, D2, D3, D4, D5, D6, D9, D14, H1: hundreds of histories against the fold by hand."""
+    """D1, D2, D3, D4, D5, D6, D9, D14, H1: hundreds of histories against a reference fold."""
     merge_as_if_large(monkeypatch, is_large)
     expected = Versions(key=(0, 1))
     target = CdcTable("shop", "items")

@@ -1,4 +1,4 @@
-"""SCD1 with soft deletes: random histories, however they are cut, against the fold by hand."""
+"""SCD1 with soft deletes: random histories with random cuts against a reference fold."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SOFT = CdcTable("shop", "items", soft_deletes=True)
 
 @cuts("some")
 @cases("default-plain-large")
-def test_any_cut_of_a_history_leaves_each_key_as_it_last_was(
+def test_each_key_has_its_newest_state_for_any_cut(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
@@ -74,7 +74,7 @@ def test_a_new_snapshot_deletes_rows_that_it_does_not_contain(
     assert rows[2]._ordinal == -1 and rows[2]._commit_ts is None
 
 
-def test_a_truncate_alone_marks_every_row_in_place(spark: SparkSession, zone: RawZone) -> None:
+def test_a_truncate_marks_every_row_in_place(spark: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [random_relation("d")])
     landing.begin([["1", "1", "a", "1.00", "x"], ["1", "2", "b", "2.00", "y"]])
     landing.land([delete("1", "1", None, None, None)])
@@ -92,7 +92,7 @@ def test_a_truncate_alone_marks_every_row_in_place(spark: SparkSession, zone: Ra
 
 
 @pytest.mark.parametrize("was_soft", [False, True])
-def test_a_table_that_was_made_otherwise_is_refused_with_the_remedy(
+def test_a_table_of_another_kind_is_refused_with_the_remedy(
     spark: SparkSession, zone: RawZone, was_soft: bool
 ) -> None:
     landing = Landing(zone, [random_relation("d")])
@@ -119,8 +119,8 @@ def _found(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
     return sorted((*stored_row(r), r._deleted, r._deleted_at_lsn or 0) for r in rows)
 
 
-def test_an_epoch_at_lower_lsns_takes_over(spark: SparkSession, zone: RawZone) -> None:
-    """H11: after a move to another cluster LSNs restart below the LSNs of existing rows."""
+def test_an_epoch_at_lower_lsns_is_merged(spark: SparkSession, zone: RawZone) -> None:
+    """H11: after a move to another cluster, LSNs are lower than those of existing rows."""
     relations = [random_relation("d")]
     first = Landing(zone, relations, lsn=0x9000)
     first.begin([["1", str(i), "a", "1.00", "x"] for i in (1, 2, 3)])

@@ -1,4 +1,4 @@
-"""Random histories, cut at random into windows and runs: SCD2 by Spark and by hand."""
+"""Random histories, cut at random into windows and runs: SCD2 against a reference fold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
         pytest.param(("doc", "number"), id="two columns", marks=pytest.mark.soak),
     ],
 )
-def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_there_were(
+def test_the_versions_are_exact_for_any_cut_into_windows_and_runs(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
@@ -49,7 +49,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
     pieces: tuple[int, int],
     tracked: tuple[str, ...] | None,
 ) -> None:
-    """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against the fold by hand."""
+    """D1 to D6, D9, D12, D14, H1, H3: hundreds of histories against a reference fold."""
     merge_as_if_large(monkeypatch, is_large)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", -1)
     _try_histories(spark, zone, rng, identity, truncates, pieces, tracked)
@@ -64,7 +64,7 @@ def test_any_cut_of_a_history_into_windows_and_runs_gives_the_versions_that_ther
         pytest.param("f", ("doc", "number"), id="full, two columns", marks=pytest.mark.soak),
     ],
 )
-def test_rewriting_the_range_of_the_changes_gives_the_same_versions(
+def test_a_rewrite_of_the_range_of_the_changes_has_the_same_versions(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
@@ -72,7 +72,7 @@ def test_rewriting_the_range_of_the_changes_gives_the_same_versions(
     identity: str,
     tracked: tuple[str, ...] | None,
 ) -> None:
-    """The same for large merges with changes in a narrow key range."""
+    """Large merges with changes in a narrow key range have the same versions."""
     bound_merges(monkeypatch)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", 1_000_000)
     report = _try_histories(spark, zone, rng, identity, False, (3, 3), tracked)
@@ -123,7 +123,7 @@ def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
 def test_a_new_snapshot_adds_only_its_differences(
     spark: SparkSession, zone: RawZone, rng: random.Random
 ) -> None:
-    """Also if the snapshot is in the middle of the changes of one run."""
+    """The snapshot may be in the middle of the changes of one run."""
     history = RandomHistory(rng, "d", histories=60)
     copied = history.copied()
     landing = Landing(zone, [random_relation("d")])

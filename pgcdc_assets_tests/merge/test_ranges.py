@@ -1,4 +1,4 @@
-"""The rewrite of a range of a history: rows outside stay, and the conditions of a rewrite."""
+"""The rewrite of a range of a history keeps the rows outside, and has conditions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FIRST = 4_000
 
 @pytest.fixture
 def landing(zone: RawZone, monkeypatch: pytest.MonkeyPatch) -> Landing:
-    """A snapshot of 5,000 rows; tables of any size count as large."""
+    """Land a snapshot of 5,000 rows. Tables of any size count as large."""
     bound_merges(monkeypatch)
     landing = Landing(zone, [random_relation("d")])
     landing.begin([[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)])
@@ -54,8 +54,8 @@ def landing(zone: RawZone, monkeypatch: pytest.MonkeyPatch) -> Landing:
     return landing
 
 
-def test_rows_outside_the_range_stay_in_their_files(spark: SparkSession, landing: Landing) -> None:
-    """The rows in the range have the expected versions, counted as by a MERGE."""
+def test_rows_outside_the_range_keep_their_files(spark: SparkSession, landing: Landing) -> None:
+    """The rows in the range have the expected versions and the counts of a MERGE."""
     merge(spark, landing, _TARGET)
     _land_changes(landing)
     report = merge(spark, landing, _TARGET)
@@ -64,7 +64,7 @@ def test_rows_outside_the_range_stay_in_their_files(spark: SparkSession, landing
     assert report.row_count == _ROWS + 301
     last = log_of(report.path)[0]
     assert last["operation"] == "WRITE"
-    # The rows of a widened range of 300 keys, of 5,000 rows.
+    # The rows of the widened range of 300 keys.
     assert int(last["operationMetrics"]["numDeletedRows"]) < 500
     rows = spark.read.format("delta").load(report.path)
     found = [
@@ -94,16 +94,16 @@ def test_a_column_that_the_owner_added_keeps_its_values(
     assert spark.read.format("delta").load(path).where("extra = 'mine'").count() == _ROWS
 
 
-def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landing) -> None:
+def test_change_data_has_no_unchanged_row(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
     record_change_data(spark, path)
     _land_changes(landing)
     merge(spark, landing, _TARGET)
-    # 300 versions ended, before and after, and 301 new ones.
+    # 300 versions ended, with old and new rows, and 301 versions are new.
     assert count_change_data(spark, path) == 901
 
 
-def test_rows_without_a_key_stay(
+def test_rows_with_a_null_key_are_kept(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key of the settings may be NULL; rows with a NULL key are not distinguished."""
@@ -124,7 +124,7 @@ def test_rows_without_a_key_stay(
 def test_unevenly_distributed_keys_are_counted(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the file's statistics the range has hardly a row, but it has all rows except one."""
+    """The statistics of the file estimate few rows in the range, but it has all rows except one."""
     bound_merges(monkeypatch)
     landing = Landing(zone, [random_relation("d")])
     far = str(2**31 - 1)
@@ -164,13 +164,13 @@ def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
         pytest.param(1_000_000, id="rewritten"),
     ],
 )
-def test_a_merge_that_another_overtakes_writes_nothing(
+def test_an_overtaken_merge_writes_nothing(
     spark: SparkSession,
     landing: Landing,
     monkeypatch: pytest.MonkeyPatch,
     per_change: int,
 ) -> None:
-    """The versions of the overtaken merge derive from rows that are not current any more."""
+    """The versions of the overtaken merge are derived from rows that are no longer current."""
     monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", per_change)
     merge(spark, landing, _TARGET)
     first = _land_changes(landing)
@@ -188,7 +188,7 @@ def test_a_merge_that_another_overtakes_writes_nothing(
     assert [(r.doc, r._is_current) for r in versions] == [("a", False), ("b", False), ("c", True)]
 
 
-def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
+def test_a_merge_that_is_overtaken_at_its_commit_ends(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delta skips a duplicate transaction, and the count of rows never arrives."""
@@ -200,7 +200,7 @@ def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
 
 
 def _land_changes(landing: Landing) -> LsnWindow:
-    """Update 299 neighbouring rows, delete the row before them, and insert one row."""
+    """Update 299 adjacent rows, delete the row before them, and insert one row."""
     keys = [str(_FIRST + n) for n in range(300)]
     return landing.land(
         [delete(keys[0], "1", None, None, None)],

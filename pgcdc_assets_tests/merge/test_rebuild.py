@@ -1,4 +1,4 @@
-"""Tables rebuilt from the raw zone equal the live tables, and replace them in one commit."""
+"""Rebuilt tables equal the live tables, and replace them in one commit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def staging(zone: RawZone) -> list[Path]:
 def own_pipeline(
     own_server: EmbeddedServer, zone: RawZone, spark: SparkSession
 ) -> Iterator[Pipeline]:
-    """A pipeline from a server that the test may stop."""
+    """Return a pipeline from a server that the test may stop."""
     own_server.start()
     yield Pipeline(create_database(own_server), zone, spark)
 
@@ -109,7 +109,7 @@ def history(pipeline: Pipeline) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.soak
-def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_the_same_times(
+def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_equal_times(
     pipeline: Pipeline,
 ) -> None:
     """H4: the snapshot is merged before the capture of earlier commits."""
@@ -137,7 +137,7 @@ def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_the_same_time
     assert history(pipeline) == live
 
 
-def test_history_is_rebuilt_as_it_was_with_the_source_switched_off(own_pipeline: Pipeline) -> None:
+def test_a_history_is_rebuilt_exactly_with_the_source_switched_off(own_pipeline: Pipeline) -> None:
     """H4, for SCD2."""
     pipeline = own_pipeline
     target = CdcTable("public", "t", (2,))
@@ -176,7 +176,7 @@ def test_a_damaged_table_is_rebuilt_and_merges_continue(pipeline: Pipeline) -> N
 
 
 @pytest.mark.soak
-def test_a_table_rebuilt_through_an_earlier_lsn_catches_up_with_the_next_merge(
+def test_the_next_merge_continues_after_a_rebuild_through_an_earlier_lsn(
     pipeline: Pipeline,
 ) -> None:
     fill(pipeline)
@@ -212,7 +212,7 @@ def test_an_lsn_inside_a_window_is_allowed_like_its_end(pipeline: Pipeline) -> N
     assert pipeline.rows() == [(1, "a"), (2, "b"), (3, "c")]
 
 
-def test_what_is_not_captured_or_never_merged_is_refused(pipeline: Pipeline) -> None:
+def test_an_lsn_that_is_not_captured_and_an_unmerged_table_are_refused(pipeline: Pipeline) -> None:
     with pytest.raises(ConfigurationError, match="Nothing was captured"):
         rebuilt(pipeline)
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
@@ -228,7 +228,7 @@ def test_what_is_not_captured_or_never_merged_is_refused(pipeline: Pipeline) -> 
 
 
 @pytest.mark.soak
-def test_columns_that_were_added_are_in_the_rebuilt_table(pipeline: Pipeline) -> None:
+def test_a_rebuilt_table_has_added_columns(pipeline: Pipeline) -> None:
     fill(pipeline)
     first = pipeline.windows[0].end
     pipeline.database.execute("alter table t add column added text")
@@ -251,7 +251,7 @@ def test_columns_that_were_added_are_in_the_rebuilt_table(pipeline: Pipeline) ->
         pytest.param("after_rebuild_moved", marks=pytest.mark.soak),
     ],
 )
-def test_a_failure_before_the_commit_leaves_the_table_as_it_was(
+def test_a_failure_before_the_commit_does_not_change_the_table(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     fill(pipeline)
@@ -259,7 +259,7 @@ def test_a_failure_before_the_commit_leaves_the_table_as_it_was(
 
     def reach(name: str) -> None:
         if name == point:
-            raise OSError("the disk is gone")
+            raise OSError("the disk is not available")
 
     with monkeypatch.context() as patched:
         patched.setattr(failpoints, "reach", reach)
@@ -288,7 +288,7 @@ rebuild_table(spark, RawZone(Lake(sys.argv[1]), "test"), CdcTable("public", "t")
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_killed_before_the_commit_the_next_run_cleans_up_and_succeeds(pipeline: Pipeline) -> None:
+def test_the_next_rebuild_after_a_kill_before_the_commit_succeeds(pipeline: Pipeline) -> None:
     fill(pipeline)
     before, version = contents(pipeline), DeltaTable(pipeline.path()).version()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A declared table is followed by its OID, under whatever name its changes arrive (F8)."""
+"""A merge follows a declared table by its OID, under each name of its changes (F8)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def versions(pipeline: Pipeline, table: str, condition: str = "true") -> list[An
 
 
 def begin(pipeline: Pipeline, tables: list[str], *statements: str) -> None:
-    """Create and publish tables, copy them, and capture a first window."""
+    """Create and publish tables, take their snapshots, and capture a first window."""
     for statement in ("create schema other", *statements):
         pipeline.database.execute(statement)
     pipeline.database.execute(
@@ -64,10 +64,10 @@ def begin(pipeline: Pipeline, tables: list[str], *statements: str) -> None:
     pipeline.capture()
 
 
-def test_changes_under_other_names_reach_the_declared_table(pipeline: Pipeline) -> None:
-    """Renames, a move and rows of each name are in one backlog; then the old name comes back.
+def test_changes_under_other_names_are_merged_into_the_declared_table(pipeline: Pipeline) -> None:
+    """One backlog has renames, a move and rows of each name. Then the old name returns.
 
-    At the end the asset takes the new name, and its history continues in the moved folder.
+    At the end the asset gets the new name, and its history continues in the moved folder.
     """
     targets = [CdcTable("public", table, scd=(1, 2)) for table in ("t", "p")]
     begin(
@@ -137,7 +137,7 @@ def test_changes_under_other_names_reach_the_declared_table(pipeline: Pipeline) 
 
 
 def test_exchanged_names_stop_both_tables_until_a_new_snapshot(pipeline: Pipeline) -> None:
-    """No row reaches the wrong table: not before, and not after the names are exchanged."""
+    """No row is merged into the wrong table, before or after the exchange of names."""
     targets = [CdcTable("public", "a", scd=(1, 2)), CdcTable("public", "b")]
     database = pipeline.database
     begin(
@@ -168,14 +168,14 @@ def test_exchanged_names_stop_both_tables_until_a_new_snapshot(pipeline: Pipelin
     assert lake_rows(pipeline, "b", 1, "id, v") == sorted(database.query("select id, v from b"))
     assert not [row for row in versions(pipeline, "a") if row.v == "was a"]
 
-    # The names are exchanged back: the relation versions of before are used again.
+    # The names are exchanged back, and the earlier relation versions are used again.
     database.execute(SWAP)
     database.execute("insert into a values (5, 'a'); insert into b values (5, 'b')")
     pipeline.capture()
     reports = pipeline.merge(None, *targets)
     assert all("which another table had" in str(error_of(reports[name])) for name in "ab")
     pipeline.copy("a", "b")
-    # The relation of b takes a free name, and then b's place is taken by a new table.
+    # The relation of b gets a free name, and then a new table gets the name b.
     database.execute("alter table b rename to b_old; insert into b_old values (6, 'followed')")
     database.execute("create table b (id int primary key, v text); insert into b values (7, 'new')")
     database.execute("insert into b_old values (8, 'not followed')")
@@ -195,13 +195,13 @@ SWAP = "alter table a rename to c; alter table b rename to a; alter table c rena
 
 
 def error_of(report: MergeReport | MergeFailure) -> SchemaChangeError:
-    """Return the error of a table whose merge found the exchange itself."""
+    """Return the error of a table whose merge detected the exchange."""
     assert isinstance(report, MergeFailure)
     assert isinstance(report.error, SchemaChangeError)
     return report.error
 
 
 def waits_of(report: MergeReport | MergeFailure) -> str:
-    """Return what a table waits for, if the capture recorded an event of the exchange."""
+    """Return the reason to wait of a table, if the capture recorded an event of the exchange."""
     assert isinstance(report, MergeReport), report.error
     return report.waits_for

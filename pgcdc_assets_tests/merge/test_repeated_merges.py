@@ -1,4 +1,4 @@
-"""SCD1 and merges that are repeated, late, out of order, or failing for one table."""
+"""Merges into SCD1 that are repeated, late, out of order, or fail for one table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
 def test_a_window_merged_again_changes_nothing(pipeline: Pipeline) -> None:
-    """H1: no row, and not even a new version of the table."""
+    """H1: no row changes, and the table gets no new version."""
     pipeline.start("create table t (id int primary key, v int)", "insert into t values (1, 0)")
     pipeline.database.execute("update t set v = v + 1")
     pipeline.sync()
@@ -29,7 +29,7 @@ def test_a_window_merged_again_changes_nothing(pipeline: Pipeline) -> None:
 
 
 def test_an_older_window_merged_after_a_newer_one_does_not_regress(pipeline: Pipeline) -> None:
-    """H2: merging the newest window folds all before it; the older ones then have no effect."""
+    """H2: a merge of the newest window folds all earlier windows. Their merges have no effect."""
     pipeline.start("create table t (id int primary key, v int)", "insert into t values (1, 0)")
     windows = []
     for _ in range(3):
@@ -46,7 +46,7 @@ def test_an_older_window_merged_after_a_newer_one_does_not_regress(pipeline: Pip
 
 
 def test_a_table_that_cannot_be_merged_does_not_delay_the_others(pipeline: Pipeline) -> None:
-    """H8: the broken table fails alone, and is merged from raw after a correction."""
+    """H8: the broken table fails alone, and is merged from the raw zone after a correction."""
     pipeline.tables = ("t", "broken")
     pipeline.start(
         "create table t (id int primary key, v text)",
@@ -67,7 +67,7 @@ def test_a_table_that_cannot_be_merged_does_not_delay_the_others(pipeline: Pipel
     pipeline.assert_equal()
 
 
-def test_a_window_without_changes_of_a_table_costs_it_no_commit(pipeline: Pipeline) -> None:
+def test_a_window_without_changes_of_a_table_needs_no_commit(pipeline: Pipeline) -> None:
     pipeline.tables = ("t", "idle")
     pipeline.start(
         "create table t (id int primary key, v text)",
@@ -93,8 +93,8 @@ def test_the_watermark_of_an_idle_table_does_not_fall_behind_without_limit(
     assert mark == (1, pipeline.windows[-1].end)
 
 
-def test_a_newer_copy_replaces_the_contents(pipeline: Pipeline) -> None:
-    """Rows that the snapshot lacks are deleted; later commits are from the stream."""
+def test_a_new_snapshot_replaces_the_contents(pipeline: Pipeline) -> None:
+    """Rows that the snapshot lacks are deleted, and later commits come from the stream."""
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'b')"
     )
@@ -112,7 +112,7 @@ def test_a_newer_copy_replaces_the_contents(pipeline: Pipeline) -> None:
     assert pipeline.rows() == [(3, "after the copy")]
 
 
-def test_a_table_without_a_copy_is_refused(pipeline: Pipeline) -> None:
+def test_a_table_without_a_snapshot_is_refused(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)")
     pipeline.capture()
     failure = pipeline.merge(None, CdcTable("public", "nothing"))["nothing"]

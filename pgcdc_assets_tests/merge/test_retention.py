@@ -1,4 +1,4 @@
-"""Asking for windows that retention has removed is an error that names the floor."""
+"""Asking for windows that retention has deleted is an error that names the floor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOMORROW = dt.timedelta(days=1)
 
 
 def expire(pipeline: Pipeline, merged_through: Lsn | None) -> Lsn:
-    """Remove every window of the first epoch below a watermark, or all, however young."""
+    """Delete all windows of the first epoch below a watermark, of any age."""
     older_than = dt.datetime.now(dt.UTC) + _TOMORROW
     floor = remove_windows(pipeline.zone, 1, merged_through, older_than).floor
     assert floor is not None
@@ -51,8 +51,8 @@ def three_windows(pipeline: Pipeline) -> list[LsnWindow]:
     return pipeline.windows
 
 
-def test_a_removed_window_is_not_captured_again(pipeline: Pipeline) -> None:
-    """H5: the raw partition is run once more."""
+def test_a_deleted_window_is_not_captured_again(pipeline: Pipeline) -> None:
+    """H5: the raw partition is materialised again."""
     windows = three_windows(pipeline)
     floor = expire(pipeline, windows[1].end)
     assert floor == windows[1].end
@@ -68,7 +68,7 @@ def test_a_removed_window_is_not_captured_again(pipeline: Pipeline) -> None:
 
 
 def test_a_table_whose_watermark_is_below_the_floor_is_not_merged(pipeline: Pipeline) -> None:
-    """H5: a table that was not merged for long is requested too late."""
+    """H5: the merge of a table that was not merged for long is requested too late."""
     windows = three_windows(pipeline)
     rebuild_table(pipeline.spark, pipeline.zone, CdcTable("public", "t"), 1, windows[0].end)
     floor = expire(pipeline, windows[1].end)
@@ -84,7 +84,7 @@ def test_a_table_whose_watermark_is_below_the_floor_is_not_merged(pipeline: Pipe
     pipeline.assert_equal()
 
 
-def test_a_rebuild_from_below_the_floor_is_refused_until_there_is_a_newer_copy(
+def test_a_rebuild_from_below_the_floor_needs_a_later_snapshot(
     pipeline: Pipeline,
 ) -> None:
     """H5, for rebuilds."""
@@ -111,7 +111,7 @@ def merge_history(pipeline: Pipeline) -> MergeReport:
 
 
 @pytest.mark.soak
-def test_a_history_is_not_rebuilt_from_a_later_epoch_alone(pipeline: Pipeline) -> None:
+def test_a_history_is_not_rebuilt_only_from_a_later_epoch(pipeline: Pipeline) -> None:
     """H5: all windows of the history's first epoch are removed, and its versions stay."""
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'a')"
@@ -138,10 +138,10 @@ def test_a_history_is_not_rebuilt_from_a_later_epoch_alone(pipeline: Pipeline) -
     assert pipeline.spark.read.format("delta").load(path).count() == 4
 
 
-def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
+def test_a_history_that_was_moved_away_begins_with_a_later_snapshot(
     pipeline: Pipeline,
 ) -> None:
-    """H5: the remedy of the error; later the table can be rebuilt again."""
+    """H5: the remedy in the error works, and the table can be rebuilt later."""
     windows = three_windows(pipeline)
     merge_history(pipeline)
     expire(pipeline, windows[1].end)
@@ -166,10 +166,10 @@ def test_a_history_that_was_moved_away_begins_with_a_copy_that_all_follows(
 
 
 @pytest.mark.soak
-def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
+def test_a_rebuild_that_is_overtaken_by_retention_does_not_change_the_table(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H5: windows and the rebuild's first snapshot are removed while they are read."""
+    """H5: windows and the rebuild's first snapshot are deleted while they are read."""
     windows = three_windows(pipeline)
     pipeline.copy("t")
     pipeline.sync()
@@ -194,10 +194,10 @@ def test_a_rebuild_that_retention_overtakes_leaves_the_table_alone(
 
 
 @pytest.mark.soak
-def test_a_table_rebuilt_as_another_kind_begins_where_that_kind_does(
+def test_a_table_can_be_rebuilt_as_another_kind(
     pipeline: Pipeline,
 ) -> None:
-    """H5: a current image that becomes a table with soft deletes has no history to lose."""
+    """H5: a current image that becomes a table with soft deletes cannot lose a history."""
     windows = three_windows(pipeline)
     soft = CdcTable("public", "t", soft_deletes=True)
     rebuild_table(pipeline.spark, pipeline.zone, soft, 1)
@@ -249,7 +249,7 @@ def test_concurrent_maintenance_and_merges_lose_and_duplicate_no_row(pipeline: P
             pipeline.database.execute("insert into t values (%s, 'new')", (1000 + turn,))
             pipeline.capture()
             for _ in range(20):
-                # A merge that conflicts with OPTIMIZE is requested again, as by the sensor.
+                # A merge that conflicts with OPTIMIZE is requested again, as the sensor does.
                 if isinstance(pipeline.merge()["t"], MergeReport):
                     break
             else:

@@ -1,4 +1,4 @@
-"""Merges of a raw zone written by hand: names, keys, new columns, missing values."""
+"""Merges of a raw zone that the tests write: names, keys, new columns, missing values."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_columns_and_tables_may_have_any_name(spark: SparkSession, lake: Lake) -
 def test_an_added_column_is_null_in_older_rows_and_filled_in_newer_ones(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    """F1: rows before and after in one range, and a table that was made before."""
+    """F1: earlier and later rows are in one range, or the table exists before."""
     before = relation(column("id"), column("v", "text"))
     after = relation(column("id"), column("v", "text"), column("odd, name", "numeric"))
     landing = Landing(zone, [before, after])
@@ -112,10 +112,10 @@ def test_an_added_column_is_null_in_older_rows_and_filled_in_newer_ones(
 
 
 @pytest.mark.parametrize("scd", [1, 2])
-def test_a_wide_table_has_statistics_of_our_columns_too(
+def test_a_wide_table_has_statistics_of_system_columns(
     spark: SparkSession, zone: RawZone, scd: int
 ) -> None:
-    """These columns are last, and Delta keeps statistics of the first 32 columns by default."""
+    """The system columns are last, and Delta has statistics of the first 32 columns by default."""
     columns = [column("id"), *(column(f"v{i}", "text") for i in range(40))]
     landing = Landing(zone, [relation(*columns)])
     landing.begin([("1", *["a"] * 40)])
@@ -140,9 +140,7 @@ def test_a_change_of_columns_that_cannot_be_replayed_is_refused(
     assert _watermark(zone) == landing.windows[0].end
 
 
-def test_a_table_that_was_dropped_and_made_again_needs_a_copy(
-    spark: SparkSession, zone: RawZone
-) -> None:
+def test_a_recreated_table_needs_a_snapshot(spark: SparkSession, zone: RawZone) -> None:
     made = relation(column("id"), column("v", "text"))
     landing = Landing(zone, [made, replace(made, relation_id=2000)])
     landing.begin([("1", "a")])
@@ -155,7 +153,7 @@ def test_a_table_that_was_dropped_and_made_again_needs_a_copy(
 def test_keys_that_their_type_cannot_hold_are_distinguished_by_their_texts(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    """C8: infinity and BC dates in the key."""
+    """C8: the key has infinity and BC dates."""
     landing = Landing(zone, [relation(column("id", "date"), column("v", "text"))])
     landing.begin([("infinity", "a"), ("-infinity", "b"), ("2024-01-01", "c")])
     window = landing.land(
@@ -172,7 +170,7 @@ def test_keys_that_their_type_cannot_hold_are_distinguished_by_their_texts(
 
 
 def test_a_missing_unchanged_value_stops_the_table(spark: SparkSession, zone: RawZone) -> None:
-    """An unknown value never becomes NULL, neither by a MERGE nor in an empty table."""
+    """An unknown value never becomes NULL, by a MERGE or in an empty table."""
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin()
     error = _refused(spark, zone, landing.land([update("1", None, unchanged=(1,))]))
@@ -188,7 +186,7 @@ def test_a_missing_unchanged_value_stops_the_table(spark: SparkSession, zone: Ra
     assert _watermark(zone) == landing.windows[1].end
 
 
-def test_an_empty_copy_makes_an_empty_table_of_the_right_columns(
+def test_an_empty_snapshot_creates_an_empty_table_with_its_columns(
     spark: SparkSession, zone: RawZone
 ) -> None:
     """C6."""
@@ -223,7 +221,7 @@ def test_the_watermark_is_in_the_commit_of_the_rows(spark: SparkSession, zone: R
         assert versions[zone.app_id(1)] == landing.windows[-1].end
 
 
-def test_tables_merged_side_by_side_keep_their_own_watermarks(
+def test_tables_merged_in_parallel_have_separate_watermarks(
     spark: SparkSession, zone: RawZone
 ) -> None:
     one = relation(column("id"), column("v", "text"))
@@ -243,10 +241,10 @@ def test_tables_merged_side_by_side_keep_their_own_watermarks(
     assert _watermark(zone) == _watermark(zone, "other") == second.end
 
 
-def test_a_merge_that_is_not_awaited_any_more_ends_within_seconds(
+def test_an_abandoned_merge_ends_within_seconds(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after Ctrl-C in the middle of a query that takes hours."""
+    """This happens after Ctrl-C during a query that takes hours."""
     described = relation(column("id"))
     landing = Landing(zone, [described, replace(described, relation_id=1001, table="other")])
     landing.begin([("1",)])
@@ -270,7 +268,9 @@ def test_a_merge_that_is_not_awaited_any_more_ends_within_seconds(
     assert read_watermark(zone.lake, zone.name, "shop", "other", 1) is None
 
 
-def test_a_gap_between_watermark_and_windows_is_named(spark: SparkSession, zone: RawZone) -> None:
+def test_the_error_names_a_gap_between_watermark_and_windows(
+    spark: SparkSession, zone: RawZone
+) -> None:
     landing = Landing(zone, [relation(column("id"))])
     landing.begin([("1",)])
     window = landing.land([insert("2")])
@@ -295,7 +295,7 @@ def _watermark(zone: RawZone, table: str = "items") -> Lsn:
     return mark[1]
 
 
-def test_a_folder_is_named_by_its_table(lake: Lake) -> None:
+def test_a_folder_has_the_name_of_its_table(lake: Lake) -> None:
     assert table_path(lake, "n", "public", "Orders_1", 1) == lake.path(
         "n", "scd1", "public", "Orders_1"
     )
@@ -311,7 +311,7 @@ def test_a_folder_is_named_by_its_table(lake: Lake) -> None:
 def test_a_null_in_a_configured_key_is_refused(
     spark: SparkSession, zone: RawZone, target: CdcTable, comes: str
 ) -> None:
-    """H8: two rows with NULL keys would be one row, or a new row with each update."""
+    """H8: rows with NULL keys would be one row, or each update would add a row."""
     made = relation(column("id"), column("v", "text"), key=("id",), identity="f")
     landing = Landing(zone, [made])
     landing.begin([["1", "a"], ["2", None if comes == "copied" else "b"]])

@@ -1,4 +1,4 @@
-"""Column changes at the source, with and without the need of a new snapshot (F2, F5)."""
+"""Column changes at the source that need a new snapshot or not (F2, F5)."""
 
 from __future__ import annotations
 
@@ -77,10 +77,8 @@ _COLUMNS = ("i", "n", "f", "t", "b", "ts", "a", "_rescued")
         pytest.param(CdcTable("public", "t", without_key="log"), id="log", marks=pytest.mark.soak),
     ],
 )
-def test_what_is_kept_from_before_a_new_type_gets_it_too(
-    pipeline: Pipeline, target: CdcTable
-) -> None:
-    """F5: exactly, or as text in `_rescued`; later values are neither rounded nor refused."""
+def test_kept_values_get_a_new_type(pipeline: Pipeline, target: CdcTable) -> None:
+    """F5: exactly, or as text in `_rescued`. Later values are neither rounded nor refused."""
     is_log = target.without_key == "log"
     pipeline.start(
         f"create table t (id int {'' if is_log else 'primary key'}, {_TYPES})",
@@ -105,7 +103,7 @@ def test_what_is_kept_from_before_a_new_type_gets_it_too(
         tuple(row) for row in _frame(pipeline, target.scd[0]).select(*_COLUMNS).collect()
     ]
     if not target.soft_deletes:
-        # The change between ALTER TABLE and the snapshot is folded, and not only its outcome.
+        # The change between ALTER TABLE and the snapshot is folded as a version.
         folded = _frame(pipeline, target.scd[0]).where("i = 5000000000 AND f = 1e300")
         assert "U" in [row._op for row in folded.collect()]
     before = [row for row in rows if row[0] == 7]
@@ -128,7 +126,7 @@ def test_what_is_kept_from_before_a_new_type_gets_it_too(
         pytest.param("numeric(50,20)", "numeric(50,3)", marks=pytest.mark.soak),
     ],
 )
-def test_fewer_digits_or_characters_need_a_new_copy(
+def test_fewer_digits_or_characters_need_a_new_snapshot(
     pipeline: Pipeline, before: str, after: str
 ) -> None:
     """F5: Postgres rewrites the rows, which the stream does not contain."""

@@ -1,4 +1,4 @@
-"""Steps of a merge that end before schema events, without lake and Spark."""
+"""Cases of merge steps that end before schema events, without lake and Spark."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _plan(
 
 @pytest.fixture
 def changed(zone: RawZone) -> RawZone:
-    """A zone with a schema change at 248 that needs a snapshot."""
+    """Return a zone with a schema change at 248 that needs a snapshot."""
     event = SchemaEvent(
         1,
         Lsn(248),
@@ -75,15 +75,13 @@ def changed(zone: RawZone) -> RawZone:
     return zone
 
 
-def test_without_events_the_plan_is_that_of_the_whole_range(zone: RawZone) -> None:
+def test_without_events_the_plan_has_the_whole_range(zone: RawZone) -> None:
     plan, waits_for = _plan(zone, 1, 150)
     assert (plan.start, plan.end, plan.is_last, waits_for) == (150, 400, True, "")
 
 
 @pytest.mark.parametrize("scd", [1, 2])
-def test_a_table_folds_what_is_before_the_event_and_then_nothing(
-    changed: RawZone, scd: int
-) -> None:
+def test_a_table_folds_only_changes_before_the_event(changed: RawZone, scd: int) -> None:
     plan, waits_for = _plan(changed, scd, 150)
     assert (plan.start, plan.end, plan.is_last) == (150, 247, True)
     assert "type_changed (v) at 0/F8" in waits_for
@@ -102,8 +100,8 @@ def test_a_snapshot_after_the_event_is_applied_without_the_changes_in_between(
     assert (plan.snapshot, plan.start, plan.end, waits_for) == (_snapshot(350), 350, 400, "")
 
 
-def test_history_ends_a_step_at_the_event_though_the_snapshot_is_there(changed: RawZone) -> None:
-    """The changes before the event are folded, even if the later ones cannot be."""
+def test_a_step_of_a_history_ends_at_the_event_before_the_snapshot(changed: RawZone) -> None:
+    """The changes before the event are folded, even if later changes cannot be folded."""
     copies = [FIRST, _snapshot(350)]
     before, waits_for = _plan(changed, 2, 150, copies)
     assert (before.start, before.end, before.is_last, waits_for) == (150, 247, False, "")
@@ -113,7 +111,7 @@ def test_history_ends_a_step_at_the_event_though_the_snapshot_is_there(changed: 
     assert (rebuilt.snapshot, rebuilt.end, rebuilt.is_last) == (FIRST, 247, False)
 
 
-def test_history_waits_until_the_changes_before_the_snapshot_are_captured(
+def test_a_history_waits_for_the_capture_of_changes_before_the_snapshot(
     changed: RawZone,
 ) -> None:
     copies = [FIRST, _snapshot(500)]
@@ -123,19 +121,19 @@ def test_history_waits_until_the_changes_before_the_snapshot_are_captured(
     assert (current.snapshot, current.end, waits_for) == (_snapshot(500), 500, "")
 
 
-def test_a_rebuild_or_a_comparison_does_not_pass_an_event_without_a_snapshot_before_its_end(
+def test_a_rebuild_does_not_pass_an_event_without_an_earlier_snapshot(
     changed: RawZone,
 ) -> None:
     with pytest.raises(SchemaChangeError, match="It changed"):
         _plan(changed, 1, 150, [FIRST, _snapshot(500)], is_bounded=True)
 
 
-def test_a_person_is_asked_before_anything_is_folded(changed: RawZone) -> None:
+def test_with_ask_no_change_is_folded_before_the_new_snapshot(changed: RawZone) -> None:
     target = replace(TABLE, on_schema_change="ask")
     with pytest.raises(SchemaChangeError, match="pgcdc resnapshot"):
         _plan(changed, 1, 150, target=target)
     plan, waits_for = _plan(changed, 1, 150, [FIRST, _snapshot(350)], target=target)
     assert (plan.snapshot, waits_for) == (_snapshot(350), "")
-    # The snapshot is there: the history does not fail before it can be applied.
+    # The snapshot exists, so the history does not fail before the snapshot is applied.
     held, waits_for = _plan(changed, 2, 150, [FIRST, _snapshot(500)], target=target)
     assert (held.end, bool(waits_for)) == (247, True)

@@ -1,4 +1,4 @@
-"""Merges of tables far behind: several commits in one run, each within the limit."""
+"""Merges of tables with a large backlog: several commits in one run, each within the limit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ print(report.steps, report.row_count)
 
 @pytest.fixture
 def far_behind(zone: RawZone) -> Landing:
-    """A table with a snapshot and fifty later windows of two changes each."""
+    """Land a snapshot of a table, and fifty later windows with two changes each."""
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin([["0", "copied"]])
     for number in range(WINDOWS):
@@ -86,7 +86,7 @@ def _steps(path: str, app_id: str) -> list[int]:
     return marks
 
 
-def test_a_table_fifty_windows_behind_is_merged_in_commits_within_the_limit(
+def test_a_backlog_of_fifty_windows_is_merged_in_commits_within_the_limit(
     spark: SparkSession, far_behind: Landing
 ) -> None:
     reports = _merge(spark, far_behind)
@@ -106,7 +106,7 @@ def test_a_table_fifty_windows_behind_is_merged_in_commits_within_the_limit(
     assert len(_rows(spark, reports[2].path)) == 2 * WINDOWS + 1  # type: ignore[union-attr]
 
 
-def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
+def test_the_next_merge_continues_after_the_newest_step(
     spark: SparkSession, far_behind: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[int] = []
@@ -114,7 +114,7 @@ def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
 
     def ending(*arguments: Any) -> MergeReport:
         if len(done) == 1:
-            raise TransientError(reason="the process is killed here")
+            raise TransientError(reason="the process was killed")
         done.append(1)
         return real(*arguments)
 
@@ -140,10 +140,10 @@ def test_a_merge_that_ends_between_two_steps_continues_after_the_last_one(
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_a_process_that_is_killed_between_two_steps_has_committed_the_first_one(
+def test_a_merge_that_is_killed_between_two_steps_has_committed_the_first(
     far_behind: Landing,
 ) -> None:
-    """In a process of its own; the next process continues after the first step."""
+    """The merge runs in a child process. The next process continues after the first step."""
     target = CdcTable("shop", "items", (2,))
     path = table_path(far_behind.zone.lake, far_behind.zone.name, "shop", "items", 2)
     ends = [int(far_behind.windows[n].end) for n in range(PER_STEP - 1, WINDOWS, PER_STEP)]
@@ -177,7 +177,7 @@ def _merge_in_process(
 @pytest.mark.slow
 @pytest.mark.soak
 def test_rows_of_a_megabyte_are_merged_in_several_partitions(pipeline: Pipeline) -> None:
-    """WAL compresses the rows to a hundredth, so the size is from the raw zone."""
+    """WAL compresses the rows to a hundredth, so the size is read from the raw zone."""
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (0, 'copied')"
     )
@@ -198,7 +198,7 @@ def test_rows_of_a_megabyte_are_merged_in_several_partitions(pipeline: Pipeline)
     assert stored.where("length(v) = 1048576").count() == 200
 
 
-def test_a_copy_that_is_compared_with_a_history_counts_as_large_by_its_bytes(
+def test_the_bytes_of_a_snapshot_determine_the_size_of_its_merge(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
@@ -224,7 +224,7 @@ def test_a_copy_that_is_compared_with_a_history_counts_as_large_by_its_bytes(
     assert 0.9 * 2 * text < sizes[-1] < 1.5 * 2 * text
 
 
-def test_the_footers_of_the_raw_zone_give_the_bytes_of_a_table(zone: RawZone) -> None:
+def test_the_footers_of_the_raw_zone_contain_the_bytes_of_a_table(zone: RawZone) -> None:
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     landing.begin()
     large = [insert(str(n), f"{n}" * 100_000) for n in range(20)]

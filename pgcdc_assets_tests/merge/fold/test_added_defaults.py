@@ -62,8 +62,8 @@ def _missing_defaults(pipeline: Pipeline, target: CdcTable, scd: int) -> int:
         return check_all(session, pipeline.zone, target, scd).violations[Rule.MISSING_DEFAULTS]
 
 
-def test_every_kind_of_table_fills_the_rows_from_before(pipeline: Pipeline) -> None:
-    """Rows of earlier merges, and tuples of the same merge that precede the column."""
+def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
+    """Rows of earlier merges and earlier tuples of the same merge get the default."""
     tables = [target.table for target in _TARGETS]
     pipeline.start(
         *(
@@ -112,7 +112,7 @@ def test_every_kind_of_table_fills_the_rows_from_before(pipeline: Pipeline) -> N
             assert _missing_defaults(pipeline, target, scd) == 1, target
 
 
-def test_a_merge_that_dies_before_it_filled_a_column_is_taken_up_by_the_next(
+def test_the_next_merge_fills_a_column_after_a_kill(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(Exception):
@@ -146,13 +146,13 @@ def test_a_merge_that_dies_before_it_filled_a_column_is_taken_up_by_the_next(
 @pytest.mark.parametrize(
     ("tracked", "missing_in_history"), [(None, 3), (("v",), 0)], ids=["all", "one column"]
 )
-def test_a_merge_that_skips_the_fill_is_found_by_the_check_after_it(
+def test_the_check_after_a_merge_finds_missing_defaults(
     pipeline: Pipeline,
     monkeypatch: pytest.MonkeyPatch,
     tracked: tuple[str, ...] | None,
     missing_in_history: int,
 ) -> None:
-    """NULL that an update wrote is no defect, also where the update opens no version."""
+    """NULL from an update is no violation, even if the update opens no version."""
     target = CdcTable("public", "t", scd=(1, 2), tracked=tracked)
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (4, 'a')"
@@ -168,7 +168,7 @@ def test_a_merge_that_skips_the_fill_is_found_by_the_check_after_it(
         _merge(pipeline, target)
     assert pipeline.rows(columns="id, n") == [(1, None), (2, None), (3, None), (4, None)]
     found = [_missing_defaults(pipeline, target, scd) for scd in (1, 2)]
-    # Where the history does not track the column, an update may have written NULL into a version.
+    # If the history does not track the column, an update may have written NULL into a version.
     assert found == [1, missing_in_history]
     with own_sessions(pipeline.spark, 1) as (session,):
         begin = Position(1, pipeline.windows[-1].start)
@@ -183,8 +183,8 @@ def test_a_merge_that_skips_the_fill_is_found_by_the_check_after_it(
     assert pipeline.rows(columns="id, n") == [(1, 5), (2, None), (3, None), (4, None)]
 
 
-def test_rows_of_a_partitioned_table_have_the_default_too(pipeline: Pipeline) -> None:
-    """The catalog keeps it with each partition; the changes come under the root's name."""
+def test_rows_of_a_partitioned_table_have_the_default(pipeline: Pipeline) -> None:
+    """The catalog stores the default of each partition, but changes have the root's name."""
     pipeline.database.execute(
         "create table t (id int primary key, v text) partition by range (id);"
         "create table t1 partition of t for values from (0) to (10);"

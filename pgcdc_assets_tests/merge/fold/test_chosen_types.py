@@ -1,4 +1,4 @@
-"""Types of columns that the settings choose: by snapshot and by stream, in SCD1 and SCD2."""
+"""Types of columns that the settings choose, by snapshot and stream, in SCD1 and SCD2."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_values_have_the_chosen_type_or_are_rescued(
                         wanted = (None, texts[row_id])
                     assert found[row_id,] == wanted, (declared, literal)
 
-    # An update that changes nothing else opens one version, and none is opened for a MAP.
+    # An update of another column opens one version. An update of a MAP opens no version.
     pipeline.database.execute("update t set n = 1 where id = 0")
     with moment_of(pipeline) as moment:
         pipeline.capture()
@@ -363,7 +363,7 @@ def test_unchanged_toast_of_chosen_and_extension_types_stays(pipeline: Pipeline)
         (column("id", "numeric"), "DOUBLE", r"part of the key\), which can be STRING\."),
     ],
 )
-def test_a_choice_that_a_column_cannot_have_is_refused(
+def test_an_unsuitable_type_for_a_column_is_refused(
     described: Column, ddl: str, sentence: str
 ) -> None:
     columns = [described] if described.name == "id" else [column("id"), described]

@@ -1,4 +1,4 @@
-"""The schema of a table: columns, keys and names, and refused schemas."""
+"""The schema of a table: columns, keys, names, and refused schemas."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def test_each_postgres_type_has_its_delta_type(declared: Column, ddl: str) -> No
         (("id", "_Rescued"), '"_Rescued"'),
     ],
 )
-def test_names_that_delta_cannot_tell_apart_are_refused(names: tuple[str, ...], shown: str) -> None:
+def test_names_that_delta_cannot_distinguish_are_refused(
+    names: tuple[str, ...], shown: str
+) -> None:
     with pytest.raises(MergeConflict, match=shown):
         build_schema(_versions(relation(*map(column, names))), None)
 
@@ -97,7 +99,7 @@ def test_a_table_without_identifying_columns_has_no_key(identity: str) -> None:
     assert build_schema(_versions(relation(column("a"), key=(), identity=identity)), None).key == ()
 
 
-def test_a_key_that_old_tuples_do_not_hold_is_refused() -> None:
+def test_a_key_that_old_tuples_lack_is_refused() -> None:
     made = relation(column("a"), column("b"), key=("a",))
     with pytest.raises(ReplicaIdentityError, match='"b"'):
         build_schema(_versions(made), ("b",))
@@ -162,7 +164,7 @@ def test_a_change_of_columns_that_cannot_be_replayed_names_the_table(
         (("numeric", -1), ("numeric", _numeric(50, 20)), False),
     ],
 )
-def test_a_limit_may_be_widened_and_not_narrowed(
+def test_a_limit_may_be_widened_but_not_narrowed(
     before: tuple[str, int], after: tuple[str, int], is_replayed: bool
 ) -> None:
     """F5: if Postgres keeps every value unchanged, no new snapshot is necessary."""
@@ -176,14 +178,14 @@ def test_a_limit_may_be_widened_and_not_narrowed(
     build_schema(_versions(*versions), None, steps=())
 
 
-def test_another_key_than_the_table_was_made_with_is_refused() -> None:
+def test_another_key_than_that_of_the_table_is_refused() -> None:
     made = relation(column("id"), column("v"))
     with pytest.raises(SchemaChangeError, match="key"):
         build_schema(_versions(made), None, known_key='"v"')
     assert build_schema(_versions(made), None, known_key='"id"').key == (0,)
 
 
-def test_the_columns_of_a_key_may_be_renamed_and_in_another_order() -> None:
+def test_the_columns_of_a_key_may_be_renamed_and_reordered() -> None:
     before = relation(column("a"), column("b"), column("v"), key=("a", "b"))
     after = replace(before, columns=_renamed(before, b="c"), primary_key=("c", "a"))
     schema = build_schema(_versions(before, after), None, known_key='"a", "b"')
@@ -208,7 +210,7 @@ def _schema_of_past(*relations: Relation, past: tuple[TableColumn, ...] = ()) ->
     return build_schema(versions, None, known=versions, past=past)
 
 
-def test_a_table_that_shows_the_past_keeps_a_dropped_column_under_a_name_of_its_own() -> None:
+def test_a_history_keeps_a_dropped_column_under_a_unique_name() -> None:
     before = relation(column("id"), column("v", "text"), column("w", "date"))
     id_column, v, w = before.columns
     dropped = replace(before, columns=(id_column, w))
@@ -220,7 +222,7 @@ def test_a_table_that_shows_the_past_keeps_a_dropped_column_under_a_name_of_its_
     ]
     assert build_schema(_versions(before, dropped), None).retained == ()
 
-    # Another column has the name, or had it: live merges and a rebuild choose one name.
+    # Another column has or had the name. Live merges and a rebuild choose the same name.
     again = replace(dropped, columns=(id_column, w, replace(_at(4, "v"), name="v")))
     later = replace(dropped, columns=(id_column, w, _at(4, "u")))
     stored = TableColumn("v", "string", "text", "1/1000.2", is_dropped=True)
@@ -239,7 +241,7 @@ def test_a_table_that_shows_the_past_keeps_a_dropped_column_under_a_name_of_its_
         if each.is_retained
     )
     assert field.name == "v_dropped_2_2"
-    # Where the catalog no longer knew the attnum, the name tells.
+    # If the catalog no longer has the attnum, the name identifies the column.
     lost = replace(before, columns=(id_column, replace(v, attnum=None), w))
     (field,) = (f for f in _schema_of_past(before, lost, dropped).fields if f.is_retained)
     assert (field.name, field.source) == ("v", "1/1000.2")
@@ -282,7 +284,7 @@ def _at(attnum: int, name: str) -> Column:
         pytest.param(2, None, id="there before, and not published"),
     ],
 )
-def test_rows_from_before_a_column_have_its_default_if_it_was_added_since(
+def test_rows_that_are_older_than_a_column_have_its_default(
     attribute_count: int | None, default: str | None
 ) -> None:
     key = replace(column("id", "int4", is_key=True), attnum=1)
@@ -292,7 +294,7 @@ def test_rows_from_before_a_column_have_its_default_if_it_was_added_since(
     assert build_schema(versions, ("id",), known=versions).fields[1].default == default
 
 
-def test_a_default_that_the_catalog_has_forgotten_since_is_still_known() -> None:
+def test_a_default_that_the_catalog_no_longer_has_is_known() -> None:
     key = replace(column("id", "int4", is_key=True), attnum=1)
     with_default = _with_default(relation(key, _at(2, "n")), "5")
     later = relation(key, _at(2, "n"), _at(3, "m"))

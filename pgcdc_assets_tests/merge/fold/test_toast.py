@@ -26,7 +26,7 @@ KEYS = 7
 
 
 def _moves() -> list[Change]:
-    """Return changes of two rows with the same keys in turn; the second sends its value midway."""
+    """Return changes of two rows that exchange keys. The second row sends its value once."""
     changes = []
     for number in range(MOVES):
         for row, at in ((1, number + 3), (2, number)):
@@ -44,10 +44,10 @@ def _moves() -> list[Change]:
     return changes
 
 
-def test_a_row_that_moves_forty_times_keeps_its_value_at_the_cost_of_a_few_jobs(
+def test_forty_key_changes_of_a_row_need_few_jobs(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fold follows the key changes by pointer doubling, not one by one."""
+    """The fold follows the key changes by pointer doubling, and not one after the other."""
     landing = Landing(
         zone, [relation(column("id"), column("doc", "text"), column("n"), key=("id",))]
     )

@@ -29,13 +29,13 @@ def _expressions(count: int) -> int:
     return sql.count("(")
 
 
-def test_a_query_has_as_many_expressions_for_many_truncates_as_for_one() -> None:
+def test_the_size_of_a_query_does_not_grow_with_truncates() -> None:
     assert _expressions(MANY) == _expressions(1)
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("count", [1, 2, 7, 8, MANY])
-def test_each_row_finds_the_truncates_around_it(spark: SparkSession, count: int) -> None:
+def test_each_row_finds_its_previous_and_next_truncate(spark: SparkSession, count: int) -> None:
     truncates = _truncates(count)
     places = spark.range(0, 2 * count + 6).selectExpr(
         "id DIV 2 * 8 AS lsn", "id % 2 * 5 + 1 AS ordinal", "id = 3 AS is_stored"

@@ -1,4 +1,4 @@
-"""SCD1 and types: each value arrives by snapshot and by stream, with equal types and no loss.
+"""Types in SCD1: each value is exact, by snapshot and by stream.
 
 A database with unusual output settings has a table per group of types. Every value is inserted
 before and after the snapshot. The tests check the result of one merge of both.
@@ -45,7 +45,7 @@ _UNHELPFUL = {
 def merged(
     server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pipeline]:
-    """All groups of types, by snapshot and by stream, merged."""
+    """Merge all groups of types, by snapshot and by stream."""
     database = create_database(server)
     lake = Lake(str(tmp_path_factory.mktemp("types") / "lake"))
     pipeline = Pipeline(database, RawZone(lake, "types"), spark, tuple(GROUPS))
@@ -67,7 +67,7 @@ def merged(
 
 @pytest.fixture(scope="module", params=["small", "large"])
 def compared(merged: Pipeline, request: pytest.FixtureRequest) -> dict[str, Comparison]:
-    """All groups of types, compared at one LSN, as small tables and as large tables."""
+    """Compare all groups of types at one LSN, as small tables and as large tables."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "large":
             patch.setattr(small_table, "SMALL_ROWS", -1)
@@ -121,7 +121,7 @@ def _check(merged: Pipeline, group: str, cases: Sequence[Case]) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_table_equals_its_source_by_another_reading(merged: Pipeline, group: str) -> None:
+def test_the_table_equals_its_source_by_an_independent_reader(merged: Pipeline, group: str) -> None:
     """G1, G2, G3, G4, G5, G6, G7, G9, G10: by the package's own comparison."""
     merged.assert_equal(group)
 

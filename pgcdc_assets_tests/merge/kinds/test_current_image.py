@@ -9,8 +9,8 @@ from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
-def test_a_row_inserted_and_deleted_in_one_batch_leaves_nothing(pipeline: Pipeline) -> None:
-    """D1: insert, update and delete, in one transaction and in several of one batch."""
+def test_a_row_inserted_and_deleted_in_one_batch_leaves_no_row(pipeline: Pipeline) -> None:
+    """D1: insert, update and delete, in one transaction and in several transactions of a batch."""
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (9, 'old')")
     pipeline.database.transaction(
         "insert into t values (1, 'a')",
@@ -29,7 +29,7 @@ def test_a_row_inserted_and_deleted_in_one_batch_leaves_nothing(pipeline: Pipeli
 
 
 def test_delete_then_insert_of_a_key_leaves_the_new_row(pipeline: Pipeline) -> None:
-    """D2: in one transaction, and in two transactions of one batch."""
+    """D2: the two changes are in one transaction, or in two transactions of a batch."""
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t values (1, 'old'), (2, 'old')",
@@ -53,7 +53,7 @@ def test_a_key_updated_a_thousand_times_in_one_batch_is_one_row(pipeline: Pipeli
 
 
 def test_changed_keys_move_their_rows(pipeline: Pipeline) -> None:
-    """D4: to a free key, along a chain, swapped by way of a third key, and reused afterwards."""
+    """D4: keys change to free keys, in chains, in swaps over a third key, and are reused."""
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t values (1, 'one'), (2, 'two'), (3, 'three'), (4, 'four')",
@@ -74,7 +74,7 @@ def test_changed_keys_move_their_rows(pipeline: Pipeline) -> None:
     pipeline.assert_equal()
 
 
-def test_two_rows_swap_their_keys_under_a_deferred_constraint(pipeline: Pipeline) -> None:
+def test_two_rows_swap_their_keys_with_a_deferred_constraint(pipeline: Pipeline) -> None:
     """D4: both rows have one key temporarily; Postgres requires REPLICA IDENTITY FULL."""
     pipeline.start(
         "create table t (id int primary key deferrable initially deferred, v text)",
@@ -115,7 +115,7 @@ def test_replica_identity_may_be_an_index_or_full_or_change(pipeline: Pipeline) 
     assert pipeline.rows("u", "a, b, v") == [("p", 2, "y"), ("p", 7, "x")]
 
 
-def test_a_delete_that_brings_only_the_key_deletes_a_row_of_not_null_columns(
+def test_a_delete_with_only_the_key_deletes_a_row_with_not_null_columns(
     pipeline: Pipeline,
 ) -> None:
     """D15."""
@@ -129,8 +129,8 @@ def test_a_delete_that_brings_only_the_key_deletes_a_row_of_not_null_columns(
     assert report.rows_deleted == 1
 
 
-def test_truncate_empties_the_table_at_its_place_in_the_stream(pipeline: Pipeline) -> None:
-    """D14: one table; three in one statement; CASCADE; followed by an insert in its transaction."""
+def test_a_truncate_empties_the_table_at_its_position_in_the_stream(pipeline: Pipeline) -> None:
+    """D14: TRUNCATE of one table and of three tables, with CASCADE, and before an insert."""
     pipeline.tables = ("t", "a", "b", "parent", "child")
     made = "create table {} (id int primary key, v text)"
     pipeline.start(

@@ -1,4 +1,4 @@
-"""SCD1 and unchanged TOAST: a value that the stream omits keeps its last value."""
+"""Unchanged TOAST in SCD1: a value that the stream omits keeps its newest value."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _A, _B, _C, _NEW, _CHANGED = (_big(f"'{seed}'") for seed in ("a", "b", "c", "new
 _BY_ID = _big("id::text")
 
 
-def test_an_unchanged_value_of_a_copied_row_stays(pipeline: Pipeline) -> None:
-    """D5: DEFAULT identity, the row is from the snapshot; raw has `unchanged`, not NULL."""
+def test_an_unchanged_value_of_a_snapshot_row_is_kept(pipeline: Pipeline) -> None:
+    """D5: a row of the snapshot with DEFAULT identity. The raw zone has `unchanged`, not NULL."""
     pipeline.start(_TABLE, _EXTERNAL, f"insert into t values (1, {_A}), (2, {_B})")
     pipeline.database.execute("update t set n = 1 where id = 1")
     pipeline.database.execute("update t set n = 1, v = null where id = 2")
@@ -32,8 +32,8 @@ def test_an_unchanged_value_of_a_copied_row_stays(pipeline: Pipeline) -> None:
     assert pipeline.frame().where("v IS NULL AND n = 1").count() == 1
 
 
-def test_an_unchanged_value_is_the_last_known_one_of_the_batch(pipeline: Pipeline) -> None:
-    """D6: inserted then unchanged; changed then unchanged; changed, unchanged, changed to NULL."""
+def test_an_unchanged_value_is_the_newest_known_value_of_the_batch(pipeline: Pipeline) -> None:
+    """D6: unchanged after an insert, after an update, and between an update and NULL."""
     pipeline.start(_TABLE, _EXTERNAL, f"insert into t values (1, {_A}), (2, {_B})")
     pipeline.database.transaction(
         f"insert into t values (3, {_C})", "update t set n = 1 where id = 3"
@@ -48,7 +48,7 @@ def test_an_unchanged_value_is_the_last_known_one_of_the_batch(pipeline: Pipelin
 
 
 def test_an_unchanged_value_follows_its_row_to_another_key(pipeline: Pipeline) -> None:
-    """D4, D5, D6: chains and swaps, from the table and within the batch; a key is reused."""
+    """D4, D5, D6: chains, swaps and a reused key, in the table and within the batch."""
     pipeline.start(
         _TABLE,
         _EXTERNAL,
@@ -73,8 +73,8 @@ def test_an_unchanged_value_follows_its_row_to_another_key(pipeline: Pipeline) -
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])
-def test_toasted_values_of_every_kind_stay(pipeline: Pipeline, identity: str) -> None:
-    """D7: arrays of several types, bytea, json, jsonb, numeric; also rescued values."""
+def test_toasted_values_of_every_kind_are_kept(pipeline: Pipeline, identity: str) -> None:
+    """D7: arrays of several types, bytea, json, jsonb, numeric, and rescued values."""
     columns = {
         "texts": ("text[]", "array_agg(md5(i::text))"),
         "chars": ("bpchar[]", "array_agg(md5(i::text)::bpchar)"),

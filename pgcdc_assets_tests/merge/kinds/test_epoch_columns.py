@@ -1,4 +1,4 @@
-"""A history of two epochs, of which the second begins at a lower LSN."""
+"""A history of two epochs. The second epoch begins at a lower LSN."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STATES = {
 
 
 def _states(spark: SparkSession, path: str) -> dict[tuple[int, int], dict[int, str]]:
-    """Run the query of the guide for each position, on the rows that the table has."""
+    """Run the guide's query for each position on the rows of the table."""
     (query,) = re.findall(r"```sql\n(select \* from history\n.*?)```", _GUIDE.read_text(), re.S)
     table = spark.read.format("delta").load(path)
     spark.createDataFrame(table.collect(), table.schema).createOrReplaceTempView("history")
@@ -75,7 +75,7 @@ def _empty_and_refill(spark: SparkSession, landing: Landing) -> None:
 
 
 @pytest.mark.spark
-def test_the_documented_query_gives_the_state_at_each_position_of_each_epoch(
+def test_the_documented_query_returns_the_state_at_each_position(
     spark: SparkSession, zone: RawZone
 ) -> None:
     landing, path = _first_epoch(spark, zone)
@@ -86,7 +86,7 @@ def test_the_documented_query_gives_the_state_at_each_position_of_each_epoch(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("merged_epochs", [1, 2])
-def test_a_history_of_an_earlier_release_gets_its_epochs_with_the_next_merge(
+def test_the_next_merge_adds_epochs_to_a_history_of_an_earlier_release(
     spark: SparkSession, zone: RawZone, merged_epochs: int
 ) -> None:
     landing, path = _first_epoch(spark, zone)
@@ -107,7 +107,7 @@ def test_a_history_of_an_earlier_release_gets_its_epochs_with_the_next_merge(
 @pytest.mark.parametrize(
     ("lsn", "at", "epoch"), [(5, 0, 2), (30, 0, 1), (30, 9, 2), (70, 9, 1), (99, 9, None)]
 )
-def test_an_lsn_of_one_epoch_only_identifies_it_and_otherwise_the_time_does(
+def test_the_lsn_or_the_time_identifies_the_epoch(
     spark: SparkSession, lsn: int, at: int, epoch: int | None
 ) -> None:
     start = dt.datetime.fromtimestamp(5e-6, dt.UTC)

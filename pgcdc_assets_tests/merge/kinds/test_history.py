@@ -1,4 +1,4 @@
-"""Histories of a real server: the versions after its transactions."""
+"""Histories of a real server: the versions that its transactions create."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_intervals(rows: list[tuple[Any, Any]]) -> None:
             assert row._valid_to_lsn <= following._valid_from_lsn, key
 
 
-def test_each_change_makes_the_version_that_was_committed(pipeline: Pipeline) -> None:
+def test_each_commit_creates_its_versions(pipeline: Pipeline) -> None:
     """D1, D2, D3, D12, H1, H3."""
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'a')"
@@ -104,8 +104,8 @@ def test_moved_keys_and_a_truncate_end_versions(pipeline: Pipeline) -> None:
     pipeline.assert_equal("t")
 
 
-def test_a_toasted_value_is_carried_from_version_to_version(pipeline: Pipeline) -> None:
-    """D5, D6, D8: in the batch, from the table, and after a column was added in between."""
+def test_a_toasted_value_is_kept_in_each_version(pipeline: Pipeline) -> None:
+    """D5, D6, D8: the value is from the batch, from the table, or from before an added column."""
     pipeline.start(
         "create table t (id int primary key, v text, doc text)",
         "alter table t alter doc set storage external",
@@ -128,7 +128,7 @@ def test_a_toasted_value_is_carried_from_version_to_version(pipeline: Pipeline) 
     pipeline.assert_equal("t")
 
 
-def test_a_row_that_leaves_the_publications_filter_ends_and_one_that_enters_begins(
+def test_versions_end_and_begin_at_the_publications_filter(
     pipeline: Pipeline,
 ) -> None:
     """D13: Postgres sends a delete or an insert, and the snapshot has the same filter."""

@@ -1,4 +1,4 @@
-"""Tables without a key from a real server, as `bag` and as `log`; and soft deletes."""
+"""Tables without a key from a real server, as `bag` and as `log`, and soft deletes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _float(value: float | None) -> str | None:
     )
 
 
-def test_equal_rows_are_counted_as_the_source_counts_them(pipeline: Pipeline) -> None:
-    """D11: one of several equal rows is deleted, updated or inserted; TOAST as well."""
+def test_equal_rows_occur_as_often_as_in_the_source(pipeline: Pipeline) -> None:
+    """D11: one of several equal rows, also with TOAST, is deleted, updated or inserted."""
     pipeline.tables = ("t",)
     pipeline.start(
         f"create table t ({_COLUMNS})",
@@ -63,8 +63,8 @@ def test_equal_rows_are_counted_as_the_source_counts_them(pipeline: Pipeline) ->
     assert sum(_source(pipeline, "t").values()) == 1
 
 
-def test_a_log_keeps_what_happened(pipeline: Pipeline) -> None:
-    """D11, by setting."""
+def test_a_log_has_every_change(pipeline: Pipeline) -> None:
+    """D11, with the setting `log`."""
     pipeline.start(
         f"create table log ({_COLUMNS})",
         "alter table log replica identity full",
@@ -82,8 +82,8 @@ def test_a_log_keeps_what_happened(pipeline: Pipeline) -> None:
     assert [(r._op, r.n, r.note) for r in rows] == [("S", 1, "a"), ("U", 1, "b"), ("D", 1, "b")]
 
 
-def test_deleted_rows_stay_as_they_were(pipeline: Pipeline) -> None:
-    """D1, D2, D5, D14 with soft deletes: the rows that are not deleted equal the source."""
+def test_deleted_rows_keep_their_values(pipeline: Pipeline) -> None:
+    """D1, D2, D5, D14 with soft deletes: rows that are not deleted equal the source."""
     soft = CdcTable("public", "t", soft_deletes=True)
     pipeline.start(
         "create table t (id int primary key, v text)",

@@ -1,4 +1,4 @@
-"""The rewrite of a tiny table: the same rows as by a MERGE, and the conditions of a rewrite."""
+"""The rewrite of a tiny table has the rows of a MERGE, and has conditions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ROWS = 100
 
 @pytest.fixture
 def landing(zone: RawZone) -> Landing:
-    """A snapshot of a hundred rows, and a window without changes of the table."""
+    """Land a snapshot of a hundred rows, and a window without changes of the table."""
     landing = Landing(zone, [random_relation("d")])
     landing.begin([[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)])
     landing.land([update("0", "1", "a", "1.00", "x")])
@@ -67,10 +67,10 @@ _CHANGED = sorted(
 )
 
 
-def test_it_is_one_write_of_all_rows_that_counts_as_a_merge_does_and_keeps_what_stays(
+def test_a_rewrite_has_the_rows_and_counts_of_a_merge(
     spark: SparkSession, landing: Landing
 ) -> None:
-    """A delete of a missing row is not counted; a delete and insert of one key is an update."""
+    """A delete of a missing row is not counted. A delete and insert of one key is an update."""
     path = merge(spark, landing, _TARGET).path
     before = spark.read.format("delta").load(path).where("history > 3").collect()
     _land_changes(landing)
@@ -109,7 +109,7 @@ def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
     assert sorted(map(tuple, found), key=repr) == [("y", 1), (None, _ROWS - 1)]
 
 
-def test_change_data_has_no_row_that_stayed(spark: SparkSession, landing: Landing) -> None:
+def test_change_data_has_no_unchanged_row(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
     record_change_data(spark, path)
     _land_changes(landing)
@@ -141,9 +141,7 @@ def test_a_row_deleted_by_a_deletion_vector_stays_deleted(
     assert _rows(spark, path) == [row for row in _CHANGED if row[0] != 50]
 
 
-def test_a_key_that_is_there_twice_stays_so_until_it_changes(
-    spark: SparkSession, landing: Landing
-) -> None:
+def test_a_duplicate_key_is_kept_until_it_changes(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
     twice = spark.read.format("delta").load(path).where("history IN (1, 50)")
     twice.write.format("delta").mode("append").save(path)
@@ -153,7 +151,7 @@ def test_a_key_that_is_there_twice_stays_so_until_it_changes(
     assert _rows(spark, path) == sorted([*_CHANGED, (50, 1, "a")])
 
 
-def test_rows_without_a_key_stay(spark: SparkSession, zone: RawZone) -> None:
+def test_rows_with_a_null_key_are_kept(spark: SparkSession, zone: RawZone) -> None:
     """A key of the settings may be NULL; rows with a NULL key are not distinguished."""
     landing = Landing(zone, [random_relation("f")])
     rows = [[str(n), "1", "a", "1.00", "x"] for n in range(_ROWS)]
@@ -165,9 +163,7 @@ def test_rows_without_a_key_stay(spark: SparkSession, zone: RawZone) -> None:
     assert spark.read.format("delta").load(report.path).where("id IS NULL").count() == 2
 
 
-def test_many_changes_and_values_that_are_not_known_are_merged(
-    spark: SparkSession, landing: Landing
-) -> None:
+def test_many_changes_and_unknown_values_use_a_merge(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
     landing.land([update("1", "1", None, "2.00", "x", unchanged=(2,))])
     merge(spark, landing, _TARGET)
@@ -177,7 +173,7 @@ def test_many_changes_and_values_that_are_not_known_are_merged(
     assert log_of(path)[0]["operation"] == "MERGE"
 
 
-def test_a_merge_that_another_overtakes_writes_nothing(
+def test_an_overtaken_merge_writes_nothing(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge(spark, landing, _TARGET)
@@ -195,7 +191,7 @@ def test_a_merge_that_another_overtakes_writes_nothing(
     assert report.row_count == _ROWS
 
 
-def test_a_merge_that_another_overtakes_at_the_last_moment_ends(
+def test_a_merge_that_is_overtaken_at_its_commit_ends(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delta skips a duplicate transaction, and the count of rows never arrives."""
