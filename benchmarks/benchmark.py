@@ -1,6 +1,6 @@
-"""The benchmarks: their names, what each works on, and how long it takes.
+"""The list of benchmarks: names, workloads and durations.
 
-A benchmark is a module with a function `run` that yields results.
+A benchmark is a module whose function `run` yields results.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Benchmark:
     """One benchmark.
 
     Attributes:
-        module: where its function `run` is.
-        workload: what is worked on, in a few words.
-        minutes: how long it takes, about, on an idle machine of two cores. `results.json` has how
-            long the last run took.
-        postgres: major version of the server; None without one.
-        uses_spark: whether a session is started, with the heap that users get.
+        module: name of the module.
+        workload: short description of the workload.
+        minutes: approximate duration on an idle machine with two cores. `results.json` has the
+            duration of the newest run.
+        postgres: major version of the server; None without a server.
+        uses_spark: the benchmark starts a session, with the default heap.
     """
 
     module: str
@@ -33,19 +33,19 @@ class Benchmark:
     uses_spark: bool = False
 
     def run(self) -> Iterator[Result]:
-        """Measure; the results come as they are measured."""
+        """Run the benchmark, and yield each result after its measurement."""
         results: Iterator[Result] = importlib.import_module(f"benchmarks.{self.module}").run()
         yield from results
 
     def settings(self) -> dict[str, str]:
-        """Return what every result of this benchmark was measured with."""
+        """Return the settings of every result of this benchmark."""
         heap = {"heap": embedded_conf()["spark.driver.memory"]} if self.uses_spark else {}
         return {"workload": self.workload, **heap}
 
 
 _STREAM = "800,000 row changes of two tables in transactions of 1,000"
 
-# By the name that ONLY takes.
+# The keys are the names for ONLY.
 BENCHMARKS: Mapping[str, Benchmark] = {
     "capture": Benchmark("capture", _STREAM, 5),
     "tls": Benchmark("capture_tls", _STREAM, 4, postgres=15),

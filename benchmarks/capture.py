@@ -1,9 +1,9 @@
-"""Capture to the durable commit against pg_recvlogical writing the same stream to a file.
+"""Capture to the durable commit, beside pg_recvlogical, which writes the stream to a file.
 
-Both read copies of one slot, in turns, with text values, and both are timed as whole processes from
-fork to exit: ours with the start of the interpreter and its imports. `capture_without_start` is
-ours from the first connection to the confirmed slot, as a process sees it that captures window
-after window.
+Both sides read copies of one slot, in turns, with text values. Both are timed as whole processes
+from fork to exit. Our time includes the start of the interpreter and its imports.
+`capture_without_start` is our time from the first connection to the confirmed slot, as in a process
+that captures many windows.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def measure(
 
 
 class Comparison:
-    """What both sides took, repetition by repetition.
+    """The usage of both sides in each repetition.
 
     Args:
-        changes: how many each repetition read.
+        changes: number of changes in each repetition.
     """
 
     def __init__(self, changes: int) -> None:
@@ -65,7 +65,7 @@ class Comparison:
         self._changes = changes
 
     def rate(self, name: str) -> Result:
-        """Compare changes a second of whole processes."""
+        """Compare changes per second of whole processes."""
         ours, theirs = (
             [self._changes / usage.seconds for usage in self.usages[side]]
             for side in (_CAPTURE, _PG_RECVLOGICAL)
@@ -73,7 +73,7 @@ class Comparison:
         return Result.of(name, ours, theirs, "changes/s")
 
     def rate_without_start(self, name: str) -> Result:
-        """Report our changes a second without the start and the end of the process."""
+        """Report our changes per second without the start and the end of the process."""
         rates = [self._changes / usage.seconds_without_start for usage in self.usages[_CAPTURE]]
         return Result.reported(name, rates, "changes/s")
 
@@ -83,11 +83,11 @@ class Comparison:
         return Result.of(name, ours, theirs, "s per million changes")
 
     def cpu_against_limit(self, name: str) -> Result:
-        """Compare our CPU with the limit that it is held to."""
+        """Compare our CPU with its limit."""
         return Result.against_limit(name, self._cpu(_CAPTURE), _CPU_LIMIT, "s of the whole process")
 
     def memory(self, name: str, limit_mb: float = _RSS_LIMIT_MB) -> Result:
-        """Compare our peak memory with the limit that it is held to."""
+        """Compare our peak memory with its limit."""
         peaks = [usage.peak_mb for usage in self.usages[_CAPTURE]]
         return Result.against_limit(name, peaks, limit_mb, "MB")
 

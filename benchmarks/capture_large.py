@@ -11,7 +11,7 @@ from benchmarks.scale import scaled
 from benchmarks.source import source
 
 ROWS = scaled(5_000_000)
-# Each side begins once.
+# Each side comes first once.
 REPETITIONS = 2
 _RSS_LIMIT_MB = 700.0
 

@@ -1,4 +1,4 @@
-"""One capture in a process of its own, for the CPU and the memory of it alone."""
+"""One capture as a separate process, whose CPU and memory are measured."""
 
 from __future__ import annotations
 

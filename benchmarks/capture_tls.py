@@ -1,7 +1,7 @@
-"""The capture benchmark over TLS, on Debian's Postgres 15: the embedded ones have no SSL.
+"""The capture benchmark over TLS, on Debian's Postgres 15, because embedded servers have no SSL.
 
-Both sides ask for encryption by `sslmode=require`. Ours then reads through libpq, and not from the
-socket itself.
+Both sides request encryption by `sslmode=require`. The capture then reads through libpq and not
+from the socket.
 """
 
 from __future__ import annotations

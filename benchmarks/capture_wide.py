@@ -1,8 +1,8 @@
-"""Capture of a table of 800 columns beside one of 8: the peak memory for as many bytes.
+"""Peak memory of the capture of a table with 800 columns and of a table with 8 columns.
 
-One column of sixteen has an integer, the others are NULL, as in many tables of hundreds of columns.
-On the wire, a NULL is one byte, and a decoded value is many times that. A batch is therefore
-bounded by its number of values as well as by its bytes.
+The stream of both tables has the same size. One column of sixteen has an integer, and the other
+columns are NULL, as in many tables with hundreds of columns. In the stream, a NULL has one byte. A
+decoded value needs many times as much. A batch is therefore bounded by its values and by its bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from benchmarks.source import CaptureUsage, log, source
 from benchmarks.turns import in_turns
 
 REPETITIONS = 3
-# By number of columns: rows that the server sends as about 51 MB.
+# Number of rows by number of columns, for about 51 MB of stream.
 ROWS = {800: scaled(40_000), 8: scaled(900_000)}
 _WIDE, _NARROW = ROWS
 _TRANSACTION_ROWS = 1_000
 
 
 def run() -> Iterator[Result]:
-    """Measure both tables, each on a server of its own."""
+    """Measure both tables, each on a separate server."""
     sides = {}
     with ExitStack() as stack:
         for columns in ROWS:

@@ -1,7 +1,7 @@
-"""Ways to read messages from the connection: the CPU of the walsender and of the reader.
+"""Methods to read messages from the connection: the CPU of the walsender and of the reader.
 
-The messages are counted and dropped. The walsender's CPU is the most important figure, because the
-walsender's core limits a capture.
+The messages are counted and discarded. The walsender's CPU is the most important figure, because
+the walsender's core limits a capture.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WAYS = {
 
 
 def run() -> Iterator[Result]:
-    """Measure each way over loopback TCP."""
+    """Measure each method over loopback TCP."""
     with source(workload.run) as source_server:
         measured: dict[str, list[tuple[float, float, float]]] = {way: [] for way in _WAYS}
         sides = {

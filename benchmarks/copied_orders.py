@@ -1,4 +1,4 @@
-"""The table that the benchmarks of copies read, and the end of a COPY whose rows are discarded."""
+"""The table for benchmarks of snapshots, and a target that discards the rows of a COPY."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ select i as id, mod(i, 20000) as customer_id,
 
 
 class Discarded:
-    """File-like target of the driver's COPY that counts rows."""
+    """Target of the driver's COPY that counts rows."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -1,12 +1,12 @@
-"""Copies over 1, 2 and 4 connections, beside as many COPY statements whose rows are discarded.
+"""Snapshots over 1, 2 and 4 connections, beside as many COPY statements with discarded rows.
 
-Two workloads against one embedded server over loopback TCP: one large table, which the connections
-share by ranges of pages, and a hundred small ones. Each side is a process of its own, timed from
-its first connection, without the process's start:
+Both workloads use one embedded server over loopback TCP: a large table, which the connections share
+by ranges of pages, and a hundred small tables. Each side is a process, which is timed from its
+first connection, without the start of the process:
 
 `ours`: the snapshot's pool of connections, with every row landed in the raw zone.
-`sink`: a COPY of the same ranges or tables on as many connections, the rows discarded by the
-driver.
+`sink`: a COPY of the same ranges or tables on as many connections, whose rows the
+driver discards.
 """
 
 from __future__ import annotations

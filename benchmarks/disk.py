@@ -1,8 +1,8 @@
 """The disk space of nine small tables during merges of forty windows.
 
-A merge deletes replaced files if they outweigh the table, without a minimum age in this benchmark.
-In production, a table takes in addition what its merges write during the retention of replaced
-files.
+In this benchmark, a merge deletes replaced files without a minimum age if they exceed the size of
+the table. In production, a table also uses the space of files that are replaced within the
+retention.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MERGES = scaled(40, least=2)
 
 
 def run() -> Iterator[Result]:
-    """Measure the bytes on the disk, and the share of deletion in the time of a merge."""
+    """Measure the used bytes, and the share of the deletion in the time of a merge."""
     with roomy_folder("disk", 1) as folder:
         books = {f"orders_{number}": OrderBook(ROWS, number) for number in range(TABLES)}
         raw = RawOrders(folder, books)

@@ -1,4 +1,4 @@
-"""What a result was measured on: the commit, the machine and the programs."""
+"""The commit, the machine and the programs of a result."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import psutil
 from pgcdc_assets.demo.programs import find_binaries
 
 ROOT = Path(__file__).resolve().parents[1]
-# `make bench` rewrites these itself while it runs.
+# `make bench` itself changes these files.
 _WRITTEN_BY_BENCHMARKS = ("benchmarks/results.json", "docs/benchmarks.md")
 
 
 def find_commit(root: Path = ROOT) -> str | None:
-    """Return the commit of the code; `-dirty` follows if the work tree differs from it.
+    """Return the commit of the code, with `-dirty` if the work tree differs from the commit.
 
     Returns:
         None outside a clone.
@@ -32,10 +32,10 @@ def find_commit(root: Path = ROOT) -> str | None:
 
 
 def describe_machine(postgres: int | None) -> dict[str, str | int | float | None]:
-    """Return cores, memory and versions, and how busy the machine is now.
+    """Return cores, memory, load and versions of the machine.
 
     Args:
-        postgres: the major version of the server that is measured.
+        postgres: the major version of the measured server.
     """
     return {
         "cores": os.cpu_count(),
@@ -68,10 +68,10 @@ def _postgres_version(major: int) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Return what a command says; None if it fails or is not there."""
+    """Return the output of a command; None if the command fails or is missing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    # `java -version` uses the other stream.
+    # `java -version` writes to stderr.
     return done.stdout.strip() or done.stderr.strip()

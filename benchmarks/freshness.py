@@ -1,13 +1,12 @@
-"""The age of a change when a reader of the merged table sees the change, with all sensors on.
+"""The age of a change when a reader of the merged table finds it, with all sensors on.
 
 A source commits 1,000 row changes a second (`freshness_source.py`). `dagster dev` runs the lag
-sensor and the merge sensor over it, captures and merges are runs of Dagster, and all settings are
-the defaults. A reader looks for new versions of the SCD1 table by delta-rs five times a second. A
-marker's age is the time from the marker's commit to its first read. Source and reader use the clock
-of one machine.
+sensor and the merge sensor, captures and merges are runs of Dagster, and all settings have their
+defaults. Five times a second, a reader looks for a new version of the SCD1 table by delta-rs. The
+age of a marker is the time from its commit to its first read. Source and reader use the same clock.
 
-The benchmark runs twice, each time with a new server, lake and Dagster: with the Spark server of
-`pgcdc spark start`, and with a Spark session inside each run. The first minute is a warm-up.
+The benchmark runs twice, with the Spark server of `pgcdc spark start` and with a Spark session in
+each run. Each time it uses a new server, lake and Dagster. The first minute is a warm-up.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ _POLL_SECONDS = 0.2
 _SECONDS_TO_BEGIN = 600.0
 _SECONDS_TO_CATCH_UP = 600.0
 _NEWS_SECONDS = 30.0
-# Share of the requested rate; below this share the machine was too busy for a result.
+# Minimum share of the requested rate. Below it, the machine was too busy for a result.
 _LEAST_RATE = 0.95
 
 
 def run() -> Iterator[Result]:
-    """Measure with the server, then without."""
+    """Measure with the Spark server, then without it."""
     with roomy_folder("freshness-connect", 3) as folder:
         ages = _measure(folder, with_server=True)
         yield Result.reported("freshness_connect_p50", ages, "s")
@@ -104,9 +103,9 @@ def _measure(folder: Path, *, with_server: bool) -> list[float]:
 
 
 def _follow(reader: Reader, conninfo: str, check: Callable[[], None]) -> dict[int, float]:
-    """Write and read until every marker was seen, and return the age of each marker."""
+    """Write and read until every marker is found, and return the age of each marker."""
     _look_until(lambda: reader.has_table, reader, check, _SECONDS_TO_BEGIN, "a first merge")
-    log("the first contents are merged")
+    log("the snapshot is merged")
     with Writer(conninfo) as writer:
 
         def check_all() -> None:
@@ -131,7 +130,7 @@ def _follow(reader: Reader, conninfo: str, check: Callable[[], None]) -> dict[in
 
 
 class Reader:
-    """Reader of the SCD1 table, version by version.
+    """Reads the SCD1 table, version by version.
 
     Attributes:
         ages: age of each marker at its first read, by the marker's number.
@@ -176,7 +175,7 @@ def _look_until(
     limit_seconds: float,
     awaited: str,
 ) -> None:
-    """Read new versions until a condition is true, with a progress line from time to time."""
+    """Read new versions until a condition is true, and print progress."""
     began = news = time.monotonic()
     while not is_over():
         check()
@@ -192,7 +191,7 @@ def _look_until(
 
 @contextmanager
 def _dagster(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[[], None]]:
-    """Run `dagster dev` for the block, and yield a check that the process still runs."""
+    """Run `dagster dev` inside the block, and yield a check that the process is running."""
     log_file = folder / "dagster.log"
     # A background job of a shell ignores SIGINT, which Dagster would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -209,12 +208,12 @@ def _dagster(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[
 
     def check() -> None:
         if process.poll() is not None:
-            raise SystemExit(f"Dagster ended by itself, with status {process.returncode}")
+            raise SystemExit(f"Dagster ended with status {process.returncode}")
 
     try:
         yield check
     except SystemExit:
-        log(f"Dagster's last words:\n{log_file.read_text(errors='replace')[-3000:]}")
+        log(f"End of Dagster's log:\n{log_file.read_text(errors='replace')[-3000:]}")
         raise
     finally:
         stop_dagster(process)

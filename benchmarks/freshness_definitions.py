@@ -1,4 +1,4 @@
-"""The code location of the freshness benchmark: one table, every setting at its default."""
+"""The code location of the freshness benchmark: one table, with default settings."""
 
 from benchmarks.freshness_source import NAME, PUBLICATION, TABLE
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions

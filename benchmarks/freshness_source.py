@@ -1,8 +1,9 @@
-"""The source of the freshness benchmark: orders that change at a steady rate, and markers.
+"""The source of the freshness benchmark: orders that change at a constant rate, and markers.
 
-Ten times a second a transaction of a hundred row changes is committed: 80 updates, 15 inserts and 5
-deletes. Once a second a marker is committed in a transaction of its own: an order with a high
-number whose `updated_at` is the source's clock.
+Ten times a second, a transaction of a hundred row changes is committed: 80 updates, 15 inserts and
+5 deletes. Once a second, a separate transaction commits a marker: an order with a high number,
+whose
+`updated_at` is the time by the source's clock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DATABASE = "bench"
 
 ROWS = 100_000
 CHANGES_PER_SECOND = 1_000
-# Markers have the numbers above this.
+# Markers have higher numbers.
 MARKERS = 1_000_000_000_000
 
 _TICKS_PER_SECOND = 10

@@ -1,8 +1,8 @@
-"""Merge of the workload's orders into SCD1, beside a plain Spark job that copies the raw rows.
+"""Merge of the workload's orders into SCD1, beside a Spark job that copies the raw rows.
 
 The baseline writes the same raw rows unchanged to a Delta table, without types, order and key. Both
-run in one warm embedded session, in turns; the figures are medians. The workload is captured as two
-windows. `merge_scd1_vs_plain_write` folds both windows into a new table.
+sides run in one warm embedded session, in turns, and the figures are medians. The workload is
+captured as two windows. `merge_scd1_vs_plain_write` folds both windows into a new table.
 `merge_scd1_second_window_vs_plain_write` folds the second window into the table of the first
 window, so that rows are matched, updated and deleted.
 """
@@ -72,7 +72,7 @@ def _measure(spark: SparkSession, root: Path, windows: Sequence[LsnWindow]) -> I
     taken: defaultdict[str, list[float]] = defaultdict(list)
     changes = second_changes = 0
     for number in range(_WARM_UP + REPETITIONS):
-        # A lake per repetition, so that neither Spark nor Delta has cached the tables.
+        # Each repetition has its own lake, so that neither Spark nor Delta has cached the tables.
         both, apart = (copy_lake(root, f"{kind}-{number}") for kind in ("both", "apart"))
         whole = in_turns(
             {

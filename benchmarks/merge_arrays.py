@@ -1,8 +1,8 @@
 """Merge of the workload's orders with typed columns, beside the same merge with text.
 
-Orders have `tags text[]` and `details jsonb`. Ours are an `ARRAY<STRING>` and text; the other side
-keeps both as the text that Postgres printed, by the setting `types`. Both fold the whole workload
-into a new SCD1 table, in one warm embedded session, in turns.
+Orders have `tags text[]` and `details jsonb`. By default these are an `ARRAY<STRING>` and text. The
+other side keeps the texts of Postgres for both, by the setting `types`. Both sides fold the whole
+workload into a new SCD1 table, in one warm embedded session, in turns.
 """
 
 from __future__ import annotations

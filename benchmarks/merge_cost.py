@@ -24,8 +24,8 @@ ROWS = scaled(10_000_000)
 RECENT_ROWS = ROWS // 10
 CHANGES = scaled(1_000_000)
 REPETITIONS = 3
-# Smaller windows, and more of them: the JVM's second compiler needs a minute of merges. And one of
-# the full size: two recipes warm their common code up twice as fast as ours.
+# The warm-up has many smaller windows, because the JVM's second compiler needs a minute of merges.
+# It also has a window of the full size, because two recipes share code and so warm up faster.
 _WARM_UP = [CHANGES // 10] * 5 + [CHANGES]
 
 

@@ -1,8 +1,8 @@
 """Ten thousand changes into tables of one, ten and thirty million rows.
 
-The changes affect the last 100,000 orders of each table, so the cost should not depend on the
-table's size. The tables of the package and of the recipe (`recipe.py`) take turns in one warm
-embedded session.
+The changes affect the last 100,000 orders of each table, so the cost should not depend on the size
+of the table. The package and the recipe (`recipe.py`) take turns in one warm embedded session, each
+with its own tables.
 """
 
 from __future__ import annotations

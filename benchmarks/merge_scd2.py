@@ -1,7 +1,7 @@
 """A million changes into a history of ten million rows, beside the same changes into SCD1.
 
-Each window updates a third of a million orders, of the last tenth, three times, and so has three
-versions of each order. Both tables are merged from the same raw zone, in turns, in one warm
+Each window updates a third of a million orders of the last tenth three times, so each of these
+orders gets three versions. Both tables are merged from the same raw zone, in turns, in one warm
 embedded session.
 """
 
@@ -26,7 +26,7 @@ RECENT_ROWS = ROWS // 10
 CHANGES = scaled(1_000_000)
 VERSIONS = 3
 REPETITIONS = 3
-# Smaller windows, and more of them: the JVM's second compiler needs a minute of merges.
+# The warm-up has many smaller windows, because the JVM's second compiler needs a minute of merges.
 _WARM_UP = [CHANGES // 10] * 4
 _TABLE = "orders"
 
@@ -47,7 +47,7 @@ def run() -> Iterator[Result]:
 def _measure(spark: SparkSession, raw: RawOrders, book: OrderBook) -> Iterator[Result]:
     first = raw.land([])
     counts = _WARM_UP + [CHANGES] * REPETITIONS
-    # As dense as the large windows; otherwise the merge would use another operation.
+    # These windows are as dense as the large windows, so that the merge uses the same operation.
     changes = [book.versions(n, VERSIONS, RECENT_ROWS * n // CHANGES) for n in counts]
     windows = [raw.land([(_TABLE, each)]) for each in changes]
     seconds: dict[int, list[float]] = {1: [], 2: []}

@@ -1,8 +1,8 @@
 """Write the tables of docs/benchmarks.md from results.json: `python -m benchmarks.page`.
 
 A generated part is between `<!-- results: NAME -->` and `<!-- end results -->`. NAME is a
-benchmark, or one of `summary`, `runs`, `machines`, `comparison` and `rows`. `make bench`
-writes the page as well; a test fails while the page differs from results.json.
+benchmark, or one of `summary`, `runs`, `machines`, `comparison` and `rows`. `make bench` writes the
+page too. A test fails if the page differs from results.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ README = ROOT / "README.md"
 _PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end results -->)", re.DOTALL)
 _UNDATED = "earlier, no date"
 
-# What the table of the README says of an entry: what is measured, and what it is compared with.
+# The README's description of an entry: the measured value, and the other side.
 _SUMMARY: Sequence[tuple[str, str, str]] = (
     (
         "capture_vs_pg_recvlogical",
@@ -93,17 +93,17 @@ _SUMMARY: Sequence[tuple[str, str, str]] = (
 
 
 def write_page() -> None:
-    """Bring the generated parts up to date."""
+    """Update the generated parts."""
     entries = read_entries()
     for page in (PAGE, README):
         page.write_text(generate(page.read_text(), entries))
 
 
 def generate(text: str, entries: Sequence[Entry]) -> str:
-    """Return a page's text with its generated parts as they follow from the entries.
+    """Return a page's text with the generated parts for the entries.
 
     Raises:
-        KeyError: a part has a name that is neither a benchmark nor a table of several.
+        KeyError: the name of a part is neither a benchmark nor a table of several benchmarks.
     """
     return _PART.sub(lambda part: f"{part[1]}\n{_build(part[2], entries)}\n{part[3]}", text)
 
@@ -142,7 +142,7 @@ def build_results(entries: Sequence[Entry]) -> str:
 
 
 def build_summary(entries: Sequence[Entry]) -> str:
-    """Return the table of figures for the README, the unfavourable ones included."""
+    """Return the table of figures for the README, including unfavourable figures."""
     by_name = {entry["name"]: entry for entry in entries}
     rows = []
     for name, what, beside in _SUMMARY:
@@ -157,7 +157,7 @@ def build_summary(entries: Sequence[Entry]) -> str:
 
 
 def build_runs(entries: Sequence[Entry]) -> str:
-    """Return the table of benchmarks: what each works on, how long it takes, when it last ran."""
+    """Return the table of benchmarks, with workload, duration and newest run."""
     rows = []
     for name, benchmark in BENCHMARKS.items():
         of_benchmark = [entry for entry in entries if entry["benchmark"] == name]
@@ -183,7 +183,7 @@ def build_runs(entries: Sequence[Entry]) -> str:
 
 
 def build_machines(entries: Iterable[Entry]) -> str:
-    """Return the table of the machines that dated results were measured on."""
+    """Return the table of the machines of dated results."""
     dates: dict[tuple[str, ...], list[str]] = {}
     for entry in entries:
         machine = entry["machine"]
@@ -202,7 +202,7 @@ def build_machines(entries: Iterable[Entry]) -> str:
 
 
 def build_comparison(entries: Sequence[Entry]) -> str:
-    """Return the table of other tools beside ours, each with ours of the same rounds."""
+    """Return the table of other tools, each with our figures of the same rounds."""
     by_name = {entry["name"]: entry for entry in entries}
     rows = []
     for entry in _peers(entries):
@@ -238,7 +238,7 @@ def build_comparison(entries: Sequence[Entry]) -> str:
 
 
 def build_rows(entries: Sequence[Entry]) -> str:
-    """Return the table of what each tool does with a row and where it writes it."""
+    """Return the table that describes how each tool converts and writes a row."""
     rows = [
         (
             entry["settings"]["version"],
@@ -266,14 +266,14 @@ def _span(days: Sequence[str]) -> str:
 
 
 def _with_range(value: float | None, low: float | None, high: float | None) -> str:
-    """Write a figure with its least and its largest repetition."""
+    """Format a figure with its minimum and its maximum."""
     if low is None or high is None or low == high:
         return shown(value)
     return f"{shown(value)} ({shown(low)} to {shown(high)})"
 
 
 def _recorded(entry: Entry) -> str:
-    """Write when an entry was measured, and on which commit."""
+    """Format the date and the commit of an entry."""
     if entry["date"] is None:
         return _UNDATED
     day, commit = str(entry["date"])[:10], entry["commit"]

@@ -1,6 +1,6 @@
-"""A command as a whole process: its time from fork to exit, its CPU and its memory.
+"""Measurement of a command as a whole process: time from fork to exit, CPU and memory.
 
-Whatever the command starts counts too, as long as it waits for what it has started.
+Child processes count too if the command waits for them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _KILOBYTES = re.compile(r"^Vm(RSS|HWM):\s+(\d+) kB$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Usage:
-    """What a command took.
+    """The time, CPU and memory of a command.
 
     Attributes:
-        seconds: from fork to exit.
-        cpu_seconds: of the process and of all children that were waited for.
-        peak_mb: of the resident memory of the process and its descendants together, sampled ten
-            times a second; not less than the kernel's own peak of any of them.
-        output: what it wrote to its standard output.
+        seconds: time from fork to exit.
+        cpu_seconds: CPU of the process and of all children that it has waited for.
+        peak_mb: peak of the total resident memory of the process and its descendants. It is sampled
+            ten times a second, and is at least the kernel's peak of any of these processes.
+        output: the command's standard output.
     """
 
     seconds: float
@@ -42,7 +42,7 @@ class Usage:
 
 
 class CommandFailedError(RuntimeError):
-    """A measured command ended with another status than 0, or took too long."""
+    """A measured command failed or exceeded its time limit."""
 
 
 def run_measured(
@@ -52,15 +52,15 @@ def run_measured(
     folder: Path | None = None,
     limit_seconds: float = 3600,
 ) -> Usage:
-    """Run a command to its end and measure it.
+    """Run a command and measure it.
 
     Args:
-        environment: on top of this process's.
-        folder: to run in.
-        limit_seconds: after these the command and its children are killed.
+        environment: variables in addition to those of this process.
+        folder: working folder of the command.
+        limit_seconds: time limit, after which the command and its children are killed.
 
     Raises:
-        CommandFailedError: the command failed; the message ends with the last lines it wrote.
+        CommandFailedError: the command failed. The message ends with the last lines of its output.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         began = time.monotonic()
@@ -79,7 +79,7 @@ def run_measured(
             _, status, used = os.wait4(process.pid, 0)
             seconds = time.monotonic() - began
         except BaseException:
-            # The session of its own keeps Ctrl-C from the command.
+            # In a new session the command does not get Ctrl-C.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
@@ -102,7 +102,7 @@ def run_measured(
 
 
 class _Watch(threading.Thread):
-    """Samples the memory of a process and its descendants, and kills them when time is over."""
+    """Samples the memory of a process and its descendants, and kills them at the time limit."""
 
     def __init__(self, pid: int, end: float) -> None:
         super().__init__(name="watch", daemon=True)
@@ -125,10 +125,10 @@ class _Watch(threading.Thread):
 
 
 def _resident_bytes(pid: int) -> tuple[int, int]:
-    """Return what a process and its descendants hold now, and the largest peak of one of them.
+    """Return the resident bytes of a process and its descendants, and the highest peak of one.
 
-    The peak is that of the address space. `ru_maxrss` would be that of the parent too: the kernel
-    carries it from the fork over the exec.
+    The peak is that of the address space. `ru_maxrss` is unsuitable: it includes the peak of the
+    parent, which the kernel keeps across fork and exec.
     """
     try:
         root = psutil.Process(pid)

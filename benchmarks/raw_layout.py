@@ -1,4 +1,4 @@
-"""Measure the file layout of the raw zone, beside the simpler alternatives.
+"""Measure the file layout of the raw zone and simpler alternatives.
 
     .venv/bin/python benchmarks/raw_layout.py [write] [tables] [windows] [--rows N]
 
@@ -7,7 +7,7 @@
 to read one of them.
 `windows`: 10,000 windows of 20 changes: CPU per landing, log, files, with and without maintenance.
 
-Every case runs in a process of its own. The figures are in docs/decisions (raw zone by delta-rs).
+Every case runs in a separate process. The figures are in docs/decisions (raw zone by delta-rs).
 """
 
 from __future__ import annotations
@@ -99,16 +99,16 @@ def _batch(row: np.ndarray, relation: np.ndarray, noise: str) -> pa.RecordBatch:
 
 
 def read_changes(path: Path) -> Iterator[pa.RecordBatch]:
-    """Read the batches one by one into separate memory, as from a decoder."""
+    """Read each batch into separate memory, as a decoder does."""
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
         yield from stream
 
 
-# Cases: each runs in a process of its own, with the file of changes and an empty folder.
+# Each case runs in a separate process, with the file of changes and an empty folder.
 
 
 def read_only(changes: Path, lake: Path) -> None:
-    """Read the batches only: the part of the other cases that is not their own work."""
+    """Only read the batches. All other cases include this work."""
     for _ in read_changes(changes):
         pass
 
@@ -119,13 +119,13 @@ def ours(changes: Path, lake: Path) -> None:
 
 
 def ours_lz4(changes: Path, lake: Path) -> None:
-    """The same with LZ4."""
+    """Land the window with LZ4."""
     with mock.patch.multiple(files, COMPRESSION="lz4", COMPRESSION_LEVEL=None):
         ours(changes, lake)
 
 
 def ours_snappy(changes: Path, lake: Path) -> None:
-    """The same with Snappy."""
+    """Land the window with Snappy."""
     with mock.patch.multiple(files, COMPRESSION="snappy", COMPRESSION_LEVEL=None):
         ours(changes, lake)
 
@@ -150,12 +150,12 @@ def delta_rs_snappy(changes: Path, lake: Path) -> None:
 
 
 def delta_rs_small_groups(changes: Path, lake: Path) -> None:
-    """The same with row groups of 64 k rows."""
+    """Write the stream with row groups of 64 k rows."""
     _delta_rs(changes, lake, row_group_rows=65_536)
 
 
 def delta_rs_partitioned(changes: Path, lake: Path) -> None:
-    """The same, partitioned by source table."""
+    """Write the stream partitioned by source table."""
     _delta_rs(changes, lake, partition_by="table")
 
 
@@ -193,7 +193,7 @@ def child(name: str, changes: str, lake: str) -> None:
     seconds = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # Not ru_maxrss, which a child process inherits from its parent.
+    # ru_maxrss is unsuitable, because a child process inherits it from its parent.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     rss_mb = int(status["VmHWM"].split()[0]) / 1024
     json.dump({"cpu": cpu, "seconds": seconds, "rss_mb": rss_mb}, sys.stdout)
@@ -241,7 +241,7 @@ def bench_cases(rows: int, tables: int, names: list[str], repetitions: int) -> N
             "| case | CPU s per million | seconds | peak RSS MB | size MB | files "
             "| read of one table: MB | CPU s |\n|---|--:|--:|--:|--:|--:|--:|--:|"
         )
-        # In turns, so that a busy minute of the machine does not affect one case only.
+        # Run the cases in turns, so that a busy minute of the machine affects all cases.
         runs = [{name: run_case(name, changes) for name in names} for _ in range(repetitions)]
         for name in names:
             f = {key: statistics.median(run[name][key] for run in runs) for key in runs[0][name]}
@@ -252,7 +252,7 @@ def bench_cases(rows: int, tables: int, names: list[str], repetitions: int) -> N
 
 def land_windows(lake: Path, windows: int, is_maintained: bool) -> dict[str, float]:
     """Land many windows of 20 changes of five tables, and measure the last tenth."""
-    # Log entries expire at once, as after a day.
+    # Log entries expire at once. By default they expire after a day.
     table._PROPERTIES["delta.logRetentionDuration"] = "interval 1 second"
     zone = RawZone(Lake(str(lake)), "bench")
     numbers = np.arange(20)

@@ -26,8 +26,8 @@ _VALUES = (
     "CAST(new[5] AS TIMESTAMP) AS updated_at",
 )
 
-# By name, the properties of their tables: those that Delta gives any table, and for who knows of
-# deletion vectors and asks for them, as our tables do.
+# Table properties by name of the recipe: Delta's defaults, and with deletion vectors, as our tables
+# have.
 RECIPES: Mapping[str, Mapping[str, str]] = {
     "recipe": {},
     "recipe_with_deletion_vectors": {"delta.enableDeletionVectors": "true"},

@@ -1,4 +1,4 @@
-"""The form of a benchmark's result, and the file that keeps the newest one of each name."""
+"""The result of a benchmark, and the file with the newest result of each name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 RESULTS = Path(__file__).with_name("results.json")
 FIRST = "capture_vs_pg_recvlogical"
 
-# An entry of results.json: a result, and when, on what and with which settings it was measured.
+# An entry of results.json: a result with the date, the machine and the settings.
 Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measurement beside its baseline.
+    """A measurement with its baseline.
 
     Attributes:
-        ours: median of our repetitions, or what the name says (`_p95`, `_at_most`).
-        baseline: median of the baseline's repetitions in the same run, or a fixed limit, as the
-            unit says; None when a figure is only reported.
+        ours: median of our repetitions, or the value that the name describes (`_p95`, `_at_most`).
+        baseline: median of the baseline's repetitions in the same run, or a fixed limit according
+            to the unit; None for a figure without a baseline.
         ratio: ours / baseline.
-        unit: of ours and baseline, and of all that follows.
-        minimum: the least of our repetitions; `median` and `maximum` follow.
-        baseline_minimum: the least of the baseline's repetitions; None for a limit.
-        settings: what holds for this result only.
+        unit: unit of ours, baseline and the following values.
+        minimum: minimum of our repetitions.
+        baseline_minimum: minimum of the baseline's repetitions; None for a limit.
+        settings: settings of this result only.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Result:
 
     @classmethod
     def of(cls, name: str, ours: Sequence[float], baseline: Sequence[float], unit: str) -> Result:
-        """Compare the medians of two series taken in turns."""
+        """Compare the medians of two series that were measured in turns."""
         theirs = statistics.median(baseline)
         return replace(
             cls.reported(name, ours, unit),
             baseline=_rounded(theirs),
-            # A process may end before its memory is read for the first time.
+            # A process may end before the first sample of its memory.
             ratio=round(statistics.median(ours) / theirs, 3) if theirs else None,
             baseline_minimum=_rounded(min(baseline)),
             baseline_maximum=_rounded(max(baseline)),
@@ -70,7 +70,7 @@ class Result:
         """Compare a series with a fixed limit.
 
         Args:
-            value: what is compared, if not the median of the series.
+            value: the value to compare instead of the median.
         """
         shown = cls.reported(name, ours, f"{unit}, limit {limit:g}", value=value)
         mine = statistics.median(ours) if value is None else value
@@ -103,8 +103,8 @@ def entry_of(result: Result, context: Entry) -> Entry:
     """Return a result as an entry of results.json.
 
     Args:
-        context: what all results of one run of a benchmark share; the result's own settings come
-            on top of those in it.
+        context: the fields that all results of a run share. The result's settings are added to
+            the settings in the context.
     """
     settings = {**context["settings"], **result.settings}
     return {**asdict(result), **context, "settings": settings}
@@ -117,9 +117,9 @@ def read_entries() -> list[Entry]:
 
 
 def save(entries: Iterable[Entry]) -> None:
-    """Put entries in the place of those of their benchmarks in the file; the others stay.
+    """Replace the entries of the same benchmarks in the file, and keep other entries.
 
-    A result that a benchmark no longer has does not outlive its next run.
+    The next run of a benchmark removes results that the benchmark no longer has.
     """
     new = list(entries)
     run = {entry["benchmark"] for entry in new}
@@ -129,7 +129,7 @@ def save(entries: Iterable[Entry]) -> None:
 
 
 def table(results: Iterable[Result]) -> str:
-    """Lay results out for a terminal."""
+    """Format results as a table for a terminal."""
     rows = [("name", "ours", "min", "max", "baseline", "ratio", "unit", "repetitions")]
     rows += [
         (
@@ -152,7 +152,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def shown(value: float | None) -> str:
-    """Write a figure with three or four digits that count."""
+    """Format a figure with three or four significant digits."""
     if value is None:
         return ""
     if abs(value) >= 1000:

@@ -1,7 +1,7 @@
-"""Runs benchmarks, prints their table and keeps their results: `make bench [ONLY=capture,merge]`.
+"""Run benchmarks, print their results and save them: `make bench [ONLY=capture,merge]`.
 
-The results of a benchmark are kept as soon as it has ended, in results.json and on the page that
-shows them. A benchmark that fails keeps nothing, and those after it still run.
+At the end of each benchmark, its results are saved in results.json and on the page of figures. A
+failed benchmark saves no result, and the next benchmarks run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.scale import SCALE
 
 
 def main() -> int:
-    """Run what is asked for; return 1 if a benchmark failed."""
+    """Run the selected benchmarks; return 1 if a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "--only", default=",".join(BENCHMARKS), help=f"some of: {', '.join(BENCHMARKS)}"
@@ -29,7 +29,7 @@ def main() -> int:
     unknown = sorted(set(names) - set(BENCHMARKS))
     if unknown:
         parser.error(
-            f"no benchmark is named {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}"
+            f"no benchmark is named {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}"
         )
     commit = find_commit()
     measured: list[Result] = []
@@ -42,14 +42,14 @@ def main() -> int:
             failed.append(name)
             traceback.print_exception(error)
     print(table(measured))
-    print(f"\nkept in {RESULTS}" if SCALE == 1 else f"\nat scale {SCALE:g}: not kept")
+    print(f"\nsaved in {RESULTS}" if SCALE == 1 else f"\nat scale {SCALE:g}: not saved")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def _run(name: str, benchmark: Benchmark, commit: str | None) -> list[Result]:
-    """Measure one benchmark, and keep its results unless they are of a reduced size."""
+    """Run one benchmark, and save its results unless the size is reduced."""
     machine = describe_machine(benchmark.postgres)
     began_at, began = dt.datetime.now(dt.UTC), time.monotonic()
     results = list(benchmark.run())

@@ -1,7 +1,7 @@
-"""The scale of the cost benchmarks: full size, or a fraction for a trial.
+"""The scale of the cost benchmarks: the full size, or a fraction for a trial.
 
-`PGCDC_BENCH_SCALE=0.001` makes the benchmarks a thousandth as large. Such figures are meaningless:
-`run.py` shows them, and does not save them.
+`PGCDC_BENCH_SCALE=0.001` reduces the benchmarks to a thousandth. The figures then have no meaning:
+`run.py` prints them, but does not save them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def roomy_folder(name: str, gigabytes: float) -> Iterator[Path]:
     """Create a temporary folder for the block, and delete it at the end.
 
     Args:
-        gigabytes: maximum size of the folder in a run at full size, Spark's files included.
+        gigabytes: maximum size of the folder in a run at full size, including files of Spark.
     """
     needed = gigabytes * min(SCALE, 1) * 1e9
     with tempfile.TemporaryDirectory(prefix=f"pgcdc-bench-{name}-") as folder:

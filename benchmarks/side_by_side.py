@@ -1,7 +1,7 @@
 """The package's merge and recipes over the same raw zone, each with its own tables.
 
 Every repetition folds a new window into the tables, which grow with each repetition. Nothing is
-copied or reset between repetitions. In the end all tables must have the same rows.
+reset between repetitions. At the end, all tables must have the same rows.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def contents(spark: SparkSession, path: str, condition: str = "true") -> Content
 
 @dataclass
 class SideBySide:
-    """The tables of some order books, one per side.
+    """The tables of some order books, with a table per side.
 
     Attributes:
         recipes: names of `recipe.RECIPES`.

@@ -1,4 +1,4 @@
-"""The Postgres server that benchmarks read from, and two readers of its slots."""
+"""The Postgres server of the benchmarks, and two readers of its slots."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from pgcdc_assets.raw.zone import RawZone
 DATABASE = "bench"
 SLOT = "source"
 
-# Roomy, so that the WAL to be read stays in the page cache and no checkpoint comes in between.
+# Large values, so that the WAL stays in the page cache and no checkpoint occurs.
 _SETTINGS = {**UNSAFE_BUT_FAST, "shared_buffers": "512MB", "max_wal_size": "16GB"}
 
 
 @dataclass(frozen=True)
 class CaptureUsage(Usage):
-    """What a reader of the stream took as a whole process.
+    """The usage of a reader of the stream as a whole process.
 
     Attributes:
-        seconds_without_start: from the first connection to the confirmed slot, if the process says.
+        seconds_without_start: time from the first connection to the confirmed slot, if the process
+            reports it.
     """
 
     seconds_without_start: float
@@ -51,10 +52,10 @@ class CaptureUsage(Usage):
 
 @dataclass(frozen=True)
 class Source:
-    """A database whose slot `source` is before a workload, and where that workload ends.
+    """A database with a workload: the slot `source` before it, and the LSN at its end.
 
     Attributes:
-        tls: whether every connection over TCP is encrypted.
+        tls: every connection over TCP is encrypted.
     """
 
     server: EmbeddedServer
@@ -71,11 +72,11 @@ class Source:
 
     @contextmanager
     def slot(self, name: str | None = None, copied_from: str | None = None) -> Iterator[str]:
-        """Copy a slot for the block, so that every reader gets the same stream.
+        """Copy a slot inside the block, so that every reader gets the same stream.
 
         Args:
-            name: of the copy.
-            copied_from: another slot than `source`.
+            name: name of the copy.
+            copied_from: the slot to copy; None: `source`.
         """
         name = name or f"copy_{time.monotonic_ns()}"
         with closing(psycopg2.connect(self.conninfo())) as conn, conn.cursor() as cursor:
@@ -157,13 +158,13 @@ def source(
     tls: bool = False,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Source]:
-    """Start a server, make the tables and the slot, run the work; all is deleted at the end.
+    """Start a server, create tables and slot, run the workload, and delete everything at the end.
 
     Args:
-        work: what is to be read; returns the number of its row changes.
+        work: function that writes the workload and returns the number of its row changes.
         version: major version of Postgres.
-        tls: encrypt connections over TCP; the embedded versions are built without SSL.
-        settings: of the server, on top of ours.
+        tls: encrypt connections over TCP; embedded servers are built without SSL.
+        settings: further settings of the server.
     """
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-bench-"))
     server = EmbeddedServer(folder / "postgres", version, {**_SETTINGS, **(settings or {})})
@@ -187,7 +188,7 @@ def source(
             )
             began = time.monotonic()
             changes = work(conn)
-            # The commits were asynchronous: this commit flushes them.
+            # Flush the asynchronous commits by a synchronous commit.
             cursor.execute("set synchronous_commit = on; create table flushed ()")
             end = _value(cursor, "select pg_current_wal_flush_lsn()::text")
             cursor.execute("checkpoint")
@@ -200,7 +201,7 @@ def source(
 
 
 def _make_certificate(folder: Path) -> None:
-    """Sign a certificate by itself, for the user that owns the folder."""
+    """Create a self-signed certificate for the user that owns the folder."""
     subprocess.run(
         [
             *("openssl", "req", "-new", "-x509", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),

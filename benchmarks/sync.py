@@ -1,9 +1,9 @@
 """A complete `pgcdc sync` of the workload, without a running JVM, after a first sync.
 
-One capture per repetition, each with its slot before the workload. The first sync of a capture,
+Each repetition has a capture with a slot from before the workload. The first sync of a capture,
 which creates slot, snapshots and empty tables, is not measured. The parts are from `pgcdc sync
---json`;
-the remaining time of the process (the interpreter's start and end) is `process`.
+--json`.
+`process` is the remaining time of the process, for the start and the end of the interpreter.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run() -> Iterator[Result]:
 def sync_once(
     name: str, environment: Mapping[str, str], folder: Path, changes: int | None = None
 ) -> dict[str, float]:
-    """Run the command in a process of its own, and return its parts and its total in seconds."""
+    """Run the command as a process, and return its parts and its total in seconds."""
     report_file = folder / "report.json"
     command = [sys.executable, "-m", "pgcdc_assets.cli", "sync", "-m", _MODULE]
     began = time.monotonic()

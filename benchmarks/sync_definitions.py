@@ -1,4 +1,4 @@
-"""The code location of the sync benchmark: the same two tables, captured once per repetition."""
+"""The code location of the sync benchmark: two tables, with a capture per repetition."""
 
 import dagster as dg
 

@@ -1,8 +1,8 @@
-"""A `pgcdc sync` of ten changed rows: on a warm Spark Connect server, beside an embedded session.
+"""A `pgcdc sync` of ten changed rows, with a warm Spark Connect server and without a server.
 
-Both merge into the same tables, in turns, each after an update of ten rows. The embedded session
-starts a JVM each time. The server is the server of `pgcdc spark start`, after one merge. `process`
-is the interpreter's start and end.
+Both sides merge into the same tables, in turns, each after an update of ten rows. Without a server,
+each sync starts a JVM. The server is that of `pgcdc spark start`, after one merge. `process` is the
+time for the start and the end of the interpreter.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The copy of a table, beside ADBC and beside a discarded COPY; and its memory with wide rows.
+"""The copy of a table, beside ADBC and a discarded COPY, and its memory with wide rows.
 
-Five sides in turns, each in a process of its own against one embedded server over loopback TCP, and
-all timed from the first connection, without the process's start:
+Five sides run in turns, each as a process, with one embedded server over loopback TCP. All sides
+are timed from the first connection, without the start of the process:
 
 `copy`: COPY text decoded by numpy to `list<large_string>` batches, as the snapshot does it.
-`adbc`: the same batches by ADBC from `select array[textin(OUT(column)), ...]`; the plain
-`column::text` would be other texts for bool, char(n), inet and "char".
-`adbc_typed`: `select *` by ADBC: binary COPY to the Arrow types that ADBC has for the columns. It
-does less: numeric and jsonb come as texts without their types, and what Arrow has no room for
-(infinity, years BC) ends the query or is another value.
-`sink`: psycopg2's COPY with the rows thrown away: the most that the server gives.
+`adbc`: the same batches by ADBC from `select array[textin(OUT(column)), ...]`, because
+`column::text` has other texts for bool, char(n), inet and "char".
+`adbc_typed`: `select *` by ADBC: binary COPY to ADBC's Arrow types of the columns. This is less
+work: numeric and jsonb are texts without their types, and a value that Arrow cannot hold (infinity,
+years BC) ends the query or becomes another value.
+`sink`: psycopg2's COPY with discarded rows, which is the maximum rate of the server.
 `land`: `copy` written and committed to the raw zone.
 """
 

@@ -1,4 +1,4 @@
-"""Which side of a comparison begins."""
+"""The order of the sides of a comparison."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ T = TypeVar("T")
 
 
 def in_turns(sides: Mapping[str, Callable[[], T]], number: int) -> dict[str, T]:
-    """Run all sides one after the other; return what each gives.
+    """Run all sides one after the other, and return their results.
 
-    The machine is not the same for the one that begins and for the one that follows: caches fill,
-    and clocks rise and fall. So each repetition begins with another side.
+    The order affects the results, because caches fill and clock rates change. So each repetition
+    begins with another side.
 
     Args:
-        number: of the repetition, from 0; with each, the beginning moves by one side.
+        number: number of the repetition, from 0, which determines the first side.
     """
     names = list(sides)
     begins = number % len(names)

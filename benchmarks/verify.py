@@ -1,9 +1,9 @@
 """Comparison of a table with its source at one LSN: rows per second, and memory growth.
 
-The orders of the capture benchmark are copied and merged. Then one in a hundred orders is changed
-and not merged, so that the comparison folds changes. The same comparison with ten times the rows
-shows the growth of memory: `verify_memory_growth` is the peak of this process and its JVM with the
-large table divided by the peak with the small table.
+The orders of the capture benchmark get a snapshot and are merged. Then one of a hundred orders is
+changed and not merged, so that the comparison folds changes. A table with ten times the rows shows
+the growth of memory: `verify_memory_growth` is the peak of this process and its JVM with the large
+table, divided by the peak with the small table.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _measure(spark: SparkSession, rows: int) -> _Measured:
 
 
 def _fill(spark: SparkSession, settings: ConnectionSettings, zone: RawZone, rows: int) -> str:
-    """Create, copy and merge the orders, capture some changes, and return the table's path."""
+    """Create and merge the orders, capture some changes, and return the table's path."""
     with closing(psycopg2.connect(settings.conninfo)) as conn, conn.cursor() as cursor:
         conn.autocommit = True
         workload.create_tables(conn)

@@ -1,9 +1,9 @@
 """Comparison of nine small tables with their source at one LSN, on a warm Spark server.
 
-Some rows of every table change before and after the comparison point. In one series the tables are
-merged through the comparison point, as by `pgcdc verify`. In the other series the tables are merged
-beyond the comparison point, as by running sensors: no table has a version of the comparison point,
-so the comparison folds all tables.
+Some rows of every table change before and after the comparison point. In one series, the tables are
+merged through the comparison point, as by `pgcdc verify`. In the other series, the tables are
+merged beyond the comparison point, as by running sensors. No table then has a version of the
+comparison point, so the comparison folds all tables.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Bench:
         self._zone = zone
 
     def fill(self) -> None:
-        """Create, copy and merge the tables."""
+        """Create and merge the tables."""
         for target in _TARGETS:
             self._execute(
                 f"create table {target.table} (id int primary key, name text, price numeric(10, 2),"

@@ -1,9 +1,9 @@
 """The workload of the capture and merge benchmarks: 800,000 row changes of an order book.
 
-Per 800,000 changes: 500,000 inserts into `orders` (about 220 bytes of text each, with text[],
-jsonb, numeric and timestamps), 200,000 updates and 50,000 deletes of them, and 20,000 inserts and
-30,000 updates on `customers`, in transactions of 1,000. The server generates the rows by
-`generate_series`, at no cost for the client, and with equal rows in each run.
+800,000 changes are 500,000 inserts into `orders` (about 220 bytes of text each, with text[], jsonb,
+numeric and timestamps), 200,000 updates and 50,000 deletes of orders, and 20,000 inserts and 30,000
+updates on `customers`, in transactions of 1,000. The server generates the rows by
+`generate_series`, without a cost for the client, and with equal rows in each run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(
     """Commit the workload and return the number of its row changes.
 
     Args:
-        changes: number of changes; the parts keep their shares.
+        changes: number of changes; the shares of the parts are fixed.
     """
     scale = changes / CHANGES_PER_UNIT
     total = 0
@@ -78,13 +78,13 @@ def run(
 
 
 def insert_orders(conn: psycopg2.extensions.connection, first: int, last: int) -> None:
-    """Insert the orders with these numbers in a single transaction."""
+    """Insert the orders with these numbers in one transaction."""
     with conn.cursor() as cursor:
         cursor.execute(_INSERT_ORDERS, {"first": first, "last": last})
 
 
 def run_one_transaction(conn: psycopg2.extensions.connection, rows: int) -> int:
-    """Insert orders with numbers above the orders of `run`, in a single transaction."""
+    """Insert orders with numbers above the orders of `run` in one transaction."""
     with conn.cursor() as cursor:
         first = 1_000_000_000
         cursor.execute(_INSERT_ORDERS, {"first": first, "last": first + rows - 1})

@@ -30,7 +30,7 @@ class Debezium:
     _bin: Path
 
     def prepare(self) -> None:
-        """Install the engine, its jars with it."""
+        """Install the engine with its jars."""
         self._bin = make_venv(self.name)
 
     def slot_name(self, number: int) -> str:
@@ -38,10 +38,10 @@ class Debezium:
         return f"peer_{self.name}_{number}"
 
     def prepare_source(self, stream: Stream) -> None:
-        """Have nothing to prepare."""
+        """Do nothing: the engine needs no preparation of the source."""
 
     def read(self, stream: Stream) -> Reading:
-        """Read until as many changes have come as were made, or the time is over."""
+        """Read until all changes have arrived or the time limit is reached."""
         parts = stream.parameters
         usage = run_measured(
             [

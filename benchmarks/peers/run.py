@@ -1,9 +1,9 @@
-"""What one would pick instead, on the same stream: other tools beside a capture, in turns.
+"""Other tools and a capture read the same stream, in turns.
 
-Each tool is in an environment of its own with pinned versions. A tool that is not to be had or that
-fails has an entry with the reason. All read slots of one Postgres 15 of Debian over loopback TCP,
-for which wal2json can be had. Processes are timed from fork; a tool that waits for more at the end
-is timed until its last change is written.
+Each tool has its own environment with pinned versions. A tool that is not available or fails has an
+entry with the reason. All tools read slots of one Postgres 15 of Debian, for which wal2json is
+available, over loopback TCP. Processes are timed from fork. A tool that waits for further changes
+at the end is timed until its last change is written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def build_peers() -> list[Peer]:
 
 
 def run() -> Iterator[Result]:
-    """Measure ours and the tools that can be had."""
+    """Measure captures and the available tools."""
     peers = build_peers()
     with _wal2json_settings() as (settings, missing):
         reasons = {peer.name: _prepare(peer, missing) for peer in peers}
@@ -72,7 +72,7 @@ def run() -> Iterator[Result]:
 
 
 def _prepare(peer: Peer, missing: str | None) -> str | None:
-    """Make a tool's environment; return why it is not to be had."""
+    """Create a tool's environment; return the reason if the tool is not available."""
     if peer.plugin == "wal2json" and missing is not None:
         return missing
     try:
@@ -84,7 +84,7 @@ def _prepare(peer: Peer, missing: str | None) -> str | None:
 
 
 def _prepare_source(peer: Peer, conninfo: str) -> str | None:
-    """Let a tool see the empty tables; return why it failed."""
+    """Let a tool prepare the empty tables; return the reason if the tool fails."""
     with TemporaryDirectory() as folder:
         slot, publication = peer.slot_source, workload.PUBLICATION
         stream = Stream(conninfo, slot, publication, Lsn(0), 0, Path(folder))
@@ -98,17 +98,17 @@ def _prepare_source(peer: Peer, conninfo: str) -> str | None:
 
 @contextmanager
 def _wal2json_settings() -> Iterator[tuple[Mapping[str, str], str | None]]:
-    """Give the server's settings with which it finds wal2json, and why it is not to be had."""
+    """Yield the server's settings for wal2json, and the reason if wal2json is not available."""
     with TemporaryDirectory(prefix="pgcdc-bench-wal2json-") as folder:
         try:
             library = find_wal2json(VERSION)
         except UnavailableError as error:
             yield {}, f"wal2json: {error}"
             return
-        # Newer minor versions use output plugins only if the list names them.
+        # Newer minor versions use only output plugins that the list names.
         settings = {"output_plugin_libraries": "pgoutput, wal2json"}
         if library is not None:
-            # The server runs as another user, who may not be able to read ours.
+            # The server runs as another user, who may have no access to our folder.
             Path(folder).chmod(0o755)
             shutil.copy(library, folder)
             settings["dynamic_library_path"] = f"{folder}:$libdir"
@@ -118,7 +118,7 @@ def _wal2json_settings() -> Iterator[tuple[Mapping[str, str], str | None]]:
 def _read_in_turns(
     server: Source, peers: list[Peer], reasons: dict[str, str | None]
 ) -> dict[str, list[Reading]]:
-    """Read the stream by all that can be had; what fails is left out from then on."""
+    """Read the stream by all available tools; a tool that fails is skipped from then on."""
     readings: defaultdict[str, list[Reading]] = defaultdict(list)
     for number in range(REPETITIONS):
         sides = {OURS: partial(_read_ours, server)}
@@ -141,7 +141,7 @@ def _read_ours(server: Source) -> Reading | None:
 def _read_peer(
     server: Source, peer: Peer, number: int, reasons: dict[str, str | None]
 ) -> Reading | None:
-    """Read the stream once; None, and a reason, if the tool fails or writes nothing."""
+    """Read the stream once; return None and record a reason if the tool fails or writes nothing."""
     with (
         server.slot(peer.slot_name(number), peer.slot_source) as slot,
         TemporaryDirectory(dir=server.folder) as folder,
@@ -161,7 +161,7 @@ def _read_peer(
             log(f"{peer.name}: {error}")
             return None
     if reading.changes == 0:
-        reasons[peer.name] = "it wrote no change"
+        reasons[peer.name] = "the tool wrote no change"
         return None
     _log_reading(peer.name, reading)
     return reading
@@ -177,7 +177,7 @@ def _log_reading(name: str, reading: Reading) -> None:
 def _results(
     peer: Peer, readings: dict[str, list[Reading]], reason: str | None
 ) -> Iterator[Result]:
-    """Give a tool's results beside ours of the same rounds, or ours alone with the reason."""
+    """Yield a tool's results with ours of the same rounds, or ours with the tool's reason."""
     name = f"peers_{peer.name}"
     settings = {
         "version": peer.version,
@@ -189,7 +189,7 @@ def _results(
     rates = [reading.rate for reading in ours]
     if reason is not None or not theirs:
         alone = Result.reported(name, rates, "changes/s")
-        yield replace(alone, settings={**settings, "unavailable": reason or "it was not run"})
+        yield replace(alone, settings={**settings, "unavailable": reason or "not run"})
         return
     written = min(reading.changes for reading in theirs)
     settings["changes_written"] = f"{written}"

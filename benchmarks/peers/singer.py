@@ -1,7 +1,7 @@
-"""The two taps of Singer for Postgres: wal2json to records as JSON lines.
+"""The two Singer taps for Postgres, which convert wal2json to records as JSON lines.
 
-A tap writes to its standard output, which a target reads; here it is a file. So there is no target
-in the figures: with one, a tap is slower.
+A tap writes to its standard output, from which a target reads. Here the output is a file, without a
+target. With a target, a tap is slower.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from benchmarks.peers.peer import LIMIT_SECONDS, WAL2JSON_SLOT, Reading, Stream,
 from benchmarks.processes import run_measured
 from benchmarks.workload import TABLES
 
-# A tap ends after so many seconds without a change; they are taken off its time.
+# A tap ends after this time without a change, which is subtracted from its duration.
 _IDLE_SECONDS = 2
 
 _Json = dict[str, Any]
 
 
 class _Tap:
-    """What both taps share: discovery of the catalog, selection of the tables, counting."""
+    """The common part of both taps: discover the catalog, select tables, count changes."""
 
     name: str
     plugin = "wal2json"
     slot_source = WAL2JSON_SLOT
     writes = "JSON lines in a file, without a Singer target"
     _bin: Path
-    # What the catalog says of a selected stream, in its metadata and beside them.
+    # The entries of a selected stream in the catalog, in its metadata and beside the metadata.
     _of_stream: ClassVar[_Json] = {"replication-method": "LOG_BASED"}
     _of_stream_itself: ClassVar[_Json] = {}
 
@@ -39,10 +39,10 @@ class _Tap:
         return f"peer_{self.name}_{number}"
 
     def prepare_source(self, stream: Stream) -> None:
-        """Have nothing to prepare."""
+        """Do nothing: the tap needs no preparation of the source."""
 
     def read(self, stream: Stream) -> Reading:
-        """Discover, then read until no change has come for a while."""
+        """Discover the catalog, then read until no change has arrived for some time."""
         tap = str(self._bin / "tap-postgres")
         config = stream.folder / "config.json"
         config.write_text(json.dumps(self._config(stream)))
@@ -51,7 +51,7 @@ class _Tap:
         catalog.write_text(json.dumps(self._selected(json.loads(found.output))))
         state = stream.folder / "state.json"
         state.write_text(json.dumps(self._state()))
-        # The shell only opens the file: the tap takes its place.
+        # The shell only opens the file, and then executes the tap in its place.
         command = f'exec "$0" "$@" > {output.name}'
         arguments = ("--config", config.name, "--catalog", catalog.name, "--state", state.name)
         usage = run_measured(["bash", "-c", command, tap, *arguments], folder=stream.folder)
@@ -79,8 +79,8 @@ class _Tap:
 class MeltanoTap(_Tap):
     """The tap of MeltanoLabs, with one connection for all tables.
 
-    With its default of a connection for each table, they share the slot, and one advances it past
-    what another has not read.
+    By default the tap uses a connection for each table. The connections share the slot, and one
+    connection advances the slot past changes that another connection has not read.
     """
 
     name = "meltanolabs_tap_postgres"
@@ -121,7 +121,7 @@ class MeltanoTap(_Tap):
 class PipelinewiseTap(_Tap):
     """The tap of PipelineWise.
 
-    It asks the server to parse each value of an array.
+    The tap lets the server parse each value of an array.
     """
 
     name = "pipelinewise_tap_postgres"
@@ -134,7 +134,7 @@ class PipelinewiseTap(_Tap):
     _database = "bench"
 
     def prepare(self) -> None:
-        """Install the tap, for which Python has to be older than 3.10."""
+        """Install the tap, which needs a Python before 3.10."""
         self._bin = make_venv(self.name, "3.9")
 
     def slot_name(self, number: int) -> str:
@@ -160,7 +160,7 @@ class PipelinewiseTap(_Tap):
         }
 
     def _state(self) -> _Json:
-        """Return a state after the copies, so that the tap reads the log."""
+        """Return the state after the snapshots, so that the tap reads the log."""
         bookmark = {"last_replication_method": "LOG_BASED", "lsn": 1, "version": 1}
         bookmarks = {f"public-{table}": bookmark for table in TABLES}
         return {"currently_syncing": None, "bookmarks": bookmarks}

@@ -1,4 +1,4 @@
-"""pg_walstream, a crate that decodes pgoutput, in a program that writes its events as JSON."""
+"""pg_walstream, a crate that decodes pgoutput, with a program that writes its events as JSON."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class PgWalstream:
         return f"peer_{self.name}_{number}"
 
     def prepare_source(self, stream: Stream) -> None:
-        """Have nothing to prepare."""
+        """Do nothing: the crate needs no preparation of the source."""
 
     def read(self, stream: Stream) -> Reading:
-        """Read to the LSN at which the workload ends."""
+        """Read up to the LSN at the end of the workload."""
         url = f"postgresql://{stream.url}?replication=database&sslmode=disable"
         usage = run_measured(
             [
