@@ -261,7 +261,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         description="What happens after a change of a table's definition. `follow`: the SCD tables "
         "follow; a change that the stream cannot replay causes an automatic re-snapshot. "
         "`ask`: such a change stops the table until a person takes a new snapshot. `stop`: every "
-        "change does.",
+        "change stops the table.",
     )
     on_poisoned_row: str = Field(
         default=CdcCapture.on_poisoned_row,

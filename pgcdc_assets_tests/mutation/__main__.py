@@ -1,7 +1,8 @@
 """Test the mutants of a scope: `python -m pgcdc_assets_tests.mutation --scope protocol`.
 
 Scopes are in pyproject.toml. Verdicts are stored in `.pgcdc/mutation`, so that a run continues
-after the previous run. A change of a module or of its tests invalidates the verdicts on the module.
+after the previous run. A change of a module invalidates the verdicts on its mutants. After a change
+of tests, `--again` tests the survivors again.
 """
 
 from __future__ import annotations
