@@ -29,7 +29,7 @@ NAME = "test"
 
 @dataclass(frozen=True)
 class Capturing:
-    """One capture: `begin` creates the slot, `window` gives the next window, `capture` lands it."""
+    """One capture: `begin` creates the slot, `window` gives a window, `capture` lands it."""
 
     database: Database
     zone: RawZone
@@ -84,7 +84,7 @@ class Capturing:
         """Return the flushed position of the WAL after a flush of all earlier commits."""
         from pgcdc_assets.lsn import Lsn
 
-        # The test servers commit asynchronously: this commit flushes the earlier commits as well.
+        # Test servers commit asynchronously. This commit also flushes earlier commits.
         self.database.transaction(
             "set local synchronous_commit = on", "create temporary table flushed ()"
         )
@@ -102,7 +102,7 @@ class Capturing:
         return self.window()
 
     def window(self, extra_bytes: int = 0) -> LsnWindow:
-        """Return the next window, through all commits so far and `extra_bytes` beyond."""
+        """Return the next window, through all earlier commits and `extra_bytes` beyond."""
         from pgcdc_assets.lsn import LsnWindow
 
         return LsnWindow.of(1, self.captured_through(), self.flush_lsn() + extra_bytes)
@@ -128,7 +128,7 @@ class Capturing:
         batch_bytes: int = 8 * 1024 * 1024,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Capture in a process of its own, which the failpoint kills."""
+        """Capture in a child process, which the failpoint kills."""
         arguments = [self.conninfo, self.zone.lake.uri, self.slot, window.key, str(batch_bytes)]
         return subprocess.run(
             [sys.executable, "-m", "pgcdc_assets_tests.support.capture_process", *arguments],
@@ -143,7 +143,7 @@ class Capturing:
     def capture_aside(
         self, window: LsnWindow, limits: CaptureLimits | None = None
     ) -> Iterator[Outcome]:
-        """Capture in a thread beside the block. The outcome is complete after the block."""
+        """Capture in a thread during the block. The outcome is complete after the block."""
         outcome = Outcome()
 
         def run() -> None:
@@ -158,7 +158,7 @@ class Capturing:
             yield outcome
         except BaseException as error:
             thread.join(timeout=1)
-            error.add_note(f"the capture beside it: {outcome}")
+            error.add_note(f"the concurrent capture: {outcome}")
             raise
         thread.join(timeout=60)
         assert not thread.is_alive(), "the capture does not end"
@@ -202,7 +202,7 @@ class Outcome:
 
 @pytest.fixture(params=["SocketWire", "LibpqWire"])
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with both transports. The second is used for encrypted connections."""
+    """Run the test with both transports. Encrypted connections use the second transport."""
     from pgcdc_assets.postgres.stream import connection
 
     monkeypatch.setattr(connection, "SocketWire", getattr(connection, request.param))
@@ -210,7 +210,7 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def capturing(database: Database, lake: Lake) -> Capturing:
-    """A capture of a new database. `begin` creates slot, publication and epoch."""
+    """Return a capture of a new database. `begin` creates slot, publication and epoch."""
     from pgcdc_assets.raw.zone import RawZone
 
     return Capturing(database, RawZone(lake, NAME), f"s_{database.name}", database.conninfo)

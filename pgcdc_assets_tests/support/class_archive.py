@@ -1,12 +1,12 @@
 """An archive of the classes that Spark loads, for the JVMs of a test run: `make test`.
 
-Some thirty JVMs of a test run load the same classes out of the same jars. A JVM that maps an
-archive of loaded classes (class data sharing, AppCDS) needs three seconds less of processor time
-until its session is there, and nine until its twentieth merge.
+About thirty JVMs of a test run load the same classes from the same jars. A JVM that maps an archive
+of loaded classes (class data sharing, AppCDS) needs three seconds less of processor time for the
+start of its session, and nine seconds less for its first twenty merges.
 
-The archive belongs to one Java and to the jars of one PySpark. A JVM with other jars on its class
-path ignores it, as does one that does not find it, so it changes the time of a test and nothing
-else.
+The archive belongs to one Java and to the jars of one PySpark. A JVM with another class path
+ignores the archive, and so does a JVM that does not find the archive. It affects only the time of a
+test.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SILENT = "-Xlog:cds*=off"
 
 
 def archive_options() -> str:
-    """Return the options of a JVM that maps the archive; none if there is no archive."""
+    """Return the options of a JVM that maps the archive; no options without an archive."""
     archive = archive_path()
-    # A JVM with other jars would print that it ignores the archive. Options are split at spaces.
+    # A JVM with other jars would print a message about the archive. Options are split at spaces.
     is_usable = archive.exists() and not re.search(r"\s", str(archive))
     return f"-XX:SharedArchiveFile={archive} {_SILENT}" if is_usable else ""
 
@@ -51,10 +51,10 @@ def archive_path() -> Path:
 
 
 def write_archive() -> Path:
-    """Write the archive, if it is not there; return its path.
+    """Write the archive if it does not exist; return its path.
 
     Raises:
-        OSError: a JVM has written none; the message ends with what the JVM printed.
+        OSError: the JVM wrote no archive. The message ends with the output of the JVM.
     """
     archive = archive_path()
     with locked(FOLDER / ".lock"):
@@ -73,13 +73,13 @@ def write_archive() -> Path:
                 check=False,
             )
             if done.returncode or not draft.exists():
-                raise OSError(f"Java's classes were not archived: {done.stdout[-1000:]}")
+                raise OSError(f"The classes of Java were not archived: {done.stdout[-1000:]}")
             draft.rename(archive)
     return archive
 
 
 def _load_classes(draft: Path) -> None:
-    """Merge a table in a JVM that writes the archive at its end."""
+    """Merge a table in a JVM, which writes the archive at its end."""
     from pgcdc_assets.merge import MergeReport, merge_tables
     from pgcdc_assets.raw.lake import Lake
     from pgcdc_assets.raw.zone import RawZone
@@ -114,7 +114,7 @@ def _load_classes(draft: Path) -> None:
         assert isinstance(report, MergeReport), report.error
     spark.stop()
     gateway.shutdown()
-    # The JVM ends when its standard input does.
+    # The JVM ends at the end of its standard input.
     gateway.proc.stdin.close()
     gateway.proc.wait(_SECONDS_TO_WRITE)
 

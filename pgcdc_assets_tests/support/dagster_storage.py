@@ -1,11 +1,11 @@
-"""Dagster's SQLite storage in the processes of the tests: the same tables, for less time.
+"""Faster SQLite storage of Dagster in the processes of the tests, with the same tables.
 
 Dagster creates a database for each run, and looks up the newest revision of its schema several
-times for each. Each lookup imports all migrations of Dagster from their files: a third of the
+times. Each lookup imports all migrations of Dagster from files, which takes a third of the
 processor time of a test that captures a window. Here a process reads the migrations once.
 
-Each event of a run is a commit, and SQLite waits for the disk. No test shows what a crash of the
-machine does to Dagster's storage, so here SQLite does not wait.
+Each event of a run is a commit, for which SQLite waits for the disk. No test depends on Dagster's
+storage after a crash of the machine, so here SQLite does not wait.
 """
 
 from __future__ import annotations

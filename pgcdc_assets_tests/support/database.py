@@ -38,7 +38,7 @@ class Database:
 
     @contextmanager
     def connect(self, *, autocommit: bool = True) -> Iterator[psycopg2.extensions.connection]:
-        """Open a connection for the block. Without autocommit the caller commits."""
+        """Open a connection inside the block. Without autocommit, the caller commits."""
         with closing(psycopg2.connect(self.conninfo, application_name="test")) as connection:
             connection.autocommit = autocommit
             yield connection
@@ -46,12 +46,12 @@ class Database:
     def execute(
         self, statement: str | sql.Composable, parameters: Sequence[Any] | None = None
     ) -> None:
-        """Run one or several statements. Several statements are one implicit transaction."""
+        """Execute statements. Several statements are one implicit transaction."""
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(statement, parameters)
 
     def transaction(self, *statements: str) -> None:
-        """Run the statements in one transaction."""
+        """Execute the statements in one transaction."""
         with self.connect(autocommit=False) as connection, connection.cursor() as cursor:
             for statement in statements:
                 cursor.execute(statement)
@@ -69,7 +69,7 @@ class Database:
         return self.query(statement, parameters)[0][0]
 
     def drop_slots(self) -> None:
-        """Drop the database's replication slots, and end their walsenders."""
+        """Drop the database's replication slots, and terminate their walsenders."""
         for slot, _ in self._slots():
             wait_until(partial(self._drop_slot, slot), f"slot {slot} to be dropped")
 
@@ -102,7 +102,7 @@ def create_database(server: EmbeddedServer, name: str | None = None) -> Database
 
 
 def drop_database(database: Database) -> None:
-    """Drop a database with its slots, and end all its connections."""
+    """Drop a database with its slots, and terminate all its connections."""
     database.server.start()
     database.drop_slots()
     wait_until(partial(_drop, database), f"database {database.name} to be dropped")
@@ -120,7 +120,7 @@ def _drop(database: Database) -> bool:
 
 @pytest.fixture
 def database(server: EmbeddedServer) -> Iterator[Database]:
-    """A new, empty database."""
+    """Create an empty database."""
     server.start()
     database = create_database(server)
     try:

@@ -1,4 +1,4 @@
-"""Writers beside a snapshot, and the comparison of the snapshot with the changes after it."""
+"""Concurrent writers during a snapshot, and the comparison of snapshot and later changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def writers(
     statements: Sequence[str] = STATEMENTS,
     key_count: int = 20_000,
 ) -> Iterator[None]:
-    """Run connections that write and roll back for the block.
+    """Run connections that write and roll back, until the end of the block.
 
     Args:
         statements: statements with a placeholder for a key.
@@ -73,7 +73,7 @@ def writers(
 
 
 def without_plain_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let slots export all snapshots, as on a server whose tables are written to all the time."""
+    """Let slots export all snapshots, as on a server with constant writes to its tables."""
     monkeypatch.setattr(
         "pgcdc_assets.capture.snapshot_export.export_plain_snapshot",
         lambda settings, table_ids: contextlib.nullcontext(),
@@ -95,10 +95,10 @@ def copied_rows(zone: RawZone, table: str, snapshot_lsn: Lsn) -> list[list[str |
 def replay(
     database: Database, slot: str, rows: list[list[str | None]], snapshot_lsn: Lsn
 ) -> dict[str | None, list[str | None]]:
-    """Fold the stream into a snapshot of table `t`; each change must find the row that it changes.
+    """Fold the stream into a snapshot of table `t`. Each change must find its row.
 
-    A snapshot with one row too many or too few, or with a row of another time, fails here or does
-    not give the rows of the source.
+    If the snapshot has an additional row, a missing row or a row of another time, this function
+    fails, or its result differs from the source.
     """
     state = {row[0]: row for row in rows}
     assert len(state) == len(rows)

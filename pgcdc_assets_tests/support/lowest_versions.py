@@ -1,6 +1,6 @@
 """Print the lower bounds of setup.cfg as a constraints file: `make test-lowest`.
 
-The module needs Python only, because it runs before the installation of packages.
+The module needs only Python, because it runs before the installation of packages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOWER_BOUND = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?(?:==|~=|>=)([\w.]+)")
 
 
 def requirements(extra: str | None = None) -> list[str]:
-    """Return what the package requires, or what one of its extras adds."""
+    """Return the requirements of the package, or of an extra."""
     setup = configparser.ConfigParser()
     setup.read(SETUP)
     listed = (

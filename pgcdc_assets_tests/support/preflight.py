@@ -15,7 +15,7 @@ from pgcdc_assets_tests.support.database import Database
 
 @pytest.fixture
 def role(database: Database) -> Iterator[str]:
-    """A role with LOGIN and no other privilege."""
+    """Create a role with only LOGIN."""
     name = f"role_{database.name}"
     database.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
     yield name
@@ -34,7 +34,7 @@ def findings_of(
 
 
 def problems_in(findings: list[Finding]) -> dict[tuple[str, str | None], str]:
-    """Return errors and warnings that a well configured server does not have, by code and table."""
+    """Return errors and warnings by code and table, without the expected warnings."""
     return {
         (finding.code, finding.table): f"{finding.severity}: {finding}"
         for finding in findings

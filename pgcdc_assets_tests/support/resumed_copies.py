@@ -1,4 +1,4 @@
-"""Copies of a table `t` in ranges, which end early and continue."""
+"""Interrupted and resumed snapshots of a table `t` in ranges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgcdc_assets_tests.support.handover import copied_rows
 PAGE = 8192
 T = TableName("public", "t")
 
-# About ten rows a page, and a value outside the row that most updates leave unchanged.
+# A page has about ten rows. Most updates do not change a value that is stored out of line.
 TABLE = """
 create table t (id int primary key, n int, note text, pad text);
 alter table t alter note set storage external, alter pad set storage plain;
@@ -27,7 +27,7 @@ STATEMENTS = (
     "insert into t select %s, 0, repeat(md5(random()::text), 80), repeat('i', 600) "
     "on conflict do nothing",
     "update t set n = n + 1 where id = %s",
-    # The row finds no room on its page, and moves to an earlier or a later one.
+    # The page has no space for the row, which moves to an earlier or a later page.
     "update t set n = n + 1, pad = repeat('m', 200 + (random() * 1800)::int) where id = %s",
     "update t set note = repeat(md5(random()::text), 80) where id = %s",
     "update t set id = -id where id = %s and not exists (select from t x where x.id = -t.id)",
@@ -45,7 +45,7 @@ def source_rows(database: Database) -> dict[str | None, list[str | None]]:
 
 
 class Interrupted(Exception):
-    """Stands for the end of a run."""
+    """Simulates the end of a run."""
 
 
 def copy_t(
@@ -55,10 +55,10 @@ def copy_t(
     interrupt_after: int | None = None,
     policy: SnapshotPolicy | None = None,
 ) -> SnapshotReport | SnapshotFailure | None:
-    """Copy table `t` in this process; return None if the copy was interrupted.
+    """Take a snapshot of table `t` in this process; return None after an interruption.
 
     Args:
-        interrupt_after: interrupt the copy after so many ranges.
+        interrupt_after: number of ranges after which to interrupt the snapshot.
     """
     done = []
 
@@ -83,7 +83,7 @@ def copy_t(
 
 
 def is_exact(database: Database, zone: RawZone, outcome: object) -> bool:
-    """Return whether the copy of a table that did not change since has the rows of the source."""
+    """Return whether the snapshot of a table without later changes has the rows of the source."""
     assert isinstance(outcome, SnapshotReport), outcome
     rows = copied_rows(zone, "t", outcome.snapshot_lsn)
     assert len(rows) == outcome.row_count

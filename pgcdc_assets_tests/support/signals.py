@@ -1,7 +1,7 @@
 """SIGINT for the processes that tests start.
 
-A shell starts a job in the background with SIGINT ignored, and child processes inherit this. Tests
-that interrupt a command would then wait in vain.
+A shell starts a background job with SIGINT ignored, and child processes inherit this. A test that
+interrupts a command would then wait until its time limit.
 """
 
 from __future__ import annotations

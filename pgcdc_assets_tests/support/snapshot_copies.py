@@ -1,4 +1,4 @@
-"""Copies of the pool, and what they leave in the lake and on the server."""
+"""Snapshots by the pool, and their effects in the lake and on the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copy_all(
     range_bytes: int = 4 * PAGE_BYTES,
     role: str = "postgres",
 ) -> Iterator[SnapshotReport | SnapshotFailure]:
-    """Copy all tables of publication `pub`."""
+    """Take snapshots of all tables of publication `pub`."""
     conninfo = database.conninfo.replace("user=postgres", f"user={role}")
     settings = ConnectionSettings(conninfo, "test")
     policy = SnapshotPolicy(parallelism, range_bytes)
@@ -47,7 +47,7 @@ def copy_all(
 def act_before_third_range(
     monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 ) -> list[object]:
-    """Act when the third range begins; return the list that each range is added to."""
+    """Act at the start of the third range; return a list that gets each range."""
     original = SnapshotReader.read
     reads: list[object] = []
 

@@ -1,4 +1,4 @@
-"""Snapshots in a process of its own, which failpoint tests kill.
+"""A process that takes snapshots, which failpoint tests kill.
 
 Arguments: the connection string, the lake, the slot, the number of connections, the bytes of a
 range, and the tables; without tables, all tables without a snapshot. SIGTERM interrupts the
@@ -31,7 +31,7 @@ def run_snapshot_process(
     range_bytes: int = 8192,
     tables: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Copy tables in a process, which the failpoint ends."""
+    """Take snapshots in a process, which the failpoint ends."""
     arguments = [database.conninfo, zone.lake.uri, slot, str(parallelism), str(range_bytes)]
     return subprocess.run(
         [sys.executable, "-m", "pgcdc_assets_tests.support.snapshot_process", *arguments, *tables],

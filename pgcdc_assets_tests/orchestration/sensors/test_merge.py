@@ -118,7 +118,7 @@ def test_a_table_whose_merge_failed_waits_and_the_others_continue(
     (request,) = patient.tick("merges").run_requests
     assert list(request.asset_selection or ()) == [A]
     failed_merge(patient, [A], window)
-    assert "tried again" in (patient.tick("merges").skip_message or "")
+    assert "are retried later" in (patient.tick("merges").skip_message or "")
     (forced,) = patient.tick("merges", one_shot=True).run_requests
     assert set(forced.asset_selection or ()) == {A, B}
 

@@ -1,6 +1,6 @@
 """A process that tests kill: `pgcdc sync` of a capture on a given Dagster instance.
 
-The process prints `ready` after its imports, so that a kill at a random time hits its work.
+The process prints `ready` after its imports, so that a kill at a random time interrupts its work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The history of each row as triggers of the source record it, and its comparison with SCD2.
+"""The history of each row, which triggers of the source record, and its comparison with SCD2.
 
-The triggers are independent of the stream. `v` is the only column that the random DDL leaves alone.
+The triggers are independent of the stream. `v` is the only column that random DDL does not change.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ Version = tuple[Key, Lsn, str | None]
 
 @dataclass(frozen=True)
 class HistoryDifference:
-    """What the history of one table lacks, and what it has without a row change at the source."""
+    """The missing versions of a table, and versions without a row change at the source."""
 
     missing: list[Version]
     invented: list[Version]
 
 
 def audit_table(cursor: Cursor, table: sql.Identifier, declared: str) -> None:
-    """Record the rows of a table, and its row changes from now on."""
+    """Record the rows of a table and its later row changes."""
     cursor.execute(sql.SQL(_TRIGGER).format(table, sql.Literal(declared)))
 
 

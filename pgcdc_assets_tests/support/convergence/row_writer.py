@@ -1,7 +1,7 @@
 """Random row changes for tables whose columns change at any time.
 
-A transaction reads the columns of its table from the catalog and then writes. DDL of another
-connection may come in between: such a transaction fails and is rolled back.
+A transaction reads the columns of its table from the catalog, and then writes. If DDL of another
+connection occurs in between, the transaction fails and is rolled back.
 """
 
 from __future__ import annotations

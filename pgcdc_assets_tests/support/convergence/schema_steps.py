@@ -50,7 +50,7 @@ class Target:
     columns: list[TableColumn]
 
     def free_name(self, decide: random.Random) -> str | None:
-        """Return a name that no column has."""
+        """Return an unused name of a column."""
         used = {column.name for column in self.columns}
         free = [name for name in _FREE_NAMES if name not in used]
         return decide.choice(free) if free else None
@@ -187,7 +187,7 @@ def change_identity(cursor: Cursor, decide: random.Random, target: Target) -> bo
 
 
 def rename_table(cursor: Cursor, decide: random.Random, target: Target) -> bool:
-    """Rename a table, or give the declared name back."""
+    """Rename a table, or restore the declared name."""
     current = target.table.strings[-1]
     name = f"{target.name}_moved" if current == target.name else target.name
     _alter(cursor, target, "rename to {}", sql.Identifier(name))
@@ -202,7 +202,7 @@ def move_table(cursor: Cursor, decide: random.Random, target: Target) -> bool:
 
 
 def create_again(cursor: Cursor, decide: random.Random, target: Target) -> bool:
-    """Drop a table, create another table of the declared name, and publish it."""
+    """Drop a table, create another table with the declared name, and publish it."""
     cursor.execute(sql.SQL("drop table {}").format(target.table))
     name = sql.Identifier("public", target.name)
     cursor.execute(sql.SQL("create table {} (id int primary key, v text, e int)").format(name))
@@ -215,7 +215,7 @@ def create_again(cursor: Cursor, decide: random.Random, target: Target) -> bool:
 
 
 def leave_and_return(cursor: Cursor, decide: random.Random, target: Target) -> bool:
-    """Take a table out of the publication, update rows, and publish the table again."""
+    """Remove a table from the publication, update rows, and publish the table again."""
     publication = f"alter publication {PUBLICATION}"
     cursor.execute(sql.SQL(publication + " drop table {}").format(target.table))
     cursor.connection.commit()
@@ -225,7 +225,7 @@ def leave_and_return(cursor: Cursor, decide: random.Random, target: Target) -> b
     )
     cursor.connection.commit()
     cursor.execute(sql.SQL(publication + " add table {}").format(target.table))
-    # The transaction must not be rolled back: the table would stay unpublished.
+    # The transaction must not be rolled back, or the table would remain unpublished.
     cursor.connection.commit()
     return True
 

@@ -1,4 +1,4 @@
-"""Random DDL of one connection beside random row changes of other connections.
+"""Random DDL of one connection during random row changes of other connections.
 
 Each DDL step is one transaction that holds a lock for a short time, or fails. The tables are known
 by their OIDs, because they are renamed.
@@ -43,10 +43,10 @@ NAMES = ("orders", "items", "events")
 
 
 class SchemaWorkload(Writers):
-    """Connections that commit random transactions, and one that commits random DDL.
+    """Connections that commit random transactions, and a connection that commits random DDL.
 
     The outcomes are the committed DDL steps by name, `rows` for transactions of row changes, and
-    `nothing` for what failed, was rolled back, or found nothing to change.
+    `nothing` for transactions that failed, were rolled back, or found nothing to change.
 
     Args:
         pause_seconds: mean pause between two DDL steps.
@@ -81,8 +81,7 @@ class SchemaWorkload(Writers):
         self._restore_names()
 
     def _restore_names(self) -> None:
-        """Give the tables their declared names, without which a table that was created again and
-        then renamed is not found."""
+        """Restore the declared names: a table that was recreated and renamed is not found."""
         with closing(psycopg2.connect(self.conninfo)) as connection:
             with connection, connection.cursor() as cursor:
                 for name, oid in self._ids.items():

@@ -1,6 +1,6 @@
-"""A process that tests kill: copies the remaining tables, then captures window after window.
+"""A process that tests kill. It takes the missing snapshots, and then captures windows.
 
-The process prints `ready` after its imports, so that a kill at a random time hits its work.
+The process prints `ready` after its imports, so that a kill at a random time interrupts its work.
 With `--merge` the process also merges the tables, in its own Spark session.
 """
 
@@ -26,7 +26,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.convergence.workload import KEYED
 
-# Small batches: a transaction spans several batches and may be cut anywhere.
+# With small batches, a transaction spans several batches and may be cut at any point.
 LIMITS = CaptureLimits(
     slot_wait_seconds=2, stream=StreamSettings(wire=WireSettings(batch_bytes=16_384))
 )
@@ -50,7 +50,7 @@ def capture(
     publication: str,
     decide: random.Random,
 ) -> None:
-    """Capture all commits so far, in a few windows of random size and a last window."""
+    """Capture all earlier commits, in a few windows of random size and a last window."""
     with query_connection(settings, "test") as conn:
         barrier = read_barrier(conn)
     epoch = zone.epochs.latest()

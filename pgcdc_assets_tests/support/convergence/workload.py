@@ -1,7 +1,7 @@
-"""Random transactions from several connections at once.
+"""Random transactions over several concurrent connections.
 
-Keys are from a small range: most statements affect rows of other connections, and many fail or
-wait.
+Keys are from a small range, so most statements affect rows of other connections, and many
+statements fail or wait.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _update(cursor: Cursor, decide: random.Random) -> None:
             ("tags = %s", decide.choice(_TAGS)),
         ],
         "lines": [("quantity = %s", _key(decide)), ("done = %s", decide.random() < 0.5)],
-        # An update of the title leaves the large values unchanged: the stream omits them.
+        # An update of the title does not change the large values, which the stream omits.
         "documents": [
             ("title = %s", decide.choice(_NOTES)),
             ("title = %s", str(_key(decide))),

@@ -1,4 +1,4 @@
-"""Connections that act at random in threads of their own, until the end of a block.
+"""Connections that act at random in separate threads, until the end of a block.
 
 Each connection has a random generator, seeded by the run's seed and the connection's name. A run is
 therefore repeatable except for the interleaving of connections.
@@ -18,11 +18,11 @@ from psycopg2.extensions import cursor as Cursor
 
 
 class Actor(NamedTuple):
-    """What a connection does again and again.
+    """The repeated action of a connection.
 
     Attributes:
-        act: acts once, and returns the name of the outcome to count.
-        pause_seconds: the longest pause after an action.
+        act: function that acts once, and returns the name of the outcome to count.
+        pause_seconds: maximum pause after an action.
     """
 
     act: Callable[[Cursor, random.Random], str]
@@ -33,7 +33,7 @@ class Writers:
     """Connections that act until the end of the block.
 
     Args:
-        actors: by the name of the connection.
+        actors: the actors by the name of the connection.
     """
 
     def __init__(self, conninfo: str, seed: int, actors: Mapping[str, Actor]) -> None:
@@ -53,7 +53,7 @@ class Writers:
             thread.start()
 
     def stop(self) -> None:
-        """End the connections, and raise the first error of one of them."""
+        """End the connections, and raise the first error of a connection."""
         self._stop.set()
         self._is_running.set()
         for thread in self._threads:
@@ -63,7 +63,7 @@ class Writers:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause new transactions for the block."""
+        """Pause new transactions inside the block."""
         self._is_running.clear()
         try:
             yield
@@ -81,7 +81,7 @@ class Writers:
                         outcome = actor.act(cursor, decide)
                         with self._guard:
                             self.outcomes[outcome] += 1
-                        # A pause: the time of a kill depends on the run's length, not its volume.
+                        # The pause makes the time of a kill independent of the volume of changes.
                         self._stop.wait(decide.random() * actor.pause_seconds)
                         self._is_running.wait()
         except BaseException as error:

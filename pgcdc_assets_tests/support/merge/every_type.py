@@ -16,7 +16,7 @@ from pgcdc_assets_tests.support.merge.every_type_values import BASE_TYPES, WITHO
 DRAWN = 3
 LIMIT = 24
 
-# Types that a user makes of others.
+# Types that users derive from other types.
 CREATED = (
     "create type mood as enum ('so so', 'très bien', '\"quoted\", {x}', '')",
     'create schema "odd ""schema"',
@@ -31,7 +31,8 @@ CREATED = (
     "create table a_table (x int, y timestamptz[])",
 )
 
-# Columns whose type has a length or precision; the Delta type where `pg_type` does not show it.
+# Columns whose type has a length or precision, and the Delta type if `pg_type` does not determine
+# it.
 DECLARED = (
     ("numeric(38,10)", "numeric"),
     ("numeric(50,20)", "numeric"),
@@ -49,7 +50,7 @@ DECLARED = (
     ("interval day to second(0)", "interval"),
 )
 
-# Row types of the system's catalogs and views are composites like any other, a hundred of them.
+# The hundred row types of catalogs and views are composites like any other type.
 _TYPES = """
 select t.oid::bigint, format_type(t.oid, null), t.typname, t.typtype::text, t.typdelim::text,
        n.nspname = 'pg_catalog', t.typbasetype::bigint, format_type(t.typbasetype, t.typtypmod),
@@ -78,7 +79,7 @@ class SourceType:
     Attributes:
         sql: the qualified name.
         kind: `pg_type.typtype`.
-        declared_base: of a domain, with the length or precision.
+        declared_base: the base of a domain, with its length or precision.
         element: OID of an array's element; 0 for other types.
         subtype: OID of a range's subtype or of a multirange's range; 0 for other types.
         attributes: OIDs of the types of a composite's attributes.
@@ -133,7 +134,7 @@ class Types:
         """Read the types and find values of each.
 
         Raises:
-            LookupError: a base type is not known here, or does not accept its values.
+            LookupError: a base type is unknown, or does not accept its values.
         """
         with connection.cursor() as cursor:
             cursor.execute("set search_path = pg_catalog")
@@ -160,7 +161,7 @@ class Types:
         return self.texts[oid]
 
     def columns(self) -> list[TypeColumn]:
-        """Return a column of each type, and those of `DECLARED`."""
+        """Return a column of each type, and the columns of `DECLARED`."""
         found = [
             TypeColumn(each.sql, each, tuple(self.values(each.oid)))
             for each in self.by_oid.values()
@@ -174,7 +175,8 @@ class Types:
     def cast(self, values: Sequence[str], declared: str) -> list[str]:
         """Return the texts of the values that a declared type can hold.
 
-        A timestamp that was rounded beyond the last year is printed, but not read again.
+        Postgres prints a timestamp that was rounded beyond the last year, but does not read its
+        text.
         """
         found = [text for value in values for text in self._shown(f"({value})::{declared}")]
         return [text for text in found if self._shown(f"{quoted(text)}::{declared}") == [text]]
@@ -207,13 +209,13 @@ class Types:
         return list(dict.fromkeys(found))
 
     def _derived(self, each: SourceType) -> list[str]:
-        """Return SQL of values of a type that is made of others."""
+        """Return SQL of values of a derived type."""
         if each.kind == "e":
             with self.connection.cursor() as cursor:
                 cursor.execute(f"select unnest(enum_range(null::{each.sql}))::text")
                 return [quoted(label) for (label,) in cursor]
         if each.kind == "d":
-            # A domain of the information schema accepts these two texts only.
+            # A domain of the information schema accepts only these two texts.
             return [*self._literals(each.base), "'YES'", "'NO'"]
         if each.element:
             return self._arrays(each)
@@ -241,7 +243,7 @@ class Types:
     def _arrays(self, each: SourceType) -> list[str]:
         """Write arrays: empty, with NULL, of two dimensions, with another lower bound, and so on.
 
-        An array constructor would take an element like int2vector for an array.
+        An array constructor would treat an element of type int2vector as an array.
         """
         items = [
             '"' + t.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -254,7 +256,7 @@ class Types:
             literals.append("{" + items[-1] + "}")
             literals.append(f"{{{{{items[0]}}}{between}{{{items[-1]}}}}}")
             literals.append(f"[0:0]={{{items[-1]}}}")
-        # Each value alone: one that is rescued would take the others with it.
+        # Write each value separately, because a rescued value would rescue the whole array.
         literals += [f"{{{item}}}" for item in items]
         return [quoted(literal) for literal in literals]
 

@@ -1,7 +1,7 @@
 """Values of every base type of Postgres and of its extensions: edge cases, and random ones.
 
 A value is the text that the type's input function reads. Derived types (arrays, ranges, domains,
-composites) take their values from these (`every_type.py`).
+composites) use these values (`every_type.py`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Values:
     draw: Draw | None = None
 
 
-# Types whose input functions refuse every text. A user's column of such a type holds NULL, or what
-# was copied from a system catalog.
+# Types whose input functions refuse every text. A user's column of these types has NULL or values
+# that were copied from a system catalog.
 WITHOUT_INPUT = frozenset(
     {
         "pg_node_tree",

@@ -1,6 +1,6 @@
-"""The Delta type of every Postgres type, and which values it cannot hold: written for tests.
+"""The expected Delta type of every Postgres type, and the values that the type cannot hold.
 
-Independent of `merge/fold/types.py`, in the words of docs/reference/types.md.
+The module follows docs/reference/types.md and is independent of `merge/fold/types.py`.
 """
 
 from __future__ import annotations

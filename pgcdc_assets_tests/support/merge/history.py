@@ -1,7 +1,7 @@
-"""Raw changes written by hand, and a simple reference fold.
+"""Raw changes that tests write, and a simple reference fold.
 
-`Landing` lands committed transactions of one table as windows. `Versions` computes the expected
-content of the table by a loop over the changes, one row after the other.
+`Landing` lands committed transactions of a table as windows. `Versions` computes the expected rows
+of the table by a loop over the changes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def insert(*texts: str | None, **more: Any) -> Change:
 def update(
     *texts: str | None, old: Texts | None = None, unchanged: tuple[int, ...] = (), **more: Any
 ) -> Change:
-    """Return an update under DEFAULT identity; `old` is the key tuple of a changed key."""
+    """Return an update with DEFAULT identity; `old` is the key tuple of a changed key."""
     kind = more.pop("old_kind", "K" if old is not None else None)
     return Change("U", texts, old, kind, unchanged or None, **more)
 
@@ -106,7 +106,7 @@ class Landing:
 
     @property
     def relation(self) -> Relation:
-        """The first version."""
+        """The first relation version."""
         return self.relations[0]
 
     def begin(self, copied: Iterable[Texts] = (), *, at: int | None = None) -> None:
@@ -129,7 +129,7 @@ class Landing:
         self.zone.relations.flush()
 
     def copy(self, rows: Iterable[Texts], *, at: int | None = None, version: int = 1) -> None:
-        """Land a copy of the table."""
+        """Land a snapshot of the table."""
         texts = pa.array([list(row) for row in rows], type=schema.CHANGES.field("new").type)
         batch = pa.RecordBatch.from_arrays([texts], names=["new"])
         self.zone.snapshots.land_snapshot(
@@ -209,9 +209,9 @@ class Version:
 class Versions:
     """The versions of a table: each change is applied to the open version of its key.
 
-    A change of a `tracked` column opens a version; other columns have their values at the version's
-    end. If a key has several rows within a transaction (deferred constraints with FULL), the row at
-    the commit counts, with the position of the last change that wrote this row.
+    A change of a `tracked` column opens a version. Other columns have their values at the end of
+    the version. If a key has several rows within a transaction (deferred constraints with FULL),
+    the row at the commit counts, with the position of the last change of this row.
     """
 
     key: Sequence[int]
@@ -226,7 +226,7 @@ class Versions:
 
     @property
     def last_of_each_key(self) -> list[Version]:
-        """The newest version of every key that was ever held."""
+        """Return the newest version of each key."""
         ended = {self._key(version.row): version for version in self.ended}
         return list({**ended, **self.open}.values())
 
@@ -283,7 +283,7 @@ class Versions:
                 self._put(key, row, lsn, ordinal, op)
         for key in tangled:
             if held.get(key):
-                # A row that was there before is no new version.
+                # A row that existed before is not a new version.
                 (remaining,) = held[key]
                 self._put(key, remaining, lsn, *put_by.get(tuple(remaining), (-1, "")))
             elif key in self.open:

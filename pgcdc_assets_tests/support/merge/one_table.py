@@ -1,4 +1,4 @@
-"""Merges of one table, alone and overtaken by another merge."""
+"""Merges of one table, also while another merge overtakes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def merge(
 def overtake(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, merge: Callable[[], MergeReport]
 ) -> None:
-    """Run another merge once, directly after a function of the next merge has returned."""
+    """Run another merge once, directly after the return of a function of the next merge."""
     real, overtaking = getattr(module, name), [merge]
 
     def overtaken(*args: Any, **more: Any) -> Any:
@@ -69,7 +69,7 @@ def record_change_data(spark: SparkSession, path: str) -> None:
 
 
 def count_change_data(spark: SparkSession, path: str) -> int:
-    """Count the rows that the newest commit changed, before and after."""
+    """Count the rows in the change data of the newest commit."""
     version = log_of(path)[0]["version"]
     changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
     return changed.format("delta").load(path).count()

@@ -50,11 +50,11 @@ class Pipeline:
         snapshot_tables(self.database.settings(), self.zone, self.slot, PUBLICATION, wanted)
 
     def capture(self) -> LsnWindow:
-        """Capture all commits so far as the next window."""
+        """Capture all earlier commits as the next window."""
         epoch = self.zone.epochs.latest()
         assert epoch is not None
         start = self.zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
-        # The test servers commit asynchronously: this commit flushes the earlier commits as well.
+        # Test servers commit asynchronously. This commit also flushes earlier commits.
         self.database.transaction(
             "set local synchronous_commit = on", "select pg_logical_emit_message(true, 'test', '')"
         )

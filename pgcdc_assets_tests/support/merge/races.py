@@ -1,4 +1,4 @@
-"""Races of two merges of one table: the tables, and the times at which the other merge acts."""
+"""Races of two merges of a table: the tables, and the times of the other merge."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ BAG = Race(
 )
 
 RACES = {
-    # The row moves and keeps its TOASTed value, and another row takes its old key.
+    # The row gets another key and keeps its TOASTed value, and another row gets the old key.
     "current_image": Race(
         ITEMS,
         "id, v",

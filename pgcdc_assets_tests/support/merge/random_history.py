@@ -1,4 +1,4 @@
-"""Random committed transactions on one table with many small, independent histories.
+"""Random committed transactions on a table with many small and independent histories.
 
 Each history has a number, the first column of the key, and its own keys, which its rows use,
 change, swap and reuse. One merge of one table therefore tests hundreds of histories.
@@ -39,18 +39,18 @@ COLUMNS = (
 )
 KEY = ("history", "id")
 
-# Settings of users that the tests' sessions do not have; the changes are too many to broadcast.
+# Default settings of users, which the sessions of tests override. The changes exceed a broadcast.
 AS_LARGE = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
-    # Keys are filtered before a shuffle only.
+    # Spark filters keys only before a shuffle.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
-# Replica identity d(efault) or f(ull), whether tables are truncated, whether they are merged as
-# large ones are. A range with a TRUNCATE needs no MERGE, so the plain ones try more.
+# Replica identity d(efault) or f(ull), with or without TRUNCATE, and the size as which tables are
+# merged. A range with a TRUNCATE needs no MERGE, so cases without TRUNCATE test more.
 _CASES = {
     "default-plain-large": ("d", False, True),
     "default-plain-small": ("d", False, False),
@@ -61,19 +61,19 @@ _CASES = {
 }
 
 
-# Windows and runs that twelve transactions are cut into.
+# Numbers of windows and runs for twelve transactions.
 _CUTS = {"one": (1, 1), "some": (4, 2), "many": (12, 6), "all": (12, 12)}
 
 TRANSACTIONS = 12
 
 
 def cases(*in_short_run: str) -> pytest.MarkDecorator:
-    """Return all cases as parameters; cases that are not named are marked `soak`."""
+    """Return all cases as parameters; the cases that are not named have the mark `soak`."""
     return _choose(("identity", "truncates", "is_large"), _CASES, in_short_run)
 
 
 def cuts(*in_short_run: str) -> pytest.MarkDecorator:
-    """Return all cuts as parameters; cuts that are not named are marked `soak`."""
+    """Return all cuts as parameters; the cuts that are not named have the mark `soak`."""
     return _choose("pieces", _CUTS, in_short_run)
 
 
@@ -105,8 +105,8 @@ def random_relation(identity: str) -> Relation:
 class RandomHistory:
     """Generator of transactions that Postgres could have committed.
 
-    With DEFAULT identity a key always has at most one row; with FULL only at the commit, as with a
-    deferrable constraint.
+    With DEFAULT identity, a key always has at most one row. With FULL, this applies only at the
+    commit, as with a deferrable constraint.
     """
 
     rng: random.Random
@@ -154,7 +154,7 @@ class RandomHistory:
         return [self._update(row, str(key) if kind == "move" else row[1])]
 
     def _settle(self, history: int) -> list[Change]:
-        """Leave one row per key, as a deferred constraint demands at commit."""
+        """Leave one row per key, as a deferred constraint requires at the commit."""
         changes = []
         seen: set[str | None] = set()
         for row in list(self.rows[history]):
@@ -200,7 +200,7 @@ class RandomHistory:
 
 
 def cut(rng: random.Random, count: int, pieces: int) -> list[range]:
-    """Return the borders of random non-empty pieces of `count` items."""
+    """Return the limits of random, non-empty pieces of `count` items."""
     borders = [0, *sorted(rng.sample(range(1, count), pieces - 1)), count]
     return [range(a, b) for a, b in itertools.pairwise(borders)]
 
@@ -215,13 +215,13 @@ def comparable_row(texts: Sequence[str | None]) -> tuple[Any, ...]:
 
 
 def stored_row(row: SparkRow) -> tuple[Any, ...]:
-    """Give a row of the merged table the form of `comparable_row`."""
+    """Return a row of the merged table in the form of `comparable_row`."""
     texts = (row["doc"], row["number"], row["note"], row["_rescued"] or {})
     return (*(row[name] for name in KEY), *map(repr, texts))
 
 
 def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
-    """Merge small tables like large tables: with code generation, within the range of changes."""
+    """Merge small tables like large tables, with code generation and the changes' key range."""
     if is_wanted:
         bound_merges(monkeypatch)
         monkeypatch.setattr("pgcdc_assets.spark.tuning.SMALL_BYTES", -1)
@@ -231,7 +231,7 @@ def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
 
 
 def bound_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make merges compute the key range of their changes, whatever the table's size."""
+    """Make merges compute the key range of their changes for tables of any size."""
     monkeypatch.setattr("pgcdc_assets.merge.kinds.base.SMALL_BYTES", -1)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.current_image.is_tiny", lambda *_: False)
 
@@ -280,9 +280,9 @@ def merge_random_history(
     """Land a random history of many keys in windows cut at random, and merge it in runs.
 
     Args:
-        expected: learns what the table has to hold.
-        pieces: how many windows and runs.
-        truncates: whether the table is truncated on the way, twice.
+        expected: the reference fold, which gets the transactions.
+        pieces: number of windows and runs.
+        truncates: truncate the table twice in between.
     """
     history = RandomHistory(rng, identity, histories=120)
     copied = history.copied()

@@ -68,7 +68,7 @@ class Daemon:
         return data
 
     def is_serving(self) -> bool:
-        """Return whether the UI answers. The code location must be loaded by then."""
+        """Return whether the UI answers; the code location must then be loaded."""
         try:
             found = self.ask(_LOADED)["workspaceOrError"]["locationEntries"]
         except OSError:
@@ -92,7 +92,7 @@ class Daemon:
 
 @contextmanager
 def running_daemon(orchestrated: Orchestrated, folder: Path, code: str) -> Iterator[Daemon]:
-    """Run Dagster with a capture of the test's tables `a` and `b`, and some code after it.
+    """Run Dagster with a capture of the test's tables `a` and `b`, and with further code.
 
     Args:
         code: Python code that defines `defs`; the list `cdc` has the capture's definitions.

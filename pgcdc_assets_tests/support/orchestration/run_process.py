@@ -1,4 +1,4 @@
-"""A process that executes a run like Dagster's launcher, for tests that interrupt the run."""
+"""A process that executes a run as Dagster's launcher does, for tests that interrupt the run."""
 
 from __future__ import annotations
 

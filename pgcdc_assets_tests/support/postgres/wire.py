@@ -1,4 +1,4 @@
-"""A simple reader of pgoutput through SQL, byte by byte: the reference of copies."""
+"""A simple reader of pgoutput through SQL, byte by byte, as the reference for snapshots."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 
-# In place of an unchanged TOAST value; no text of Postgres contains the first character.
+# The mark of an unchanged TOAST value. No text of Postgres contains its first character.
 UNCHANGED = "\0unchanged"
 
 
 class Reader:
-    """Reader of a message's fields from left to right."""
+    """Reads the fields of a message from left to right."""
 
     def __init__(self, message: bytes) -> None:
         self.message = message
@@ -87,7 +87,7 @@ def peek(conn: Any, slot: str, publication: str) -> Captured:
     names: dict[int, str] = {}
     commit_lsn = Lsn(0)
     with conn.cursor() as cursor:
-        # The test servers commit asynchronously, and decoding ends at the flushed position.
+        # Test servers commit asynchronously, and decoding ends at the flushed position.
         cursor.execute("set synchronous_commit = on; select pg_logical_emit_message(true, '', '')")
         cursor.execute(
             "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "

@@ -11,7 +11,7 @@ from pgcdc_assets.protocol.relation import Relation
 
 UNCHANGED: Literal["unchanged"] = "unchanged"
 
-# A value is either bytes, or NULL, or unchanged TOAST.
+# A value is bytes, NULL or unchanged TOAST.
 Value = bytes | None | Literal["unchanged"]
 
 

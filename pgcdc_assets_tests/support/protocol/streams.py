@@ -10,7 +10,7 @@ from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.protocol import encoding
 from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED, Value
 
-# Postgres has no text with U+0000. A database of encoding SQL_ASCII accepts any other byte.
+# Postgres has no text with U+0000. A database with encoding SQL_ASCII accepts any other byte.
 _texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(str.encode)
 _bytes = st.binary(max_size=3).map(lambda value: value.replace(b"\0", b"\xe9"))
 _values: st.SearchStrategy[Value] = st.one_of(_texts, _bytes, st.none())
@@ -42,7 +42,7 @@ def _changes(draw: st.DrawFn, relation: Relation) -> bytes:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Draw payloads of CopyData messages: whole transactions, of which the last may be open."""
+    """Draw payloads of CopyData messages: transactions, of which the last may be incomplete."""
     relations = [_relation(i, draw(st.integers(0, 5))) for i in range(draw(st.integers(1, 4)))]
     announced: set[int] = set()
     messages: list[bytes] = []

@@ -18,7 +18,7 @@ from pgcdc_assets.raw.zone import RawZone
 
 COMMIT_TS = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
 
-# The first epoch of a slot that no test opens; `dataclasses.replace` makes others of it.
+# The first epoch of a slot that does not exist. `dataclasses.replace` derives other epochs.
 EPOCH = Epoch(
     epoch=1,
     start_lsn=Lsn(99),

@@ -19,7 +19,7 @@ from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 
 @contextmanager
 def moment_of(pipeline: Pipeline) -> Iterator[Moment]:
-    """Open a comparison point of the source, which is not captured yet."""
+    """Open a comparison point of the source, and capture nothing."""
     with source_moment(pipeline.database.settings(), pipeline.zone, pipeline.slot) as moment:
         yield moment
 

@@ -47,7 +47,7 @@ class Merged:
             self.since = Position(self.landing.epoch, report.watermark_before or Lsn(0))
 
     def check_merged(self, scd: int, table: CdcTable) -> Findings:
-        """Check the rows that the last merge touched, as in a large table."""
+        """Check the rows that the last merge changed, as in a large table."""
         return check_merged(self.session, self.zone, table, scd, self.since, whole_below_bytes=-1)
 
     def check_all(self, scd: int, table: CdcTable) -> Findings:

@@ -1,4 +1,4 @@
-"""Rows planted in merged tables, each of which breaks one invariant."""
+"""Planted rows in merged tables. Each row violates one invariant."""
 
 from __future__ import annotations
 
