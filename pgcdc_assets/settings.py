@@ -107,6 +107,10 @@ class CdcTable:
         """Return whether the table of an SCD type keeps rows from before a snapshot."""
         return scd == 2 or self.soft_deletes or self.without_key == "log"
 
+    def needs_key(self, scd: int) -> bool:
+        """Return whether the table of an SCD type cannot hold rows without a key."""
+        return scd == 2 or self.soft_deletes
+
     def of_kinds(self, scds: Iterable[int]) -> CdcTable:
         """Return the settings with some of the table's SCD types."""
         return replace(self, scd=tuple(sorted(scds)))

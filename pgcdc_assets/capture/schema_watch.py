@@ -13,6 +13,7 @@ relation version: a version that is stored counts as known.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
 from pgcdc_assets.postgres.table_definitions import read_catalog_digest, read_definitions
-from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.postgres.wal import read_barrier, read_clock
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.table_definition import TableDefinition
 from pgcdc_assets.raw.definition_changes import compare_definitions, definition_to_keep
@@ -66,7 +67,8 @@ class Announcement:
 
     Attributes:
         relation: the version.
-        before: the newest version before; None for a new OID; the same version if it is known.
+        before: the newest version up to the LSN; None for a new OID; the same version if it is
+            known.
         lsn: commit LSN of the announcing transaction.
         doubt: why other columns of the table may be meant; empty if this is certain.
     """
@@ -105,10 +107,12 @@ class SchemaWatch:
             doubt: why other columns of the table may be meant; the table then needs a snapshot.
         """
         relations = self.zone.relations
-        known = [version for _, version in relations.registered(self.epoch, relation.relation_id)]
+        oid = relation.relation_id
+        known = [version for _, version in relations.registered(self.epoch, oid)]
         is_known = any(version.describes(relation) for version in known)
         if doubt or not is_known:
-            before = relation if is_known else known[-1] if known else None
+            before = relations.version_before(self.epoch, oid, commit_lsn)
+            before = relation if is_known else before
             self._announced.append(Announcement(relation, before, commit_lsn, doubt))
         return relations.register(self.epoch, relation, commit_lsn)
 
@@ -159,6 +163,7 @@ class _Look:
     Attributes:
         digest: digest of the rows.
         lsn: end of the WAL after the last query.
+        at: the source's clock at that time.
         tables: definitions by OID; empty if they are those of the look before.
         is_unchanged: the catalog is as at the look before.
     """
@@ -167,6 +172,7 @@ class _Look:
     lsn: Lsn
     tables: Mapping[int, TableDefinition]
     is_unchanged: bool = False
+    at: dt.datetime | None = None
 
 
 def _read(conn: Connection, publication: str, base: CatalogLook) -> _Look:
@@ -177,7 +183,7 @@ def _read(conn: Connection, publication: str, base: CatalogLook) -> _Look:
         tables = read_definitions(conn, publication, base.tables)
         again = read_catalog_digest(conn, publication, base.tables)
         if again == digest:
-            return _Look(digest, read_barrier(conn), tables)
+            return _Look(digest, read_barrier(conn), tables, at=read_clock(conn))
         digest = again
     raise TransientError(reason="The catalog changed during each attempt to read it.")
 
@@ -345,6 +351,7 @@ class _Events:
             change.detail,
             change.needs_snapshot,
             found_by,
+            self._look.at if found_by == CATALOG and self._look is not None else None,
         )
 
 

@@ -1,14 +1,20 @@
-"""The relation whose changes belong to a declared table, and where this is not certain any more."""
+"""The relation whose changes belong to a declared table, and where they cannot be folded any more:
+another relation may be the declared table, or the relation has lost its key."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pgcdc_assets.errors import SchemaChangeError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.schema_events import SchemaChange
 from pgcdc_assets.raw.source_relations import SourceRelations
+from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.keyed_snapshots import has_key
 
 if TYPE_CHECKING:
     from pgcdc_assets.merge.change_stats import ChangeStats
@@ -23,20 +29,27 @@ class FollowedTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Doubt:
-    """The commit LSN from which on the relation of a declared table is not certain."""
+    """The commit LSN from which on the changes of a declared table cannot be folded.
+
+    Attributes:
+        key: the lost key; empty if the relation itself is not certain.
+    """
 
     lsn: Lsn
     reason: str
     relation_id: int
+    key: tuple[str, ...] = ()
 
     def error(self, table: TableName) -> SchemaChangeError:
         """Return the error of a merge that would begin at the LSN, which is a fact of the error."""
+        facts = {"change": SchemaChange.KEY_CHANGED} if self.key else {}
         return SchemaChangeError(
             relation=str(table),
-            column="(all)",
+            column=", ".join(self.key) or "(all)",
             reason=self.reason,
             lsn=self.lsn,
             relation_id=self.relation_id,
+            **facts,
         )
 
 
@@ -61,3 +74,27 @@ def find_doubt(
         if name not in known and relations.was_of_another(name, relation_id, first):
             doubts.append((first, f"the table took the name {name}, which another table had"))
     return Doubt(*min(doubts), relation_id) if doubts else None
+
+
+def find_lost_key(
+    target: CdcTable,
+    key: tuple[str, ...],
+    stats: ChangeStats,
+    versions: Sequence[RelationVersion],
+) -> Doubt | None:
+    """Find the first change of a relation version without a key, for a table that needs a key.
+
+    Args:
+        key: the key of the table.
+        stats: of the changes of a range.
+        versions: of the relation.
+    """
+    lost = [
+        (Lsn(stats.first_lsns[version.version]), version.relation.relation_id)
+        for version in versions
+        if version.version in stats.first_lsns and not has_key(target, version.relation)
+    ]
+    if not lost:
+        return None
+    lsn, relation_id = min(lost)
+    return Doubt(lsn, "the table has no key any more", relation_id, key or ("(key)",))

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import ConfigurationError, MergeConflict
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.source_relations import SourceRelations
+from pgcdc_assets.raw.table_ends import TableEnd, find_table_end
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.properties import RELATION_ID
+from pgcdc_assets.tables.properties import KEY, RELATION_ID, parse_key
 from pgcdc_assets.tables.state import ScdState, holds_data_files, read_scd_state, table_path
 
 SCD_TYPES = (1, 2)
@@ -34,6 +36,11 @@ class OpenedTable:
     started: float
 
     @property
+    def watermark(self) -> Position | None:
+        """The watermark of the table; None before the first merge."""
+        return self.state.watermark if self.state is not None else None
+
+    @property
     def relation_id(self) -> int | None:
         """The OID that the table was merged from; None if the table does not say."""
         properties = self.state.properties if self.state is not None else {}
@@ -43,6 +50,19 @@ class OpenedTable:
     def is_keyless(self) -> bool:
         """Whether the table was merged without a key, so rows cannot be replaced by key."""
         return self.state is not None and self.state.is_keyless and not self.target.key
+
+    def find_end(
+        self, zone: RawZone, snapshot: Snapshot, relation_id: int, relations: SourceRelations
+    ) -> TableEnd | None:
+        """Find where the rows of the table end, if a snapshot is one of another relation.
+
+        An OID means nothing in another epoch.
+        """
+        known, mark = self.relation_id, self.watermark
+        if known in (None, relation_id) or mark is None or mark.epoch != snapshot.epoch:
+            return None
+        assert known is not None
+        return find_table_end(zone, known, snapshot, relations)
 
 
 def open_scd_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) -> OpenedTable:
@@ -107,3 +127,8 @@ def lowest_watermark(opened: Sequence[OpenedTable], epoch: int) -> Lsn | None:
             return None
         lowest = watermark[1] if lowest is None else min(lowest, watermark[1])
     return lowest
+
+
+def stored_key(state: ScdState | None) -> tuple[str, ...]:
+    """Return the key of a table's rows; empty without a key or a table."""
+    return () if state is None else parse_key(state.properties.get(KEY, ""))

@@ -45,7 +45,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
-from pgcdc_assets.tables.properties import BEGINS_WITH, MAPPING, MAX_COLUMN_ID, OURS
+from pgcdc_assets.tables.properties import BEGINS_WITH, KEY_SINCE, MAPPING, MAX_COLUMN_ID, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
 from pgcdc_assets.tables.state import check_written, is_unsupported, table_path
 
@@ -101,7 +101,7 @@ def rebuild_table(
         TransientError: the lake could not be written, or other writers committed every time.
     """
     started = time.monotonic()
-    window = _range(zone, target, through)
+    window = _range(zone, target, scd, through)
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd)
     before = describe_replaced(zone, target, path)
     if before is None:
@@ -129,7 +129,7 @@ def rebuild_table(
     )
 
 
-def _range(zone: RawZone, target: CdcTable, through: Lsn | None) -> LsnWindow:
+def _range(zone: RawZone, target: CdcTable, scd: int, through: Lsn | None) -> LsnWindow:
     """Return the range to be folded; only its epoch and its end are used."""
     epoch = zone.epochs.latest()
     if epoch is None:
@@ -138,7 +138,7 @@ def _range(zone: RawZone, target: CdcTable, through: Lsn | None) -> LsnWindow:
         )
     captured = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
     if through is None:
-        gate = read_gate(zone, target, Position(epoch.epoch, captured))
+        gate = read_gate(zone, target, scd, Position(epoch.epoch, captured))
         waits = gate is not None and gate.heals and gate.hold.epoch == epoch.epoch
         through = min(captured, gate.hold.lsn) if gate is not None and waits else captured
     if through > captured:
@@ -378,5 +378,6 @@ def _keep_properties_in_step(
     if wanted:
         pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
         spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({pairs})")
-    if BEGINS_WITH in known and BEGINS_WITH not in staged.metadata().configuration:
-        spark.sql(f"ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES ({string(BEGINS_WITH)})")
+    for name in (BEGINS_WITH, KEY_SINCE):
+        if name in known and name not in staged.metadata().configuration:
+            spark.sql(f"ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES ({string(name)})")

@@ -227,6 +227,11 @@ def set_properties(
         _set(spark, state.path, changed)
 
 
+def set_property(spark: SparkSession, path: str, name: str, value: str) -> None:
+    """Set one property of a table."""
+    _set(spark, path, {name: value})
+
+
 def _relation_properties(
     state: ScdState, schema: TableSchema, columns: Sequence[TableColumn]
 ) -> dict[str, str]:

@@ -3,6 +3,8 @@
 A table does not pass an event whose change the stream cannot replay, until a snapshot has the
 change. A table that keeps history ends a step at each such event, also if the snapshot is there:
 the changes before the event can be folded, even if those between the event and the snapshot cannot.
+For a table that needs a key, a snapshot without a key is no snapshot: the table stops before the
+event that took the key away, until a snapshot has a key again.
 """
 
 from __future__ import annotations
@@ -10,13 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pgcdc_assets.errors import SnapshotNeeded
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.merge.opened_table import OpenedTable
 from pgcdc_assets.merge.plan import Plan
-from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.schema_events import MERGE, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.keyed_snapshots import (
+    Relations,
+    newest_without_key,
+    no_key_error,
+    snapshots_with_key,
+)
 from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, hold_of, schema_change_error
 
 
@@ -29,14 +40,21 @@ class SchemaStops:
         is_bounded: a rebuild or a comparison, which uses no snapshot above the end.
         gates: the tables with open events.
         unreached: the tables with open events, if the snapshots above the end do not count.
+        keyed: the same, if the snapshots without a key do not count either.
+        keyless: the relation of each table whose newest snapshot has no key, and that waits for no
+            other snapshot.
         holds: positions right before the events that need a snapshot, in order.
+        replaced: the events of tables whose name another table has.
     """
 
     through: LsnWindow
     is_bounded: bool
     gates: Mapping[TableName, SchemaGate]
     unreached: Mapping[TableName, SchemaGate]
+    keyed: Mapping[TableName, SchemaGate]
+    keyless: Mapping[TableName, Relation]
     holds: Mapping[TableName, Sequence[Position]]
+    replaced: Sequence[SchemaEvent]
 
     @classmethod
     def read(
@@ -45,15 +63,39 @@ class SchemaStops:
         targets: Sequence[CdcTable],
         snapshots: Sequence[Snapshot],
         through: LsnWindow,
+        relations: Relations,
         *,
         is_bounded: bool,
     ) -> SchemaStops:
-        """Read the events of a lake."""
+        """Read the events of a lake.
+
+        Args:
+            relations: returns the relations of an epoch.
+        """
         events = zone.schema_events.read()
         reached = [s for s in snapshots if s.position <= through.end_position]
+        if is_bounded:
+            snapshots = reached
         unreached = find_gates(targets, events, reached)
-        gates = unreached if is_bounded else find_gates(targets, events, snapshots)
-        return cls(through, is_bounded, gates, unreached, _holds(events))
+        gates = find_gates(targets, events, snapshots)
+        # An event of a merge has the OID that was followed until then.
+        replaced = [
+            event
+            for event in events
+            if event.change is SchemaChange.TABLE_RECREATED and event.found_by != MERGE
+        ]
+        keyed, keyless = dict(unreached), {}
+        for target in targets:
+            if not any(map(target.needs_key, target.scd)):
+                continue
+            name, newest = target.name, newest_without_key(target, snapshots, relations)
+            if newest is not None and name not in gates:
+                keyless[name] = newest
+            own = [event for event in events if event.table == name]
+            if any(event.needs_snapshot for event in own):
+                copied = snapshots_with_key(target, reached, relations)
+                keyed |= find_gates([target], own, copied)
+        return cls(through, is_bounded, gates, unreached, keyed, keyless, _holds(events), replaced)
 
     def plan(
         self,
@@ -74,6 +116,8 @@ class SchemaStops:
         Raises:
             SchemaChangeError: by the table's setting, a person takes the snapshot; or the fold of
                 a rebuild or a comparison would pass the event.
+            ReplicaIdentityError: the table needs a key, its newest snapshot has no key, and the
+                changes before are folded.
         """
         name = target.name
         gate = self.gates.get(name)
@@ -83,12 +127,44 @@ class SchemaStops:
                 raise error
         if target.keeps_history(scd) and watermark is not None:
             # A snapshot is applied after all changes before the snapshot.
-            gate = self.unreached.get(name)
+            gate = (self.keyed if target.needs_key(scd) else self.unreached).get(name)
+        keyless = self.keyless.get(name) if target.needs_key(scd) else None
         within = self._within(name, gate)
-        found = plan(within)
+        try:
+            found = plan(within)
+        except SnapshotNeeded:
+            if keyless is None:
+                raise
+            raise no_key_error(target, scd, keyless) from None
         if target.keeps_history(scd):
             found = self._cut(name, found, plan)
+        is_stopped = gate is None or within != self.through
+        if keyless is not None and watermark is not None and is_stopped:
+            if gate is None or (found.partial is None and found.end <= found.start):
+                raise no_key_error(target, scd, keyless)
+            # The next step is this error.
+            found = replace(found, is_last=False)
         return found, "" if gate is None or within == self.through else gate.reason
+
+    def is_replaced(self, table: OpenedTable, snapshots: Sequence[Snapshot]) -> bool:
+        """Return whether the next changes follow an event that the table's relation was replaced.
+
+        The relation may have kept its rows under another name: they are no rows of the declared
+        table any more.
+        """
+        mark, known = table.watermark, table.relation_id
+        if mark is None or known is None or not table.target.keeps_history(table.scd):
+            return False
+        applied = [s.position for s in snapshots if s.name == table.target.name]
+        since = max((position for position in applied if position <= mark), default=mark)
+        return any(
+            event.table == table.target.name
+            and event.epoch == mark.epoch
+            and event.relation_id != known
+            and since < event.position
+            and hold_of(event) <= mark
+            for event in self.replaced
+        )
 
     def _within(self, name: TableName, gate: SchemaGate | None) -> LsnWindow:
         """Return the window with the end of what the table may fold."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from pgcdc_assets.errors import (
+    DefiniteError,
     PgcdcError,
     RawZoneError,
     SchemaChangeError,
@@ -20,26 +21,30 @@ from pgcdc_assets.merge.change_stats import (
     read_change_stats,
     versions_in_order,
 )
-from pgcdc_assets.merge.followed_table import FollowedTable, find_doubt
+from pgcdc_assets.merge.followed_table import Doubt, FollowedTable, find_doubt, find_lost_key
 from pgcdc_assets.merge.opened_table import (
     OpenedTable,
     check_log_is_there,
     lowest_watermark,
     open_scd_table,
+    stored_key,
 )
 from pgcdc_assets.merge.plan import Landed, Limits, Names, Plan, plan_merge
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.merge.schema_stops import SchemaStops
 from pgcdc_assets.merge.snapshot_time import find_snapshot_time
-from pgcdc_assets.policies import StepLimit
+from pgcdc_assets.policies import FOLLOW, StepLimit
+from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
 from pgcdc_assets.raw.source_relations import SourceRelations
+from pgcdc_assets.raw.table_ends import TableEnd
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.keyed_snapshots import no_key_error, snapshots_with_key
 from pgcdc_assets.tables.state import ScdState
 
 _NO_SNAPSHOT = Lsn(0)
@@ -59,6 +64,8 @@ class MergeTask:
         started: of the monotonic clock.
         snapshot_at: the time of the plan's snapshot, for a table that keeps history; of its partial
             snapshot, for SCD2.
+        table_end: where the rows before the plan's snapshot end, if the snapshot is one of another
+            table; None without a proof.
         compared_bytes: of the snapshot and the table's rows, if a shuffle compares the two.
         is_remade: the table does not exist, and its folder holds data files.
         waits_for: the schema changes before which the plan ends, in sentences.
@@ -80,10 +87,11 @@ class MergeTask:
     stats: ChangeStats | None = None
     version_order: tuple[int, ...] = ()
     snapshot_at: dt.datetime | None = None
+    table_end: TableEnd | None = None
     compared_bytes: int = 0
     is_remade: bool = False
     waits_for: str = ""
-    blocked_by: SchemaChangeError | None = None
+    blocked_by: DefiniteError | None = None
     healed_through: Lsn = _NO_SNAPSHOT
     comments: Mapping[int, str] | None = None
 
@@ -148,7 +156,7 @@ def build_tasks(
         kept = [
             snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
         ]
-    stops = SchemaStops.read(zone, targets, snapshots, through, is_bounded=root is not None)
+    is_bounded = root is not None
     lowest = lowest_watermark(opened, through.epoch)
 
     @cache
@@ -159,6 +167,8 @@ def build_tasks(
     def relations(epoch: int) -> SourceRelations:
         return SourceRelations(epoch, snapshots, zone.relations.versions(epoch))
 
+    stops = SchemaStops.read(zone, targets, snapshots, through, relations, is_bounded=is_bounded)
+
     @cache
     def copy_times() -> dict[SnapshotIdentity, dt.datetime]:
         return zone.snapshots.times() | zone.partial_snapshots.times()
@@ -167,23 +177,25 @@ def build_tasks(
     tasks = []
     for table in opened:
         usable = kept if table.state is None else snapshots
+        if table.target.needs_key(table.scd):
+            usable = snapshots_with_key(table.target, usable, relations, table.watermark)
         if after is not None:
             usable = [snapshot for snapshot in usable if snapshot.key > after]
         limits = Limits(limit or StepLimit(), sizes, _names(table, relations))
+        skips = skips_to_snapshot or stops.is_replaced(table, snapshots)
         try:
-            watermark = table.state.watermark if table.state is not None else None
             plan, waits_for = stops.plan(
                 table.target,
                 table.scd,
-                watermark,
+                table.watermark,
                 partial(
                     _plan,
                     table,
                     usable,
                     () if table.is_keyless else partial_snapshots,
                     landed,
-                    root is not None,
-                    skips_to_snapshot,
+                    is_bounded,
+                    skips,
                     limits,
                 ),
             )
@@ -196,7 +208,7 @@ def build_tasks(
             relation_id = described.relation.relation_id
         else:
             relation_id = table.relation_id or 0
-        snapshot_at, compared_bytes = None, 0
+        snapshot_at, table_end, compared_bytes = None, None, 0
         if (few := plan.partial) is not None:
             plan = replace(plan, change_bytes=zone.partial_snapshots.size_bytes(few))
             if table.scd == 2:
@@ -207,6 +219,7 @@ def build_tasks(
                 zone, plan.snapshot, copy_times().get(plan.snapshot.identity), table.state is None
             )
             if table.state is not None:
+                table_end = table.find_end(zone, plan.snapshot, relation_id, relations(plan.epoch))
                 # Assume that the table has as many rows as the snapshot.
                 compared_bytes = 2 * zone.snapshots.size_bytes(plan.snapshot)
         tasks.append(
@@ -220,6 +233,7 @@ def build_tasks(
                 table.started,
                 snapshot_version=described,
                 snapshot_at=snapshot_at,
+                table_end=table_end,
                 compared_bytes=compared_bytes,
                 is_remade=is_remade,
                 waits_for=waits_for,
@@ -227,7 +241,7 @@ def build_tasks(
                 comments=looks(plan.epoch).comments(relation_id),
             )
         )
-    yield from _with_stats(zone, tasks, relations)
+    yield from _with_stats(zone, tasks, relations, stops.keyless)
 
 
 def _plan(
@@ -303,8 +317,16 @@ def _newest_snapshot_lsn(table: OpenedTable, plan: Plan, snapshots: Sequence[Sna
 
 
 def _with_stats(
-    zone: RawZone, tasks: Sequence[MergeTask], relations: Callable[[int], SourceRelations]
+    zone: RawZone,
+    tasks: Sequence[MergeTask],
+    relations: Callable[[int], SourceRelations],
+    keyless: Mapping[TableName, Relation],
 ) -> Iterator[MergeTask]:
+    """Add the statistics of the changes; a step ends before changes that cannot be folded.
+
+    Args:
+        keyless: the relations of tables whose newest snapshot has no key.
+    """
     ranges: dict[LsnWindow, set[FollowedTable]] = {}
     for task in tasks:
         if task.plan.recorded_changes:
@@ -318,11 +340,16 @@ def _with_stats(
         if found is None:
             yield task
             continue
-        doubt = find_doubt(task.followed, found, relations(task.plan.epoch), task.plan.start)
+        doubt = _find_doubt(task, found, relations(task.plan.epoch))
         if doubt is not None:
             end = Lsn(doubt.lsn - 1)
             if end <= task.plan.start:
-                yield replace(task, stats=found, blocked_by=doubt.error(task.name))
+                error: DefiniteError = doubt.error(task.name)
+                target, relation = task.plan.target, keyless.get(task.name)
+                if doubt.key and relation is not None and target.schema_policy != FOLLOW:
+                    # Otherwise the change is recorded, and the next attempt stops before it.
+                    error = no_key_error(target, task.scd, relation)
+                yield replace(task, stats=found, blocked_by=error)
                 continue
             # Fold what is certain. The next step begins at the change that is not.
             task = replace(task, plan=replace(task.plan, end=end, is_last=False))
@@ -344,6 +371,15 @@ def _of_partial(task: MergeTask, snapshot: Snapshot) -> MergeTask:
         return replace(task, blocked_by=doubt)
     stats = count_snapshot_rows(snapshot)
     return replace(task, stats=stats, version_order=(snapshot.relation_version,))
+
+
+def _find_doubt(task: MergeTask, stats: ChangeStats, relations: SourceRelations) -> Doubt | None:
+    """Find the first change that cannot be folded."""
+    target = task.plan.target
+    doubts = [find_doubt(task.followed, stats, relations, task.plan.start)]
+    if target.needs_key(task.scd):
+        doubts.append(find_lost_key(target, stored_key(task.state), stats, task.relations))
+    return min(filter(None, doubts), key=lambda doubt: doubt.lsn, default=None)
 
 
 def _range(plan: Plan) -> LsnWindow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Position
@@ -20,7 +21,8 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates
+from pgcdc_assets.tables.keyed_snapshots import newest_without_key
+from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, read_gate
 from pgcdc_assets.tables.state import read_watermark
 
 
@@ -39,7 +41,8 @@ class TableState:
             merged.
         gate: the open schema events of the table; None without an open event.
         is_stopped: the table's setting is `ask` or `stop`, and an open schema event stops the
-            table until a person takes a new snapshot; its merge raises the error.
+            table until a person takes a new snapshot; or the table needs a key, and has lost it.
+            Its merge raises the error.
         is_held: the table waits before a schema event for the snapshot. A table with history then
             also waits for the capture of all changes before the snapshot.
         has_left: the capture follows its publication, and the table left the publication.
@@ -189,12 +192,17 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         is_stopped = gate is not None and gate.error(table.name, watermark, through) is not None
         in_order = table.keeps_history(scd) and watermark is not None
         held = unreached.get(table.name) if in_order else gate
+        copied = copies.get(table.name)
+        if in_order and table.needs_key(scd) and _is_before(watermark, copied):
+            # A snapshot without a key is no snapshot for this table.
+            held = read_gate(zone, table, scd, through)
+            is_reached = held is None or held.is_reached(through)
+            is_stopped |= is_reached and gate is None and _has_lost_key(zone, table)
         is_held = held is not None and not is_stopped and held.is_reached(through)
         reachable = held.hold if held is not None and is_held else through
         waiting = 0
         if watermark is not None:
             waiting = _changes_between(windows, names, table, watermark, reachable)
-        copied = copies.get(table.name)
         merged = watermark
         if watermark is not None and waiting == 0 and not is_stopped:
             merged = max(watermark, reachable)
@@ -220,6 +228,16 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
             )
         )
     return CaptureState(epoch, through, tuple(states))
+
+
+def _is_before(watermark: Position | None, copied: Position | None) -> bool:
+    return watermark is not None and copied is not None and watermark < copied
+
+
+def _has_lost_key(zone: RawZone, table: CdcTable) -> bool:
+    """Return whether the newest snapshot of a table has no key."""
+    snapshots = zone.snapshots.complete_snapshots()
+    return newest_without_key(table, snapshots, cache(zone.source_relations)) is not None
 
 
 def _watermark(zone: RawZone, table: CdcTable, scd: int) -> Position | None:

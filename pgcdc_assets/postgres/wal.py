@@ -9,6 +9,7 @@ Source: Postgres documentation, 9.28.3 Backup Control Functions and 28.4 Asynchr
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,15 @@ CURRENT_LSN_SQL = (
 _PAGE_HEADER_BYTES = 40
 
 _POLL_SECONDS = 0.02
+
+
+def read_clock(conn: Connection) -> dt.datetime:
+    """Return the time by the server's clock."""
+    with conn.cursor() as cursor:
+        cursor.execute("select clock_timestamp()")
+        ((now,),) = cursor.fetchall()
+    assert isinstance(now, dt.datetime)
+    return now
 
 
 def read_barrier(conn: Connection, limit_seconds: float = 10.0) -> Lsn:

@@ -115,10 +115,13 @@ class Relation:
         """Names of the columns that identify a row; empty for a table without a key.
 
         The primary key identifies a row if the old tuples of updates and deletes contain all its
-        columns. Otherwise the columns of the replica identity's index identify a row.
+        columns, or if there are none: with the replica identity NOTHING, the server refuses updates
+        and deletes. Otherwise the columns of the replica identity's index identify a row.
         """
         identity = tuple(column.name for column in self.columns if column.is_key)
-        if self.primary_key and (self.has_full_identity or set(self.primary_key) <= set(identity)):
+        has_no_old_tuples = self.replica_identity is ReplicaIdentity.NOTHING
+        has_old_key = self.has_full_identity or set(self.primary_key) <= set(identity)
+        if self.primary_key and (has_no_old_tuples or has_old_key):
             return self.primary_key
         return () if self.has_full_identity else identity
 

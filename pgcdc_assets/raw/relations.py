@@ -68,6 +68,16 @@ class RelationRegistry:
         """
         return [(each.lsn, each.relation) for each in self._versions_of(epoch, relation_id)]
 
+    def version_before(self, epoch: int, relation_id: int, lsn: Lsn) -> Relation | None:
+        """Return the newest version that was seen up to an LSN; None for an unknown relation.
+
+        A snapshot registers its version before the changes below its LSN are captured.
+        """
+        known = self._versions_of(epoch, relation_id)
+        seen = [version for version in known if version.lsn <= lsn]
+        newest = max(seen or known, key=lambda v: (v.lsn, v.version), default=None)
+        return None if newest is None else newest.relation
+
     def register(self, epoch: int, relation: Relation, lsn: Lsn) -> int:
         """Return the version number of a relation's schema, a new number for a new schema.
 

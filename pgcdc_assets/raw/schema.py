@@ -121,6 +121,7 @@ SCHEMA_EVENTS = pa.schema(
         pa.field("needs_snapshot", pa.bool_(), nullable=False),
         pa.field("found_by", pa.string(), nullable=False),
         pa.field("recorded_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("seen_at", pa.timestamp("us", tz="UTC")),
     ]
 )
 

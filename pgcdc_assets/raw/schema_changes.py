@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.schema_events import SchemaChange
 from pgcdc_assets.raw.type_changes import is_widened, modifier_text
 
@@ -110,10 +110,10 @@ def _compare_keys(
     before: Relation, after: Relation, matched: list[tuple[Column, Column]]
 ) -> Iterator[SchemaChangeFound]:
     later_names = {earlier.name: later.name for earlier, later in matched}
-    expected = tuple(later_names.get(name, "") for name in _key(before))
-    key = _key(after)
+    expected = tuple(later_names.get(name, "") for name in before.row_key)
+    key = after.row_key
     if key != expected:
-        detail = f"The key is {', '.join(key) or 'missing'} now, and was {_names(_key(before))}."
+        detail = f"The key is {_names(key)} now, and was {_names(before.row_key)}."
         yield SchemaChangeFound(SchemaChange.KEY_CHANGED, key, detail, set(key) != set(expected))
     if before.replica_identity is not after.replica_identity:
         detail = (
@@ -121,13 +121,6 @@ def _compare_keys(
             f"and was {before.replica_identity.sql}."
         )
         yield SchemaChangeFound(SchemaChange.IDENTITY_CHANGED, (), detail, False)
-
-
-def _key(relation: Relation) -> tuple[str, ...]:
-    """Return the key of the rows. Without a replica identity no row is updated or deleted."""
-    if relation.replica_identity is ReplicaIdentity.NOTHING:
-        return relation.primary_key
-    return relation.row_key
 
 
 def _names(names: tuple[str, ...]) -> str:

@@ -69,6 +69,8 @@ class SchemaEvent:
         detail: one sentence without a row value.
         needs_snapshot: the stream cannot replay the change.
         found_by: `stream`, `catalog`, or `merge` for a change that the capture did not foresee.
+        seen_at: of an event of the catalog, the time of the look by the source's clock; None in a
+            lake of an early release.
         recorded_at: time of the record by the clock of the recording machine, set by `record`. The
             time orders nothing.
     """
@@ -82,6 +84,7 @@ class SchemaEvent:
     detail: str
     needs_snapshot: bool
     found_by: str
+    seen_at: dt.datetime | None = field(default=None, compare=False)
     recorded_at: dt.datetime | None = field(default=None, compare=False)
 
     @property
@@ -207,6 +210,7 @@ def _row(event: SchemaEvent) -> dict[str, Any]:
         "needs_snapshot": event.needs_snapshot,
         "found_by": event.found_by,
         "recorded_at": event.recorded_at,
+        "seen_at": event.seen_at,
     }
 
 
@@ -222,4 +226,5 @@ def _event(row: dict[str, Any]) -> SchemaEvent:
         needs_snapshot=row["needs_snapshot"],
         found_by=row["found_by"],
         recorded_at=row["recorded_at"],
+        seen_at=row["seen_at"],
     )

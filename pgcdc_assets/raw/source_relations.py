@@ -151,6 +151,18 @@ class SourceRelations:
         ]
         return names[-1] if names else None
 
+    def snapshot_lsn(self, table: TableName, relation_id: int, before: Lsn) -> Lsn | None:
+        """Return the LSN of a table's newest snapshot of a relation below an LSN.
+
+        Without such a snapshot it is None.
+        """
+        lsns = [
+            lsn
+            for lsn, described in self._snapshots.get(table, [])
+            if lsn < before and described.relation.relation_id == relation_id
+        ]
+        return max(lsns, default=None)
+
     def was_of_another(self, name: TableName, relation_id: int, lsn: Lsn) -> bool:
         """Return whether another relation was seen with a name up to an LSN."""
         return any(

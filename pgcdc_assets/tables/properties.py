@@ -24,6 +24,10 @@ MAX_COLUMN_ID = "delta.columnMapping.maxColumnId"
 
 KEY = "pgcdc.key"
 
+# For a table that no snapshot replaces, and that had another key before: the key of the snapshot
+# with which it got its key.
+KEY_SINCE = "pgcdc.key_since"
+
 # The types that the settings chose for columns of the table: JSON, by column.
 CHOSEN_TYPES = "pgcdc.types"
 RELATION_VERSION = "pgcdc.relation_version"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import pyarrow as pa
 
@@ -24,6 +25,7 @@ from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.keyed_snapshots import snapshots_with_key
 
 # The column of an error about the whole table.
 ALL_COLUMNS = "(all)"
@@ -117,9 +119,11 @@ def _strictest_policy(table: CdcTable, events: Iterable[SchemaEvent]) -> str:
     return max(wanted, key=SCHEMA_POLICIES.index)
 
 
-def read_gate(zone: RawZone, table: CdcTable, through: Position) -> SchemaGate | None:
+def read_gate(zone: RawZone, table: CdcTable, scd: int, through: Position) -> SchemaGate | None:
     """Read the open events of one table for a fold that uses no snapshot above its end."""
     snapshots = [s for s in zone.snapshots.complete_snapshots() if s.position <= through]
+    if table.needs_key(scd):
+        snapshots = snapshots_with_key(table, snapshots, cache(zone.source_relations))
     return find_gates([table], zone.schema_events.read(), snapshots).get(table.name)
 
 

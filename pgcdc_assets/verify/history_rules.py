@@ -42,6 +42,21 @@ _COUNTED = {
 }
 
 
+def ended_after(key_since: str) -> str:
+    """Write the SQL of whether a version did not end before the table got its key.
+
+    Earlier versions are of rows that another key identified.
+
+    Args:
+        key_since: the key of a snapshot.
+    """
+    epoch, lsn = key_since.split("-")
+    return (
+        "_valid_to_lsn IS NULL OR struct(coalesce(_valid_to_epoch, 0), _valid_to_lsn) > "
+        f"struct({int(epoch)}, {int(lsn, 16)}L)"
+    )
+
+
 @dataclass(frozen=True)
 class VersionCounts:
     """Counts of violations in a history.

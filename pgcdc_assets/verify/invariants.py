@@ -25,11 +25,11 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.tuning import SMALL_BYTES, tune
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.columns import EPOCH_COLUMNS
+from pgcdc_assets.tables.columns import DELETED, EPOCH_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.added_defaults import count_missing, find_added_columns
 from pgcdc_assets.verify.findings import Findings, Rule
-from pgcdc_assets.verify.history_rules import HistoryRules
+from pgcdc_assets.verify.history_rules import HistoryRules, ended_after
 from pgcdc_assets.verify.image_rules import count_duplicates
 from pgcdc_assets.verify.merge_key import MergeKey
 from pgcdc_assets.verify.scd1_vs_scd2 import PairComparison, find_pair
@@ -141,6 +141,8 @@ class _Check:
     def _check_image(self, pinned: TableVersion, begin: Lsn | None) -> None:
         rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
         key = MergeKey(pinned.key, dict(rows.dtypes))
+        if pinned.key_since is not None and DELETED in pinned.columns:
+            rows = rows.where(f"NOT ({DELETED} AND ({key.lacks_value()}))")
         self.row_count, duplicates = count_duplicates(self.session, rows, key, begin)
         self.violations[Rule.DUPLICATE_KEYS] = duplicates
 
@@ -148,6 +150,8 @@ class _Check:
         self, pinned: TableVersion, begin: Lsn | None, epochs: Sequence[Epoch]
     ) -> None:
         rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
+        if pinned.key_since is not None:
+            rows = rows.where(ended_after(pinned.key_since))
         key = MergeKey(pinned.key, dict(rows.dtypes))
         is_ordered = pinned.is_ordered(epochs)
         touched_from = self._touched_from(pinned, epochs)

@@ -40,6 +40,16 @@ class MergeKey:
         """Write the select expressions of the parts over the table's rows."""
         return [f"{sql} AS {alias}" for alias, sql in self._parts()]
 
+    def lacks_value(self) -> str:
+        """Write the SQL over the table's rows that a column of the key has neither value nor text.
+
+        Only a row that was deleted before the table got this key may have none.
+        """
+        return " OR ".join(
+            f"({identifier(name)} IS NULL AND try_element_at(_rescued, {string(name)}) IS NULL)"
+            for name in self.names
+        )
+
     def same(self, one: str, other: str) -> str:
         """Write the SQL condition that rows of two relations have the same key."""
         return " AND ".join(f"{one}.{alias} <=> {other}.{alias}" for alias in self.aliases)

@@ -19,7 +19,13 @@ from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.fence import read_watermarks
-from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION, parse_key
+from pgcdc_assets.tables.properties import (
+    KEY,
+    KEY_SINCE,
+    RELATION_ID,
+    RELATION_VERSION,
+    parse_key,
+)
 from pgcdc_assets.tables.state import explain_read_errors, open_table
 from pgcdc_assets.verify.target import TargetVersion, read_version
 
@@ -47,6 +53,7 @@ class TableVersion:
         row_count: None if the log does not have the count.
         current_count: current rows of a history; None if the log does not have the count.
         files: Parquet files with the rows; None if only Delta can read the files.
+        key_since: the key of the snapshot with which the table got another key than before.
     """
 
     path: str
@@ -60,6 +67,7 @@ class TableVersion:
     row_count: int | None
     current_count: int | None
     files: tuple[str, ...] | None
+    key_since: str | None = None
 
     @property
     def watermark(self) -> Position | None:
@@ -118,6 +126,7 @@ def _pin(
         watermarks=watermarks,
         columns=tuple(field.name for field in table.schema().fields),
         key=parse_key(properties[KEY]),
+        key_since=properties.get(KEY_SINCE),
         relation_id=int(properties.get(RELATION_ID, 0)),
         relation_version=int(properties.get(RELATION_VERSION, 0)),
         size_bytes=int(pc.sum(files.column("size_bytes")).as_py() or 0),

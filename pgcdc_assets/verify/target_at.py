@@ -77,7 +77,7 @@ def _find_or_stage(
         SchemaChangeError: a schema change before the moment needs a snapshot, which is not taken
             or is later.
     """
-    gate = read_gate(zone, table, Position(moment.epoch, moment.lsn))
+    gate = read_gate(zone, table, _SCD, Position(moment.epoch, moment.lsn))
     if gate is not None and gate.hold < (moment.epoch, moment.lsn):
         raise schema_change_error(table.name, gate.events[0])
     path = table_path(zone.lake, zone.name, table.schema, table.table, _SCD)

@@ -21,6 +21,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.schema import CHANGES
+from pgcdc_assets.raw.table_ends import find_table_ends
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import schema_ddl
 from pgcdc_assets.table_name import TableName
@@ -38,21 +39,22 @@ class ExplainableEnds:
 
     Attributes:
         ranges: half-open LSN ranges of an epoch whose changes the raw zone still has.
-        snapshot_at: LSNs of snapshots. A snapshot may remove any key.
+        removed_at: LSNs at which any key may end: those of snapshots, and the ends of tables that
+            another table has replaced.
     """
 
     schema: str
     table: str
     key: tuple[str, ...]
     ranges: tuple[LsnWindow, ...]
-    snapshot_at: tuple[Lsn, ...]
+    removed_at: tuple[Lsn, ...]
 
     def condition(self, column: str) -> str:
         """Write the SQL condition that an end at an LSN is checked."""
         within = _any(f"({column} >= {int(s)} AND {column} < {int(e)})" for _, s, e in self.ranges)
-        if not self.snapshot_at:
+        if not self.removed_at:
             return within
-        listed = ", ".join(str(int(lsn)) for lsn in self.snapshot_at)
+        listed = ", ".join(str(int(lsn)) for lsn in self.removed_at)
         return f"({within} AND {column} NOT IN ({listed}))"
 
 
@@ -73,10 +75,13 @@ def find_explainable_ends(
         start = max(epoch.start_lsn, since or Lsn(0), floor or Lsn(0))
         if start < watermark:
             ranges.append(LsnWindow(epoch.epoch, start, watermark))
-    snapshot_at = [
-        copy.snapshot_lsn for copy in zone.snapshots.complete_snapshots() if copy.name == name
-    ]
-    return ExplainableEnds(*name, pinned.key, tuple(ranges), tuple(snapshot_at))
+    snapshots = [copy for copy in zone.snapshots.complete_snapshots() if copy.name == name]
+    removed_at = [copy.snapshot_lsn for copy in snapshots]
+    for number in sorted({copy.epoch for copy in snapshots}):
+        of_epoch = [copy for copy in snapshots if copy.epoch == number]
+        if len({copy.relation_id for copy in of_epoch}) > 1:
+            removed_at += find_table_ends(zone, of_epoch, zone.source_relations(number))
+    return ExplainableEnds(*name, pinned.key, tuple(ranges), tuple(removed_at))
 
 
 def read_leaving_changes(

@@ -73,6 +73,21 @@ def test_a_snapshot_has_all_earlier_changes(capturing: Capturing) -> None:
     assert capturing.zone.schema_events.read() == events
 
 
+def test_rows_below_a_snapshot_are_compared_with_the_version_before_them(
+    capturing: Capturing,
+) -> None:
+    """The snapshot without a key is registered before the rows that still had the key."""
+    _begin(capturing)
+    capturing.database.execute("update t set a = 2")
+    capturing.database.execute("alter table t drop constraint t_pkey")
+    assert shown(poll(capturing)) == ["t key_changed!"]
+    _snapshot(capturing, _T)
+    capturing.capture()
+    events = capturing.zone.schema_events.read()
+    assert shown(events) == ["t key_changed!"]
+    assert _open(capturing) == []
+
+
 def test_a_recreated_and_renamed_table_gets_a_snapshot(capturing: Capturing) -> None:
     """The poll that finds another table with the declared name records its OID."""
     execute = capturing.database.execute

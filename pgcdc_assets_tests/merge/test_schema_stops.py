@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.errors import ReplicaIdentityError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.plan import Plan, plan_merge
 from pgcdc_assets.merge.schema_stops import SchemaStops
+from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.keyed_snapshots import snapshots_with_key
 
 TABLE = CdcTable("shop", "items", (1, 2))
 WINDOWS = [
@@ -40,14 +43,21 @@ def _plan(
     target: CdcTable = TABLE,
     is_bounded: bool = False,
 ) -> tuple[Plan, str]:
-    stops = SchemaStops.read(zone, [target], snapshots, NEWEST, is_bounded=is_bounded)
+
+    def relations(epoch: int) -> SourceRelations:
+        return SourceRelations(epoch, snapshots, zone.relations.versions(epoch))
+
+    stops = SchemaStops.read(zone, [target], snapshots, NEWEST, relations, is_bounded=is_bounded)
     mark = None if watermark is None else Position(1, Lsn(watermark))
+    usable = list(snapshots)
+    if target.needs_key(scd):
+        usable = snapshots_with_key(target, snapshots, relations)
 
     def plan(through: LsnWindow) -> Plan:
         return plan_merge(
             target,
             mark,
-            snapshots,
+            usable,
             lambda epoch: WINDOWS,
             through,
             in_order=target.keeps_history(scd),
@@ -137,3 +147,63 @@ def test_with_ask_no_change_is_folded_before_the_new_snapshot(changed: RawZone) 
     # The snapshot exists, so the history does not fail before the snapshot is applied.
     held, waits_for = _plan(changed, 2, 150, [FIRST, _snapshot(500)], target=target)
     assert (held.end, bool(waits_for)) == (247, True)
+
+
+_KEYED, _KEYLESS = 1, 2
+
+
+@pytest.fixture
+def keyless(zone: RawZone) -> RawZone:
+    """A zone with a relation that loses its key at 248 (version 2)."""
+    columns = (Column("id", 23, is_key=True, attnum=1, type="int4"),)
+    relation = Relation(7, "shop", "items", ReplicaIdentity.DEFAULT, columns, ("id",))
+    zone.relations.register(1, relation, Lsn(100))
+    without = tuple(replace(column, is_key=False) for column in columns)
+    zone.relations.register(1, replace(relation, columns=without, primary_key=()), Lsn(248))
+    zone.relations.flush()
+    zone.schema_events.record([_key_event(248)])
+    return zone
+
+
+def _key_event(lsn: int) -> SchemaEvent:
+    change = SchemaChange.KEY_CHANGED
+    return SchemaEvent(1, Lsn(lsn), TABLE.name, 7, change, (), "It changed.", True, STREAM)
+
+
+def _copied(lsn: int, version: int) -> Snapshot:
+    return replace(FIRST, snapshot_lsn=Lsn(lsn), relation_version=version, relation_id=7)
+
+
+@pytest.mark.parametrize("key", [None, ("id",)])
+def test_a_history_stops_before_a_snapshot_without_a_key(
+    keyless: RawZone, key: tuple[str, ...] | None
+) -> None:
+    target = replace(TABLE, key=key)
+    copies = [_copied(100, _KEYED), _copied(300, _KEYLESS)]
+    plan, _ = _plan(keyless, 1, 150, copies, target=target)
+    assert (plan.snapshot, plan.start, plan.end) == (copies[1], 300, 400)
+    before, waits_for = _plan(keyless, 2, 150, copies, target=target)
+    assert (before.start, before.end, before.is_last) == (150, 247, False)
+    assert "key_changed at 0/F8" in waits_for
+    for scd, changed in ((2, target), (1, replace(target, soft_deletes=True))):
+        with pytest.raises(ReplicaIdentityError, match=r"shop\.items has .*ADD PRIMARY KEY"):
+            _plan(keyless, scd, 247, copies, target=changed)
+    with pytest.raises(ReplicaIdentityError, match="ADD PRIMARY KEY"):
+        _plan(keyless, 2, None, copies[1:], target=target)
+
+
+def test_a_history_waits_for_the_snapshot_with_the_key_that_is_back(keyless: RawZone) -> None:
+    keyless.schema_events.record([_key_event(320)])
+    copies = [_copied(100, _KEYED), _copied(300, _KEYLESS)]
+    held, waits_for = _plan(keyless, 2, 247, copies)
+    assert (held.start, held.end, held.is_last) == (247, 247, True)
+    assert waits_for
+    # The changes in between may have no key: the next step ends before the next event.
+    healed, waits_for = _plan(keyless, 2, 247, [*copies, _copied(350, _KEYED)])
+    assert (healed.snapshot, healed.start, healed.end) == (None, 247, 319)
+    assert (healed.is_last, waits_for) == (False, "")
+    # The snapshot is there, and the changes before it are not captured.
+    held, waits_for = _plan(keyless, 2, 247, [*copies, _copied(500, _KEYED)])
+    assert (held.end, bool(waits_for)) == (247, True)
+    rebuilt, _ = _plan(keyless, 2, None, [*copies, _copied(350, _KEYED)], is_bounded=True)
+    assert (rebuilt.snapshot, rebuilt.end) == (copies[0], 247)

@@ -33,7 +33,8 @@ def _relation(identity: str, *columns: Column, primary_key: tuple[str, ...] = ()
         (_relation("f", KEY_A, KEY_B, primary_key=("a",)), ("a",)),
         (_relation("f", A, B, primary_key=("a",)), ("a",)),
         (_relation("n", A, B), ()),
-        (_relation("n", A, B, primary_key=("a",)), ()),
+        # There are neither updates nor deletes.
+        (_relation("n", A, B, primary_key=("a",)), ("a",)),
     ],
 )
 def test_the_row_key_has_the_columns_that_updates_and_deletes_send(

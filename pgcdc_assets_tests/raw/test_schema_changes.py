@@ -127,6 +127,61 @@ def test_each_change_is_found_and_judged(name: str) -> None:
     assert _found(_BEFORE, after) == expected
 
 
+_FULL = {"replica_identity": ReplicaIdentity.FULL}
+_BY_INDEX = {"replica_identity": ReplicaIdentity.INDEX}
+_B = replace(_A, is_key=True)
+_UNKEYED = replace(_ID, is_key=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        pytest.param(_BEFORE, _relation(_ID, _B, **_FULL), {"identity_changed"}, id="full"),
+        pytest.param(_relation(_ID, _B, **_FULL), _BEFORE, {"identity_changed"}, id="default"),
+        pytest.param(
+            _BEFORE, _relation(_ID, _A, **_BY_INDEX), {"identity_changed"}, id="index of the key"
+        ),
+        pytest.param(
+            _BEFORE,
+            _relation(_ID, _A, primary_key=(), **_BY_INDEX),
+            {"identity_changed"},
+            id="index instead of the key",
+        ),
+        pytest.param(
+            _BEFORE,
+            _relation(_ID, _B, **_BY_INDEX),
+            {"identity_changed"},
+            id="index with more columns than the key",
+        ),
+        pytest.param(
+            _BEFORE,
+            _relation(_UNKEYED, _B, **_BY_INDEX),
+            {"key_changed a!", "identity_changed"},
+            id="index of other columns",
+        ),
+        pytest.param(
+            _relation(_ID, _B, **_FULL),
+            _relation(_ID, _B, primary_key=(), **_FULL),
+            {"key_changed!"},
+            id="no key under full",
+        ),
+        pytest.param(
+            _relation(_UNKEYED, _A, primary_key=()), _BEFORE, {"key_changed id!"}, id="key again"
+        ),
+        pytest.param(
+            _relation(_UNKEYED, _A, replica_identity=ReplicaIdentity.NOTHING),
+            _BEFORE,
+            {"identity_changed"},
+            id="identity again",
+        ),
+    ],
+)
+def test_a_snapshot_is_needed_if_other_columns_identify_a_row(
+    before: Relation, after: Relation, expected: set[str]
+) -> None:
+    assert _found(before, after) == expected
+
+
 def test_a_key_in_another_order_identifies_the_same_rows() -> None:
     both = (_ID, replace(_A, is_key=True))
     before = _relation(*both, primary_key=("id", "a"))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.schema import SCHEMA_EVENTS
 from pgcdc_assets.raw.schema_events import (
     CATALOG,
     STREAM,
     SchemaChange,
     SchemaEvent,
     SchemaEventLog,
+    _row,
     open_events,
 )
 from pgcdc_assets.raw.snapshots import Snapshot
@@ -28,6 +32,7 @@ from pgcdc_assets.table_name import TableName
 
 ORDERS = TableName("shop", 'Order "Lines"')
 USERS = TableName("shop", "users")
+NOW = dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
 
 
 def _event(lsn: int = 100, **values: Any) -> SchemaEvent:
@@ -54,6 +59,22 @@ def test_a_lake_without_the_table_has_no_events_and_reading_creates_nothing(zone
     assert zone.schema_events.table.load() is None
     assert zone.schema_events.record([]) == []
     assert zone.schema_events.table.load() is None
+
+
+def test_the_events_of_an_early_release_have_no_time_of_the_look(zone: RawZone) -> None:
+    event, columns = _event(), [f for f in SCHEMA_EVENTS if f.name != "seen_at"]
+    early = replace(
+        zone.schema_events, table=replace(zone.schema_events.table, schema=pa.schema(columns))
+    )
+    row = {**_row(event), "recorded_at": NOW}
+    del row["seen_at"]
+    assert early.table.commit_rows(
+        early.table.load_or_create(), [row], app_id="pgcdc:test:schema_events", app_version=1
+    )
+    assert [(e, e.seen_at) for e in zone.schema_events.read()] == [(event, None)]
+    later = _event(lsn=200, found_by=CATALOG, seen_at=NOW)
+    assert zone.schema_events.record([event, later]) == [later]
+    assert [e.seen_at for e in zone.schema_events.read()] == [None, NOW]
 
 
 def test_an_event_is_stored_once_with_all_its_facts(zone: RawZone) -> None:

@@ -15,7 +15,7 @@ from pgcdc_assets.merge.fold.retained import retained_fields
 from pgcdc_assets.merge.fold.table_schema import Field, Layout, TableSchema
 from pgcdc_assets.merge.fold.type_changes import converted_text, is_followed
 from pgcdc_assets.merge.fold.types import delta_type, full_type
-from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.added_columns import find_added_default
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.schema_events import SchemaChange
@@ -25,11 +25,9 @@ from pgcdc_assets.tables.columns import (
     SystemColumns,
     check_names,
 )
+from pgcdc_assets.tables.keyed_snapshots import KEYED
 from pgcdc_assets.tables.properties import parse_key
 from pgcdc_assets.tables.source_columns import TableColumn, source_of
-
-# Identities whose old tuples hold the columns of an index, and nothing else.
-_KEYED = frozenset({ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX})
 
 VersionPair = tuple[RelationVersion, RelationVersion]
 
@@ -176,7 +174,7 @@ def _check_identity(
     for name, position in zip(key, positions, strict=True):
         if position is None:
             raise _no_key_column(relation, name)
-        if relation.replica_identity in _KEYED and not relation.columns[position].is_key:
+        if relation.replica_identity in KEYED and not relation.columns[position].is_key:
             raise ReplicaIdentityError(
                 relation=relation.qualified_name,
                 identity=relation.replica_identity.sql,

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fold.table_schema import TableSchema
+from pgcdc_assets.raw.table_ends import TableEnd
 from pgcdc_assets.spark.sql import string
 from pgcdc_assets.tables.columns import normalize_name
 from pgcdc_assets.tables.source_columns import SOURCE
@@ -29,6 +30,7 @@ class SnapshotRows:
         lsn: the LSN of the snapshot.
         at: the time of the snapshot.
         key: the snapshot's position as text.
+        end: where the rows of the table before end, if the snapshot is one of another table.
     """
 
     frame: DataFrame
@@ -36,6 +38,12 @@ class SnapshotRows:
     lsn: Lsn
     at: dt.datetime
     key: str
+    end: TableEnd | None = None
+
+    @property
+    def rows_end(self) -> TableEnd:
+        """Where the rows end that the snapshot does not have."""
+        return TableEnd(self.lsn, self.at) if self.end is None else self.end
 
 
 def type_columns(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import ConfigurationError, ReplicaIdentityError
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge.kinds.base import TableKind
 from pgcdc_assets.merge.kinds.current_image import CurrentImage
 from pgcdc_assets.merge.kinds.history import History
 from pgcdc_assets.merge.kinds.keyless import KeylessBag, KeylessLog
 from pgcdc_assets.merge.kinds.soft_deletes import SoftDeletes
 from pgcdc_assets.merge.task import MergeTask
-from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.columns import DELETED, OP, SystemColumns
 from pgcdc_assets.tables.properties import KEY
@@ -28,22 +27,18 @@ def choose_table_kind(spark: SparkSession, zone: RawZone, task: MergeTask) -> Ta
         spark: a session that no other thread uses at the same time.
 
     Raises:
-        ReplicaIdentityError: the settings need a key, and the table has no key.
         ConfigurationError: the existing table is of another kind.
     """
     target = task.plan.target
     kind: type[TableKind]
-    if not _has_key(task):
-        relation = task.relations[-1].relation
-        if task.scd == 2:
-            raise _no_key(relation, "so versions cannot be assigned to rows: use scd: [1]")
-        if target.soft_deletes:
-            raise _no_key(relation, "so a deleted row cannot be distinguished from equal rows")
-        kind = KeylessLog if target.without_key == "log" else KeylessBag
-    elif task.scd == 2:
+    if task.scd == 2:
         kind = History
+    elif target.soft_deletes:
+        kind = SoftDeletes
+    elif _has_key(task):
+        kind = CurrentImage
     else:
-        kind = SoftDeletes if target.soft_deletes else CurrentImage
+        kind = KeylessLog if target.without_key == "log" else KeylessBag
     if task.scd == 1 and task.state is not None:
         _check_kind_is_unchanged(task, task.state, kind.system)
     return kind(spark, zone, task)
@@ -69,13 +64,3 @@ def _check_kind_is_unchanged(task: MergeTask, state: ScdState, system: SystemCol
             reason=f"Table {task.plan.target.qualified_name}: its SCD1 table was made {made} "
             f"{meaning}, but its settings have changed. Rebuild the table: `pgcdc rebuild`."
         )
-
-
-def _no_key(relation: Relation, reason: str) -> ReplicaIdentityError:
-    """Return the error of a table whose settings need a key."""
-    return ReplicaIdentityError(
-        relation=relation.qualified_name,
-        identity=relation.replica_identity.sql,
-        reason=f"it has no primary key, and no key is configured, {reason}",
-        remedy="ALTER TABLE ... ADD PRIMARY KEY (...), or name the key in the settings",
-    )

@@ -8,6 +8,7 @@ by `_is_current`, so that a merge never reads the versions that have ended.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,6 +19,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import Truncation
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.key_range import KeyRange, match_sql
@@ -26,15 +28,19 @@ from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.truncates import truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import SnapshotRows, name_columns, type_columns
 from pgcdc_assets.merge.fold.versions import AffectedRows, build_versions, typed_events
-from pgcdc_assets.merge.kinds import base
-from pgcdc_assets.merge.kinds.base import AccumulatingTable, Counts
+from pgcdc_assets.merge.kinds import accumulating
+from pgcdc_assets.merge.kinds.accumulating import AccumulatingTable
+from pgcdc_assets.merge.kinds.base import Counts
+from pgcdc_assets.merge.kinds.changed_key import rows_without_key, same_value_sql
 from pgcdc_assets.merge.kinds.epoch_columns import add_epochs
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.merge.write import (
     SOURCE_VIEW,
+    alter_all,
     create_or_replace,
     insert_sql,
     replace_where,
+    run_merge,
     values_by_name,
 )
 from pgcdc_assets.spark.sql import delta_table, identifier, timestamp
@@ -42,6 +48,8 @@ from pgcdc_assets.tables.columns import (
     EPOCH_COLUMNS,
     IS_CURRENT,
     SCD2_COLUMNS,
+    VALID_FROM_EPOCH,
+    VALID_FROM_LSN,
     VALID_TO,
     VALID_TO_EPOCH,
     VALID_TO_LSN,
@@ -151,6 +159,14 @@ class RewrittenRange:
         return int(self.counted.get["altered"])
 
 
+def end_sql(lsn: Lsn, at: dt.datetime, epoch: int) -> str:
+    """Return the assignments that end a version; the end is not before the beginning."""
+    return (
+        f"t._valid_to = greatest(t._valid_from, {timestamp(at)}), t._valid_to_lsn = {int(lsn)}L, "
+        f"t._valid_to_epoch = {epoch}, t._is_current = false"
+    )
+
+
 def end_versions_sql(truncate: Truncation, epoch: int) -> str:
     """Return the clause that ends every other current version at a TRUNCATE."""
     first = truncate_sql(truncate)
@@ -186,7 +202,29 @@ class History(AccumulatingTable):
 
     def snapshot_events(self, copied: SnapshotRows, stored: DataFrame | None) -> DataFrame:
         """Write a snapshot as events."""
-        return base.snapshot_events(copied, stored)
+        began_later = "false"
+        if copied.end is not None:
+            epoch, end = self.task.plan.epoch, int(copied.end.lsn)
+            began_later = f"({VALID_FROM_EPOCH} <=> {epoch} AND {VALID_FROM_LSN} >= {end})"
+        return accumulating.snapshot_events(copied, stored, began_later=began_later)
+
+    def end_rows_without_key(
+        self, key: Sequence[str | None], copied: SnapshotRows, step: Step
+    ) -> None:
+        """End the current rows that the columns of a new key do not identify."""
+        end = end_sql(*copied.rows_end, self.task.plan.epoch)
+        if None in key:
+            clause = f"WHEN NOT MATCHED BY SOURCE AND t._is_current THEN UPDATE SET {end}"
+            alter_all(self.spark, self.task.path, clause, step)
+            return
+        names = [name for name in key if name is not None]
+        run_merge(
+            self.spark,
+            rows_without_key(self.read_stored(), names),
+            f"MERGE INTO {delta_table(self.task.path)} t USING {SOURCE_VIEW} s\n"
+            f"ON t._is_current AND {same_value_sql(names)}\nWHEN MATCHED THEN UPDATE SET {end}",
+            step,
+        )
 
     def changed_events(self, touched: AffectedRows) -> DataFrame:
         """Return changes as events with typed values."""

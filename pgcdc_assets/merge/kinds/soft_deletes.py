@@ -8,10 +8,12 @@ merges: a key that is inserted and deleted within one merge leaves a row too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from pgcdc_assets.merge.change_stats import Truncation
 from pgcdc_assets.merge.fold.events import Fold
@@ -19,11 +21,24 @@ from pgcdc_assets.merge.fold.key_range import KeyRange, match_sql
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import SnapshotRows, type_snapshot_rows
 from pgcdc_assets.merge.fold.versions import AffectedRows, stored_rows, typed_events
-from pgcdc_assets.merge.kinds import base
-from pgcdc_assets.merge.kinds.base import AccumulatingTable
-from pgcdc_assets.merge.write import SOURCE_VIEW, create_or_replace, insert_sql, values_by_name
-from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS, SystemColumns
+from pgcdc_assets.merge.kinds import accumulating
+from pgcdc_assets.merge.kinds.accumulating import AccumulatingTable
+from pgcdc_assets.merge.kinds.changed_key import key_values
+from pgcdc_assets.merge.opened_table import stored_key
+from pgcdc_assets.merge.write import (
+    SOURCE_VIEW,
+    create_or_replace,
+    insert_sql,
+    overwrite,
+    values_by_name,
+)
+from pgcdc_assets.spark.sql import delta_table, identifier
+from pgcdc_assets.tables.columns import (
+    DELETED,
+    DELETED_AT_LSN,
+    SOFT_DELETE_COLUMNS,
+    SystemColumns,
+)
 from pgcdc_assets.tables.fence import Step
 
 
@@ -47,7 +62,7 @@ def snapshot_events(copied: SnapshotRows, rows: DataFrame | None) -> DataFrame:
         rows: all rows of the table; None for an empty table.
     """
     there = None if rows is None else in_place(rows)
-    events = base.snapshot_events(copied, there)
+    events = accumulating.snapshot_events(copied, there)
     others = [name for name in events.columns if name != "commit_ts"]
     return events.selectExpr(*others, "CAST(NULL AS TIMESTAMP) AS commit_ts")
 
@@ -142,6 +157,41 @@ class SoftDeletes(AccumulatingTable):
     def read_stored(self) -> DataFrame:
         """Read all rows: the key of a deleted row may be inserted again."""
         return self.read_table()
+
+    def end_rows_without_key(
+        self, key: Sequence[str | None], copied: SnapshotRows, step: Step
+    ) -> None:
+        """Mark the rows that the columns of a new key do not identify as deleted.
+
+        Of several deleted rows with one value of the new key, the last one is kept.
+        """
+        lsn = int(copied.rows_end.lsn)
+        rows = self.read_table()
+        if None in key:
+            is_lost, is_kept = "NOT _deleted", "true"
+        else:
+            values = key_values([name for name in key if name is not None])
+            of_key = f"PARTITION BY {', '.join(f'struct({each.sql})' for each in values)}"
+            is_null = " OR ".join(each.is_null for each in values)
+            before = [n for n in stored_key(self.task.state) if n in rows.columns]
+            order = ["_deleted", "_lsn DESC", "_ordinal DESC", *map(identifier, before)]
+            rows = rows.selectExpr(
+                "*",
+                f"({is_null}) AS lacks_key",
+                f"count_if(NOT _deleted) OVER ({of_key}) AS rows_of_key",
+                f"row_number() OVER ({of_key} ORDER BY {', '.join(order)}) AS place",
+            )
+            is_lost = "NOT _deleted AND (lacks_key OR rows_of_key > 1)"
+            is_kept = "lacks_key OR place = 1"
+        changed = {
+            DELETED: f"_deleted OR ({is_lost})",
+            DELETED_AT_LSN: f"IF({is_lost}, {lsn}L, _deleted_at_lsn)",
+        }
+        columns = [
+            F.expr(changed.get(name, identifier(name))).alias(name)
+            for name in self.read_table().columns
+        ]
+        overwrite(rows.where(is_kept).select(*columns), self.task.path, step)
 
     def snapshot_events(self, copied: SnapshotRows, stored: DataFrame | None) -> DataFrame:
         """Write a snapshot as events."""
