@@ -105,6 +105,8 @@ def plan_merge(
         skips_to_snapshot: ignore the changes before the next snapshot, which cannot be folded.
         limits: of the step; later changes are left to the next step.
 
+    A table without a snapshot of the epoch of `through` is merged through the end of its epoch.
+
     Raises:
         MergeConflict: the table has no usable snapshot.
         WatermarkGap: windows between the watermark and `through` are missing.
@@ -131,6 +133,12 @@ def plan_merge(
     snapshot = usable[-1] if usable else None
     epoch, start = snapshot.position if snapshot is not None else _known(watermark)
     if epoch < through.epoch:
+        rest = None if is_bounded or watermark is None else landed(epoch)
+        if rest and rest[-1].window.end > start:
+            # A table that left the publication gets no snapshot of the next epoch.
+            step = _plan_range(target, epoch, start, rest[-1].window.end, snapshot, rest, limits)
+            if step.recorded_changes:
+                return step
         raise _no_snapshot_of_epoch(target, epoch, through.epoch)
     end = through.end if epoch == through.epoch else start
     windows = landed(epoch) if end > start else ()
@@ -138,10 +146,14 @@ def plan_merge(
 
 
 def _no_snapshot_of_epoch(target: CdcTable, last: int, epoch: int) -> SnapshotNeeded:
-    return SnapshotNeeded(
-        table=target.qualified_name,
-        reason=f"epoch {epoch} of the slot has no snapshot of it, and the changes after epoch "
-        f"{last} are not in the raw zone",
+    return SnapshotNeeded(table=target.qualified_name, reason=explain_end_of_epoch(last, epoch))
+
+
+def explain_end_of_epoch(last: int, epoch: int) -> str:
+    """Return why a table is not merged beyond its epoch."""
+    return (
+        f"epoch {epoch} of the slot has no snapshot of the table, and the changes after epoch "
+        f"{last} are not in the raw zone"
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pgcdc_assets.errors import SnapshotNeeded
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.opened_table import OpenedTable
-from pgcdc_assets.merge.plan import Plan
+from pgcdc_assets.merge.plan import Plan, explain_end_of_epoch
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.schema_events import MERGE, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot
@@ -111,7 +111,7 @@ class SchemaStops:
             plan: plans a step up to the end of a window.
 
         Returns:
-            The plan, and the events that the table waits for, in sentences.
+            The plan, and the events or the snapshot that the table waits for, in sentences.
 
         Raises:
             SchemaChangeError: by the table's setting, a person takes the snapshot; or the fold of
@@ -144,7 +144,14 @@ class SchemaStops:
                 raise no_key_error(target, scd, keyless)
             # The next step is this error.
             found = replace(found, is_last=False)
-        return found, "" if gate is None or within == self.through else gate.reason
+        if gate is not None and within != self.through:
+            return found, gate.reason
+        is_behind = found.epoch < self.through.epoch and found.is_last
+        return found, self._explain_end(found) if is_behind else ""
+
+    def _explain_end(self, found: Plan) -> str:
+        reason = explain_end_of_epoch(found.epoch, self.through.epoch)
+        return f"{reason[0].upper()}{reason[1:]}."
 
     def is_replaced(self, table: OpenedTable, snapshots: Sequence[Snapshot]) -> bool:
         """Return whether the next changes follow an event that the table's relation was replaced.
@@ -172,6 +179,8 @@ class SchemaStops:
             return self.through
         if self.is_bounded:
             raise schema_change_error(name, gate.events[0])
+        if gate.hold.epoch < self.through.epoch:
+            return LsnWindow(gate.hold.epoch, Lsn(0), gate.hold.lsn)
         return self.through._replace(end=gate.hold.lsn)
 
     def _cut(self, name: TableName, found: Plan, plan: Callable[[LsnWindow], Plan]) -> Plan:

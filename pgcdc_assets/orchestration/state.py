@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.lsn import Position
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.source_relations import SourceRelations
@@ -70,7 +70,9 @@ class TableState:
     def needs_merge(self) -> bool:
         """Whether a first snapshot, changes or a newer snapshot wait for a merge."""
         if self.snapshot_at is None:
-            return False
+            # A table that left has no snapshot of a later epoch, and may lack changes before it.
+            is_behind = self.watermark is not None and self.waiting_changes > 0
+            return self.has_left and is_behind and not self.is_stopped
         if self.is_broken or self.is_stopped:
             return True
         if self.watermark is None or self.waiting_changes > 0:
@@ -200,13 +202,15 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
             is_stopped |= is_reached and gate is None and _has_lost_key(zone, table)
         is_held = held is not None and not is_stopped and held.is_reached(through)
         reachable = held.hold if held is not None and is_held else through
-        waiting = 0
+        waiting, copied = 0, copies.get(table.name)
+        has_left = table.name in left
         if watermark is not None:
+            if has_left and copied is None:
+                reachable = min(reachable, Position(watermark.epoch + 1, Lsn(0)))
             waiting = _changes_between(windows, names, table, watermark, reachable)
         merged = watermark
         if watermark is not None and waiting == 0 and not is_stopped:
             merged = max(watermark, reachable)
-        has_left = table.name in left
         if has_left and waiting == 0 and not is_stopped:
             # The table waits for a snapshot that is never taken.
             merged = through

@@ -199,10 +199,28 @@ def test_a_rebuild_does_not_begin_an_epoch_with_a_snapshot_above_its_end() -> No
     through = LsnWindow.of(2, 50, 60)
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
     copies = [_snapshot(100), _snapshot(90, epoch=2)]
-    with pytest.raises(MergeConflict, match="epoch 2 of the slot has no snapshot of it"):
+    with pytest.raises(MergeConflict, match="epoch 2 of the slot has no snapshot of the table"):
         plan_merge(
             TARGET, Position(1, Lsn(400)), copies, landed, through, in_order=True, is_bounded=True
         )
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_table_without_a_snapshot_of_the_epoch_is_merged_through_the_end_of_its_own(
+    in_order: bool,
+) -> None:
+    through = LsnWindow.of(2, 50, 60)
+    landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
+
+    def plan(start: int) -> Plan:
+        mark = Position(1, Lsn(start))
+        return plan_merge(TARGET, mark, [_snapshot(100)], landed, through, in_order=in_order)
+
+    rest = plan(200)
+    assert (rest.epoch, rest.snapshot, rest.start, rest.end) == (1, None, 200, 400)
+    assert rest.is_last
+    with pytest.raises(MergeConflict, match="epoch 2 of the slot has no snapshot of the table"):
+        plan(400)
 
 
 MEGABYTE = 1024 * 1024

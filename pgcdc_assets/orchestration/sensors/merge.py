@@ -151,7 +151,7 @@ class _Tick:
         uncopied = {
             self._key(t)
             for t in self.state.tables
-            if t.snapshot_at is None or self._is_copied(t) or (t.is_held and not t.needs_merge)
+            if self._is_copied(t) or ((t.snapshot_at is None or t.is_held) and not t.needs_merge)
         }
         selected = [key for key in self.keys.values() if key not in failing | uncopied]
         last = landed[-1]

@@ -1,0 +1,93 @@
+"""A table that left its publication, in the epochs after it and in the retention of windows."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from psycopg2 import sql
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.orchestration.state import left_tables
+from pgcdc_assets.policies import RetentionPolicy, WindowPolicy
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.settings import CdcCapture
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.support.database import Database
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+B = TableName("public", "b")
+
+
+def rows(orchestrated: Orchestrated, spark: SparkSession) -> list[int]:
+    path = table_path(orchestrated.lake, NAME, *B, 1)
+    return sorted(row["id"] for row in spark.read.format("delta").load(path).collect())
+
+
+def loaded_again(orchestrated: Orchestrated) -> Orchestrated:
+    """Load the definitions with the present list of tables."""
+    return Orchestrated(
+        orchestrated.database, orchestrated.lake, orchestrated.instance, orchestrated.capture
+    )
+
+
+def test_a_table_that_left_holds_no_windows_of_a_renewed_epoch_and_loses_no_change(
+    database: Database, lake: Lake, instance: dg.DagsterInstance, spark: SparkSession
+) -> None:
+    for table in ("a", "b"):
+        database.execute(f"create table {table} (id int primary key)")
+        database.execute(f"insert into {table} values (1)")
+    database.execute("create publication pub for all tables")
+    capture = CdcCapture(
+        NAME,
+        "pub",
+        (),
+        slot=f"s_{database.name}",
+        windows=WindowPolicy(max_age_seconds=0, retry_seconds=0, run_seconds=0),
+        retention=RetentionPolicy(raw_days=0),
+        catalog_poll_seconds=0,
+        selection=TableSelection(),
+    )
+    first = Orchestrated(database, lake, instance, capture)
+    first.tick("lag")
+    first = loaded_again(first)
+    first.sync()
+    assert rows(first, spark) == [1]
+
+    # The last change of the table is landed, and not merged, when the table leaves.
+    database.execute("insert into b values (2); insert into a values (2)")
+    first.land()
+    database.execute("drop table b")
+    database.execute(
+        sql.SQL("select pg_drop_replication_slot({})").format(sql.Literal(capture.slot))
+    )
+    assert renew_epoch(database.settings(), first.zone, capture.slot, "pub").epoch == 2
+    database.execute("insert into a values (3)")
+    first.tick("lag")
+    second = loaded_again(first)
+    second.sync()
+    assert list(left_tables(second.zone, capture)) == [B]
+    assert second.equals_source("a")
+    assert rows(second, spark) == [1, 2]
+
+    database.execute("insert into a values (4)")
+    second.sync()
+    upkeep = second.location.repository.get_job(f"{NAME}_upkeep")
+    assert upkeep.execute_in_process(instance=instance).success
+    assert second.zone.changes.windows(1) == []
+    assert second.zone.changes.windows(2) == []
+
+    # A table of its name is captured again, in the later epoch.
+    database.execute("create table b (id int primary key); insert into b values (5)")
+    second.tick("lag")
+    third = loaded_again(second)
+    third.sync()
+    database.execute("insert into b values (6)")
+    third.sync()
+    assert left_tables(third.zone, capture) == {}
+    assert rows(third, spark) == [5, 6]
+    assert third.equals_source("a")
