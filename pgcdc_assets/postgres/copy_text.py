@@ -19,6 +19,8 @@ from pgcdc_assets.protocol import utf8
 from pgcdc_assets.protocol.frames import HEAD_BYTES
 
 _TAB, _NEWLINE, _BACKSLASH, _NULL_MARK = 0x09, 0x0A, 0x5C, 0x4E
+# Bytes whose escapes are found at a time.
+_PIECE_BYTES = 1024 * 1024
 # A byte that is neither a separator nor an escape. The byte replaces heads, which are removed.
 _FILLER = 0x2E
 
@@ -69,11 +71,13 @@ def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
         row_count = int(np.count_nonzero(source == _NEWLINE))
         nothing = pa.array([], TEXTS.value_type)
         return pa.ListArray.from_arrays(np.zeros(row_count + 1, np.int32), nothing, type=TEXTS)
-    is_separator = (source == _NEWLINE) | (source == _TAB)
+    is_newline = source == _NEWLINE
+    newline_count = np.count_nonzero(is_newline)
+    is_separator = is_newline
+    is_separator |= source == _TAB
     ends = np.flatnonzero(is_separator)
     row_count, rest = divmod(len(ends), column_count)
     row_ends = ends[column_count - 1 :: column_count]
-    newline_count = np.count_nonzero(source == _NEWLINE)
     if rest or newline_count != row_count or not (source[row_ends] == _NEWLINE).all():
         raise _malformed(f"{len(ends)} values in {newline_count} rows of {column_count} columns")
     if row_count and row_ends[-1] != len(source) - 1:
@@ -81,7 +85,7 @@ def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
     if heads is not None and not np.array_equal(heads[1:], row_ends[:-1] + 1):
         raise _malformed("a message is not one row")
 
-    keep = ~is_separator
+    keep = np.logical_not(is_separator, out=is_separator)
     offsets = np.zeros(len(ends) + 1, np.int64)
     offsets[1:] = ends - np.arange(len(ends))
     if heads is not None:
@@ -89,19 +93,8 @@ def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
             keep[heads + position] = False
         by_row = offsets[1:].reshape(row_count, column_count)
         by_row -= HEAD_BYTES * np.arange(1, row_count + 1)[:, None]
-    validity = None
-    escapes = _escapes(source)
-    if len(escapes):
-        escaped = source[escapes + 1]
-        is_null = escaped == _NULL_MARK
-        nulls = escapes[is_null]
-        source[escapes + 1] = _UNESCAPED[escaped]
-        keep[escapes] = False
-        keep[nulls + 1] = False
-        offsets[1:] -= np.searchsorted(escapes, ends) + np.searchsorted(nulls, ends)
-        is_valid = np.ones(len(ends), dtype=bool)
-        is_valid[np.searchsorted(ends, nulls)] = False
-        validity = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+    is_null = _unescape(source, ends, keep, offsets)
+    validity = pa.py_buffer(np.packbits(~is_null, bitorder="little")) if is_null.any() else None
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(source[keep])]
     values = pa.LargeStringArray.from_buffers(len(ends), buffers[1], buffers[2], buffers[0])
     try:
@@ -112,16 +105,58 @@ def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
     return pa.ListArray.from_arrays(rows, values, type=TEXTS)
 
 
-def _escapes(source: Bytes) -> Positions:
+def _unescape(
+    source: Bytes, ends: Positions, keep: npt.NDArray[np.bool_], offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Replace escaped characters, and return which values are NULL.
+
+    A large value may consist of escapes, and the positions of escapes need many times its size. The
+    bytes are therefore read in pieces.
+
+    Args:
+        source: whole rows, which are changed.
+        ends: positions of the separators.
+        keep: cleared at the characters that are not part of a text.
+        offsets: of the texts; reduced by these characters.
+    """
+    is_null = np.zeros(len(ends), dtype=bool)
+    removed = np.zeros(len(ends), dtype=np.int64)
+    total, begins_escaped = 0, False
+    for start in range(0, len(source), _PIECE_BYTES):
+        stop = min(start + _PIECE_BYTES, len(source))
+        escapes = _escapes(source[start:stop], begins_escaped) + start
+        begins_escaped = bool(len(escapes)) and int(escapes[-1]) == stop - 1
+        if begins_escaped and stop == len(source):
+            raise _malformed("the last escape is cut short")
+        first, last = np.searchsorted(ends, (start, stop))
+        removed[first:last] = total
+        if not len(escapes):
+            continue
+        escaped = source[escapes + 1]
+        nulls = escapes[escaped == _NULL_MARK]
+        source[escapes + 1] = _UNESCAPED[escaped]
+        keep[escapes] = False
+        keep[nulls + 1] = False
+        within = ends[first:last]
+        removed[first:last] += np.searchsorted(escapes, within) + np.searchsorted(nulls, within)
+        is_null[np.searchsorted(ends, nulls)] = True
+        total += len(escapes) + len(nulls)
+    offsets[1:] -= removed
+    return is_null
+
+
+def _escapes(piece: Bytes, begins_escaped: bool) -> Positions:
     """Return the positions of the backslashes that begin an escape.
 
     In a run of backslashes, the first, third, fifth, ... backslash begins an escape.
+
+    Args:
+        begins_escaped: the first byte is escaped by the byte before the piece.
     """
-    backslashes = np.flatnonzero(source == _BACKSLASH)
+    skipped = int(begins_escaped)
+    backslashes = np.flatnonzero(piece[skipped:] == _BACKSLASH) + skipped
     if not len(backslashes):
         return backslashes
-    if backslashes[-1] == len(source) - 1:
-        raise _malformed("the last escape is cut short")
     starts = np.ones(len(backslashes), dtype=bool)
     starts[1:] = np.diff(backslashes) != 1
     run_start = np.maximum.accumulate(np.where(starts, backslashes, 0))

@@ -76,9 +76,20 @@ def copy_chunks(
     chunks: queue.Queue[CopyChunk | None] = queue.Queue(_WAITING_CHUNKS)
     failures: list[BaseException] = []
 
+    def put(chunk: CopyChunk) -> None:
+        chunks.put(chunk)
+        if len(chunk.source) > 2 * chunk_bytes:
+            # A large row: wait until it is taken, so that few large rows are in memory.
+            chunks.join()
+
+    def take() -> CopyChunk | None:
+        chunk = chunks.get()
+        chunks.task_done()
+        return chunk
+
     def run() -> None:
         try:
-            read(conn, statement, chunk_bytes, chunks.put)
+            read(conn, statement, chunk_bytes, put)
         except BaseException as error:
             failures.append(error)
         finally:
@@ -88,14 +99,14 @@ def copy_chunks(
     reader.start()
     is_finished = False
     try:
-        while (chunk := chunks.get()) is not None:
+        while (chunk := take()) is not None:
             yield chunk
         is_finished = True
     finally:
         if not is_finished:
             with contextlib.suppress(psycopg2.Error):
                 conn.cancel()
-            while chunks.get() is not None:
+            while take() is not None:
                 pass
         reader.join()
     if failures:
@@ -136,7 +147,7 @@ class _Sink:
 
     def flush(self) -> None:
         if self._rows:
-            chunk = CopyChunk.of(b"".join(self._rows))
+            chunk = CopyChunk(np.frombuffer(bytearray().join(self._rows), dtype=np.uint8))
             self._rows, self._size = [], 0
             self._put(chunk)
 

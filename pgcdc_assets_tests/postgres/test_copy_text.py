@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -41,6 +43,16 @@ def encode(rows: list[list[str | None]]) -> bytes:
 def test_any_rows_survive_a_round_trip(rows: list[list[str | None]]) -> None:
     width = len(rows[0]) if rows else 3
     assert decode_copy_text(CopyChunk.of(encode(rows)), width).to_pylist() == rows
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_escapes_across_pieces_survive_a_round_trip(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgcdc_assets.postgres.copy_text._PIECE_BYTES", size)
+    values = ["\\" * n + end for n in range(6) for end in ("", "a", "\t", "\n")]
+    rows = [["N", None, value, "\\N", None] for value in (*values, "", None, "ab\\\\N")]
+    assert decode_copy_text(CopyChunk.of(encode(rows)), 5).to_pylist() == rows
 
 
 def test_rows_without_columns_are_counted() -> None:
@@ -103,3 +115,17 @@ def test_a_message_of_two_rows_is_a_protocol_error() -> None:
     chunk = CopyChunk(CopyChunk.of(data).source, np.array([0, 7], np.int64))
     with pytest.raises(ProtocolError, match="a message is not one row"):
         decode_copy_text(chunk, 1)
+
+
+@pytest.mark.parametrize("value", ["\\", "\n", "x\t", 'a"b\\"'])
+def test_a_large_row_of_escapes_is_decoded_in_a_few_times_its_size(value: str) -> None:
+    data = encode([["1", value * (8_000_000 // len(value))]])
+    chunk = CopyChunk.of(data)
+    tracemalloc.start()
+    try:
+        decode_copy_text(chunk, 2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Two masks and the text, and the positions of the escapes of one piece.
+    assert peak < 3 * len(data) + 100 * 1024 * 1024
