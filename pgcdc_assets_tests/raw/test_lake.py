@@ -54,7 +54,7 @@ def test_a_file_system_that_ignores_case_has_only_the_first_of_two_tables(
     assert lake.ignores_case
     (finding,) = check_folders(lake, NAMES)
     assert (finding.severity, finding.table) == ("error", "public.orders")
-    assert "Tables public.Orders and public.orders" in finding.message
+    assert "tables public.Orders and public.orders differ only in case" in finding.message
     for accepted in (("public", twin), ("public", "other"), ("new", "orders")):
         lake.check_folder("a table", lake.path("c", "scd1", *accepted))
     with pytest.raises(ConfigurationError, match=rf"Table public\.orders .*{twin} belongs to"):
