@@ -15,6 +15,8 @@ from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,
     compare_tables,
+    read_uncertain_values,
+    record_comparison,
     source_moment,
     wait_captured,
 )
@@ -140,6 +142,7 @@ def _verify(
             wait_captured(zone, moment, 0.0)
         spark = loaded.spark.session()
         targets = [table.of_kinds([1]) for table in tables]
+        uncertain = read_uncertain_values(zone)
         found = compare_tables(spark, settings, zone, capture.publication, targets, moment)
         with progress() as display, activity(f"comparison of {capture.name}", "tables") as work:
             for outcome in found:
@@ -148,6 +151,7 @@ def _verify(
                     complain(f"{outcome.qualified_name}: {outcome.error}")
                     yield outcome.error
                     continue
+                record_comparison(zone, uncertain, outcome)
                 display.say(f"{outcome.qualified_name}: compared, {outcome.source_rows:,} rows")
                 yield outcome
 

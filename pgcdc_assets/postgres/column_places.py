@@ -15,8 +15,8 @@ in the order of the commits. If the two do not agree on one result, the result i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from pgcdc_assets.protocol.relation import Column, Relation
 
-# Bounds the search if many columns were dropped since the message.
-_MOST_RESULTS = 256
-
 _Attnums = tuple[int, ...]
+
+# Name, type and typmod.
+_Facts = tuple[str, int, int]
 
 _ATTRIBUTES = """
 select attrelid::bigint, attnum, xmin::text::bigint, attisdropped,
@@ -154,8 +154,11 @@ def find_places(
     if attributes.has_column_list:
         return None
     there = {column.attnum: column for column in current.columns if column.attnum is not None}
-    names = {c.attnum: c for version in known for c in version.columns if c.attnum is not None}
-    names |= there
+    facts: dict[int, set[_Facts]] = {}
+    for version in (*known, current):
+        for column in version.columns:
+            if column.attnum is not None:
+                facts.setdefault(column.attnum, set()).add(_facts(column))
     # A column that an earlier version lacks was dropped before, and did not come back.
     lacking = {
         row.attnum
@@ -173,18 +176,29 @@ def find_places(
 
     def fits(column: Column, row: Attribute) -> bool:
         """Return whether the column may be that of the row, as far as its type tells."""
-        seen = names.get(row.attnum)
-        is_same_type = seen is None or _type(seen) == _type(column)
-        return is_same_type or (row.attnum in there and row.is_changed_after(xid) is not False)
+        types = {each[1:] for each in facts.get(row.attnum, ())}
+        is_altered = row.attnum in there and row.is_changed_after(xid) is not False
+        return is_altered or not types or _facts(column)[1:] in types
 
     def fits_anyhow(column: Column, row: Attribute) -> bool:
-        """Return the same, for a change of a transaction that ran at the same time."""
-        return row.attnum in there or fits(column, row)
+        """Return the same, if the type was altered without being announced."""
+        return True
+
+    def existed(row: Attribute) -> bool | None:
+        """Return whether the column existed; None if it is not known."""
+        return True if row.attnum in there else None
+
+    def existed_by_id(row: Attribute) -> bool | None:
+        """Return the same by the ids of the transactions."""
+        return True if row.attnum in there else row.is_changed_after(xid)
 
     for condition in (fits, fits_anyhow):
-        results = _first(_place(announced, order, there, condition), _MOST_RESULTS)
-        if results:
-            return _choose(announced, results, names, attributes.rows, xid)
+        search = _Search(announced, order, facts, condition)
+        best, agreeing = search.find(existed), search.find(existed_by_id)
+        if best is not None:
+            agrees = agreeing is not None and agreeing.known == best.known
+            is_certain = best.is_only or (agrees and not best.has_rival)
+            return Places((agreeing or best).attnums, is_certain)
     return None
 
 
@@ -194,67 +208,81 @@ def _is_sent(column: Column | None, attributes: Attributes) -> bool:
     return attributes.sends_generated and column.generated == "s"
 
 
-def _place(
-    announced: Sequence[Column],
-    order: Sequence[Attribute],
-    there: Mapping[int, Column],
-    fits: Callable[[Column, Attribute], bool],
-) -> Iterator[_Attnums]:
-    """Yield the attnums that the columns may have. Columns after the last one were added later."""
-    stack: list[tuple[int, _Attnums]] = [(0, ())]
-    while stack:
-        index, found = stack.pop()
-        if len(found) == len(announced):
-            yield found
-            continue
-        if index == len(order):
-            continue
-        row = order[index]
-        if row.attnum not in there:
-            stack.append((index + 1, found))
-        if fits(announced[len(found)], row):
-            stack.append((index + 1, (*found, row.attnum)))
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The best of the possible attnums of some columns.
+
+    Attributes:
+        known: those of columns that are known to have had the announced name and type.
+        has_rival: other attnums have as many known columns, and not the same.
+        is_only: no other attnums are possible.
+    """
+
+    attnums: _Attnums
+    known: _Attnums = ()
+    has_rival: bool = False
+    is_only: bool = True
 
 
-def _first(results: Iterator[_Attnums], count: int) -> list[_Attnums]:
-    return [result for result, _ in zip(results, range(count), strict=False)]
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search for the attnums of announced columns.
+
+    Attributes:
+        order: the columns that may be meant, in order.
+        facts: the names and types that a column is known to have had, by attnum.
+        fits: whether a column may be that of a row.
+    """
+
+    announced: Sequence[Column]
+    order: Sequence[Attribute]
+    facts: Mapping[int, set[_Facts]]
+    fits: Callable[[Column, Attribute], bool]
+
+    def find(self, existed: Callable[[Attribute], bool | None]) -> _Found | None:
+        """Return the attnums with the most known columns, if any are possible.
+
+        A column that existed is announced, if it is not after the last announced one: those were
+        added later. `found[i]` is the result for the columns from `i` on, in the rows so far, from
+        the last row back to the first.
+        """
+        end = len(self.announced)
+        found: list[_Found | None] = [None] * end + [_Found(())]
+        for row in reversed(self.order):
+            there = existed(row)
+            found = [
+                *(
+                    _better(
+                        None if there is False else self._placed(i, row, found[i + 1]),
+                        None if there is True else found[i],
+                    )
+                    for i in range(end)
+                ),
+                found[end],
+            ]
+        return found[0]
+
+    def _placed(self, index: int, row: Attribute, rest: _Found | None) -> _Found | None:
+        """Return the result of the later columns with one more column before these."""
+        column = self.announced[index]
+        if rest is None or not self.fits(column, row):
+            return None
+        is_known = _facts(column) in self.facts.get(row.attnum, ())
+        return replace(
+            rest,
+            attnums=(row.attnum, *rest.attnums),
+            known=(row.attnum, *rest.known) if is_known else rest.known,
+        )
 
 
-def _choose(
-    announced: Sequence[Column],
-    results: Sequence[_Attnums],
-    known: Mapping[int, Column],
-    rows: Sequence[Attribute],
-    xid: int,
-) -> Places:
-    """Return the attnums with the most known columns that agree with the ids of transactions."""
-
-    def score(attnums: _Attnums) -> int:
-        return sum(_likeness(c, known.get(n)) for c, n in zip(announced, attnums, strict=True))
-
-    def agrees(attnums: _Attnums) -> bool:
-        last = max(attnums, default=0)
-        existed = [
-            (row.attnum in attnums, row.is_changed_after(xid))
-            for row in rows
-            if row.is_dropped and row.attnum <= last
-        ]
-        return all(is_after in (None, is_there) for is_there, is_after in existed)
-
-    highest = max(map(score, results))
-    best = [attnums for attnums in results if score(attnums) == highest]
-    agreeing = [attnums for attnums in results if agrees(attnums)]
-    chosen = [attnums for attnums in best if agrees(attnums)] or agreeing or best
-    is_certain = len(results) == 1 or (len(best) == 1 and best[0] in agreeing)
-    return Places(chosen[0], is_certain)
+def _better(one: _Found | None, other: _Found | None) -> _Found | None:
+    if one is None or other is None:
+        return one or other
+    best, rival = sorted((one, other), key=lambda found: len(found.known), reverse=True)
+    is_tie = len(best.known) == len(rival.known)
+    has_rival = best.has_rival or (is_tie and (rival.has_rival or best.known != rival.known))
+    return replace(best, has_rival=has_rival, is_only=False)
 
 
-def _likeness(announced: Column, known: Column | None) -> int:
-    """Return 2 for the known name and type, 1 for a column that nothing is known of, else 0."""
-    if known is None:
-        return 1
-    return 2 * ((known.name, _type(known)) == (announced.name, _type(announced)))
-
-
-def _type(column: Column) -> tuple[int, int]:
-    return column.type_oid, column.typmod
+def _facts(column: Column) -> _Facts:
+    return column.name, column.type_oid, column.typmod

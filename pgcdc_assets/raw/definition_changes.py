@@ -43,7 +43,8 @@ def compare_definitions(before: TableDefinition, after: TableDefinition) -> list
         # The stream fails at a change from the time without the name, so no change is skipped.
         found.append(_publication_changed("The publication has its name again.", False))
     is_rewritten = after.is_rewritten_since(before)
-    for change in compare_relations(before.relation, after.relation, is_rewritten):
+    changes = compare_relations(before.relation, after.relation, is_rewritten)
+    for change in changes:
         if change.change is SchemaChange.COLUMN_DROPPED:
             attnums = {c.attnum for c in before.relation.columns if c.name in change.columns}
             if attnums & after.attnums:
@@ -54,6 +55,7 @@ def compare_definitions(before: TableDefinition, after: TableDefinition) -> list
         found.append(change)
     if is_rewritten:
         found += _find_rewrite(before, after)
+        found += _find_uncertain_values(changes)
     found += _find_other_texts(before, after)
     found += _compare_partitions(before.partitions, after.partitions)
     return found
@@ -160,6 +162,15 @@ def _find_rewrite(before: TableDefinition, after: TableDefinition) -> Iterator[S
     if rewritten:
         detail = f"ALTER TYPE may have changed the values of {' or '.join(rewritten)}."
         yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
+
+
+def _find_uncertain_values(changes: Iterable[SchemaChangeFound]) -> Iterator[SchemaChangeFound]:
+    """Find an ALTER TYPE that widened a type and rewrote the table, perhaps with USING."""
+    of_types = [change for change in changes if change.change is SchemaChange.TYPE_WIDENED]
+    widened = [name for change in of_types for name in change.columns]
+    if widened:
+        detail = f"ALTER TYPE rewrote the table, and may have changed {' or '.join(widened)}."
+        yield SchemaChangeFound(SchemaChange.VALUES_UNCERTAIN, tuple(widened), detail, False)
 
 
 def _find_other_texts(

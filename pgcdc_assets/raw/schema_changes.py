@@ -31,7 +31,7 @@ def compare_relations(
     """Return the changes from one version of a relation to a later version.
 
     A widened type counts as replayable, although ALTER TYPE ... USING may have changed the values:
-    neither the stream nor the catalog keeps the expression.
+    neither the stream nor the catalog keeps the expression. See `uncertain_values`.
 
     Args:
         before: the earlier version.

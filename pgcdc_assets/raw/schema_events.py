@@ -47,6 +47,8 @@ class SchemaChange(enum.StrEnum):
     TABLE_DROPPED = "table_dropped"
     TABLE_RECREATED = "table_recreated"
     TABLE_REWRITTEN = "table_rewritten"
+    VALUES_UNCERTAIN = "values_uncertain"
+    VALUES_CONFIRMED = "values_confirmed"
     PARTITION_ATTACHED = "partition_attached"
     PARTITION_DETACHED = "partition_detached"
     PUBLICATION_CHANGED = "publication_changed"
@@ -191,7 +193,8 @@ def open_events(
     found: dict[TableName, list[SchemaEvent]] = {}
     for event in sorted(events, key=lambda event: event.position):
         copied = newest.get(event.table)
-        is_counted = event.needs_snapshot or event.table in replayable_of
+        is_change = event.change is not SchemaChange.VALUES_CONFIRMED
+        is_counted = event.needs_snapshot or (is_change and event.table in replayable_of)
         if is_counted and (copied is None or not event.is_healed_by(copied)):
             found.setdefault(event.table, []).append(event)
     return found

@@ -11,6 +11,7 @@ from pgcdc_assets.verify.comparison_point import Moment, source_moment, wait_cap
 from pgcdc_assets.verify.findings import Findings, Rule
 from pgcdc_assets.verify.invariants import check_all, check_merged
 from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, DifferenceKind
+from pgcdc_assets.verify.rewritten_tables import read_uncertain_values, record_comparison
 
 __all__ = [
     "Comparison",
@@ -26,6 +27,8 @@ __all__ = [
     "compare_table",
     "compare_tables",
     "key_columns",
+    "read_uncertain_values",
+    "record_comparison",
     "source_moment",
     "wait_captured",
 ]

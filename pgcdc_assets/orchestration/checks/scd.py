@@ -34,6 +34,8 @@ from pgcdc_assets.verify import (
     Moment,
     check_all,
     compare_tables,
+    read_uncertain_values,
+    record_comparison,
     source_moment,
     wait_captured,
 )
@@ -173,6 +175,7 @@ class _CheckRun:
         if not tables:
             return
         settings = self.settings()
+        uncertain = read_uncertain_values(self.zone)
         with _captured_moment(settings, self.zone, self.capture) as moment:
             outcomes = compare_tables(
                 self.session(),
@@ -187,6 +190,7 @@ class _CheckRun:
                 if isinstance(outcome, ComparisonFailure):
                     yield check, outcome.error
                 else:
+                    record_comparison(self.zone, uncertain, outcome)
                     yield check, _compared(check, outcome)
 
 

@@ -22,6 +22,8 @@ from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
+from pgcdc_assets.orchestration.jobs.requested_job import requested_job
+from pgcdc_assets.orchestration.jobs.sync_comparisons import compare_uncertain_tables
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
@@ -79,9 +81,15 @@ def sync_capture(
             sentences of all. After the error of a snapshot or a merge, all other work is done.
     """
     tags = {ADOPT_SLOT_TAG: "true"} if adopt_slot else {}
-    sync = _Sync(instance, location, loaded, say, limits or SyncLimits(), tags)
-    sync.progress.barrier = barrier
-    return sync.run(resnapshot, partial)
+
+    def bring_through(end: Lsn | None, *request: Any) -> SyncReport:
+        sync = _Sync(instance, location, loaded, say, limits or SyncLimits(), tags)
+        sync.progress.barrier = end
+        return sync.run(*request)
+
+    report = bring_through(barrier, resnapshot, partial)
+    # A run through a given LSN serves a comparison.
+    return report if barrier else compare_uncertain_tables(loaded, bring_through, report)
 
 
 class _Sync:
@@ -106,11 +114,12 @@ class _Sync:
         self.report = SyncReport(self.name)
         self.failures: list[PgcdcError] = []
         self.failed_snapshots: set[str] = set()
+        self.took_snapshot = False
         self.failed_merges: set[dg.AssetKey] = set()
         self.merged: dict[dg.AssetKey, LsnWindow] = {}
 
     def run(
-        self, resnapshot: Sequence[CdcTable], partial: PartialRequest | None = None
+        self, resnapshot: Sequence[CdcTable] = (), partial: PartialRequest | None = None
     ) -> SyncReport:
         token, partial_token = sync_progress.set(self.progress), partial_request.set(partial)
         try:
@@ -135,11 +144,12 @@ class _Sync:
         progress = self.progress
         waiting_since: float | None = None
         while True:
-            progress.is_blocked = False
+            progress.is_blocked, self.took_snapshot = False, False
             acted = self._execute_all(self._tick(self.names.lag_sensor))
             why_no_capture, progress.waiting = progress.waiting, ""
             merges = self._tick(self.names.merge_sensor)
-            if self._is_through(merges):
+            # The next tick moves the barrier behind a snapshot that was taken in this one.
+            if not self.took_snapshot and self._is_through(merges):
                 return
             acted = self._execute_all(merges) or acted
             if acted:
@@ -279,6 +289,7 @@ class _Sync:
 
     def _take_snapshots(self, job_name: str, request: dg.RunRequest) -> None:
         result = self._run(job_name, request)
+        self.took_snapshot = True
         if result.success:
             return
         events = result.get_asset_materialization_events()
@@ -384,17 +395,3 @@ class _Sync:
         finally:
             seconds = time.monotonic() - started
             self.report.seconds[part] = self.report.seconds.get(part, 0.0) + seconds
-
-
-def requested_job(
-    repository: dg.RepositoryDefinition, job_name: str, request: dg.RunRequest
-) -> dg.JobDefinition:
-    """Return the part of a job that a sensor requested."""
-    job = repository.get_job(job_name)
-    if not request.asset_selection:
-        return job
-    # The asset selection of execute_in_process adds every check of the assets.
-    return job.get_subset(
-        asset_selection=frozenset(request.asset_selection),
-        asset_check_selection=frozenset(request.asset_check_keys or ()),
-    )

@@ -37,6 +37,19 @@ class SyncReport:
     seconds: dict[str, float] = field(default_factory=dict)
     run_ids: list[str] = field(default_factory=list)
 
+    def followed_by(self, later: SyncReport) -> SyncReport:
+        """Return the report of this run and a run that continued it."""
+        parts = self.seconds.keys() | later.seconds.keys()
+        return SyncReport(
+            self.name,
+            later.barrier,
+            self.window_count + later.window_count,
+            self.change_count + later.change_count,
+            self.merge_count + later.merge_count,
+            {part: self.seconds.get(part, 0.0) + later.seconds.get(part, 0.0) for part in parts},
+            [*self.run_ids, *later.run_ids],
+        )
+
     @property
     def total_seconds(self) -> float:
         """Total of the parts in seconds."""

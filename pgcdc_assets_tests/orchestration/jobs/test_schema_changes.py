@@ -15,7 +15,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES
 from pgcdc_assets.orchestration.jobs.sync import sync_capture
 from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
-from pgcdc_assets.orchestration.state import read_gates
+from pgcdc_assets.orchestration.state import read_gates, read_state
 from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
@@ -130,6 +130,25 @@ def test_one_sync_heals_a_change_that_cannot_be_replayed(
     assert orchestrated.sync().merge_count == 0
     assert len(resnapshots(orchestrated)) == done
     assert all(run.is_success for run in orchestrated.instance.get_runs())
+
+
+def test_a_sync_with_nothing_to_capture_merges_the_snapshot_that_it_takes(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """The snapshot is above the end of the WAL at the start of the sync."""
+    orchestrated = with_policy(orchestrated, "follow")
+    orchestrated.sync()
+    orchestrated.sync()
+    event = catalog_event(orchestrated, "v")
+    orchestrated.sync()
+    [newest] = {
+        snapshot.position
+        for snapshot in orchestrated.zone.snapshots.complete_snapshots()
+        if snapshot.name == A and snapshot.position >= event.position
+    }
+    states = read_state(orchestrated.zone, orchestrated.capture).tables
+    marks = [state.watermark for state in states if state.table.name == A]
+    assert all(mark is not None and mark >= newest for mark in marks), (newest, marks)
 
 
 def shown(orchestrated: Orchestrated) -> tuple[dg.AssetCheckEvaluation, dict[str, object]]:

@@ -1,0 +1,81 @@
+"""Comparisons at the end of a one-shot run: tables whose values USING may have changed.
+
+The run captures and merges through the moment of the comparison. A table that differs from the
+source then gets its snapshot in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
+from pgcdc_assets.orchestration.project.code_location import LoadedCapture
+from pgcdc_assets.orchestration.state import left_tables
+from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.uncertain_values import not_comparable
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.verify import (
+    Comparison,
+    compare_tables,
+    read_uncertain_values,
+    record_comparison,
+    source_moment,
+    wait_captured,
+)
+
+
+def find_uncertain_tables(loaded: LoadedCapture) -> dict[CdcTable, SchemaEvent]:
+    """Return the tables whose values wait for a comparison, each with its event."""
+    uncertain = read_uncertain_values(loaded.zone)
+    left = left_tables(loaded.zone, loaded.capture) if uncertain else {}
+    return {
+        table: uncertain[table.name]
+        for table in loaded.capture.tables
+        if table.name in uncertain and table.name not in left
+    }
+
+
+def compare_uncertain_tables(
+    loaded: LoadedCapture,
+    bring_through: Callable[[Lsn | None], SyncReport],
+    report: SyncReport,
+) -> SyncReport:
+    """Compare the tables whose values are uncertain, and heal those that differ.
+
+    Args:
+        bring_through: brings the capture through an LSN, or through the present.
+        report: the report of the run so far.
+
+    Returns:
+        The report of the whole run.
+    """
+    uncertain = find_uncertain_tables(loaded)
+    if not uncertain:
+        return report
+    zone, capture = loaded.zone, loaded.capture
+    compared = [table for table in uncertain if table.mirrors_source]
+    found = zone.schema_events.record(
+        [not_comparable(event) for table, event in uncertain.items() if table not in compared]
+    )
+    if compared:
+        settings = loaded.postgres.settings()
+        with source_moment(settings, zone, capture.slot) as moment:
+            report = report.followed_by(bring_through(moment.lsn))
+            wait_captured(zone, moment, 0.0)
+            outcomes = compare_tables(
+                loaded.spark.session(),
+                settings,
+                zone,
+                capture.publication,
+                [table.of_kinds([1]) for table in compared],
+                moment,
+                named_rows=0,
+            )
+            events = {table.name: event for table, event in uncertain.items()}
+            for outcome in outcomes:
+                if isinstance(outcome, Comparison):
+                    found += record_comparison(zone, events, outcome)
+    if not any(event.needs_snapshot for event in found):
+        return report
+    return report.followed_by(bring_through(None))

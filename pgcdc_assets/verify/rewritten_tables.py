@@ -1,0 +1,35 @@
+"""What a comparison with the source says about tables that were rewritten for a wider type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.uncertain_values import conclude, find_uncertain_values
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets.verify.report import Comparison
+
+
+def read_uncertain_values(zone: RawZone) -> dict[TableName, SchemaEvent]:
+    """Return the tables whose values USING may have changed, each with its event."""
+    events = zone.schema_events.read()
+    if not events:
+        return {}
+    return find_uncertain_values(events, zone.snapshots.complete_snapshots())
+
+
+def record_comparison(
+    zone: RawZone, uncertain: Mapping[TableName, SchemaEvent], found: Comparison
+) -> list[SchemaEvent]:
+    """Record what a comparison says about a table's uncertain values, and return the new event.
+
+    A table that differs then waits for a snapshot, as after any change that cannot be replayed.
+
+    Raises:
+        TransientError: the lake cannot be written.
+    """
+    event = uncertain.get(TableName(found.schema, found.table))
+    if event is None or found.lsn is None or found.lsn < event.lsn:
+        return []
+    return zone.schema_events.record([conclude(event, found.lsn, is_equal=found.is_equal)])
