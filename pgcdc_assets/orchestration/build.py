@@ -109,7 +109,8 @@ class _Builder:
         )
         keys = {table: spec.key for table, spec in sources.items()}
         tables = {place: spec.key for place, spec in scds.items()}
-        targets = LagSensorAssets(raw.key, snapshot.key, tables, keys, (capture_job, snapshot_job))
+        jobs = capture_job, snapshot_job, check_job
+        targets = LagSensorAssets(raw.key, snapshot.key, tables, keys, jobs)
         return dg.Definitions(
             assets=[
                 *sources.values(),

@@ -14,9 +14,11 @@ from functools import cache
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.schema_events import SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table_list import ListedState
+from pgcdc_assets.raw.uncertain_values import find_uncertain_values
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -140,6 +142,20 @@ def left_tables(zone: RawZone, capture: CdcCapture) -> dict[TableName, str]:
     if capture.selection is None:
         return {}
     return {table.name: table.reason for table in zone.table_list.read().of_state(ListedState.LEFT)}
+
+
+def find_uncertain_tables(zone: RawZone, capture: CdcCapture) -> dict[CdcTable, SchemaEvent]:
+    """Return the tables whose values wait for a comparison, each with its event."""
+    events = zone.schema_events.read()
+    if not events:
+        return {}
+    uncertain = find_uncertain_values(events, zone.snapshots.complete_snapshots())
+    left = left_tables(zone, capture) if uncertain else {}
+    return {
+        table: uncertain[table.name]
+        for table in capture.tables
+        if table.name in uncertain and table.name not in left
+    }
 
 
 def read_gates(zone: RawZone, capture: CdcCapture) -> dict[TableName, SchemaGate]:

@@ -11,29 +11,15 @@ from collections.abc import Callable
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture
-from pgcdc_assets.orchestration.state import left_tables
-from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.orchestration.state import find_uncertain_tables
 from pgcdc_assets.raw.uncertain_values import not_comparable
-from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.verify import (
     Comparison,
     compare_tables,
-    read_uncertain_values,
     record_comparison,
     source_moment,
     wait_captured,
 )
-
-
-def find_uncertain_tables(loaded: LoadedCapture) -> dict[CdcTable, SchemaEvent]:
-    """Return the tables whose values wait for a comparison, each with its event."""
-    uncertain = read_uncertain_values(loaded.zone)
-    left = left_tables(loaded.zone, loaded.capture) if uncertain else {}
-    return {
-        table: uncertain[table.name]
-        for table in loaded.capture.tables
-        if table.name in uncertain and table.name not in left
-    }
 
 
 def compare_uncertain_tables(
@@ -50,7 +36,7 @@ def compare_uncertain_tables(
     Returns:
         The report of the whole run.
     """
-    uncertain = find_uncertain_tables(loaded)
+    uncertain = find_uncertain_tables(loaded.zone, loaded.capture)
     if not uncertain:
         return report
     zone, capture = loaded.zone, loaded.capture

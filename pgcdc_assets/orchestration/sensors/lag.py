@@ -36,6 +36,7 @@ from pgcdc_assets.orchestration.runs.records import (
 )
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.sensors.catalog_poll import CatalogPoll
+from pgcdc_assets.orchestration.sensors.comparisons import request_comparisons
 from pgcdc_assets.orchestration.sensors.lag_observation import LagObservation
 from pgcdc_assets.orchestration.sensors.next_window import (
     Capture,
@@ -56,9 +57,7 @@ from pgcdc_assets.orchestration.state import (
     read_state,
 )
 from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
-from pgcdc_assets.postgres.slots import (
-    SlotStatus,
-)
+from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -160,6 +159,10 @@ class _Tick:
         self._request_snapshots(epoch)
         if epoch is not None:
             self._watch(epoch)
+            if self.progress is None:
+                self.requests += request_comparisons(
+                    self.context.instance, self.zone, self.capture, self.targets.scds
+                )
         reason = "; ".join(self.reasons) or "nothing to do"
         if self.progress is not None:
             self.progress.waiting = reason
