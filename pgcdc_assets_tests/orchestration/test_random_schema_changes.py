@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from pgcdc_assets.merge import rebuild_table
 from pgcdc_assets.orchestration.settings_metadata import write_capture_settings
 from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.lake import Lake
@@ -30,7 +32,11 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.convergence.history_audit import compare_history
-from pgcdc_assets_tests.support.convergence.schema_steps import DISRUPTIVE, PUBLICATION
+from pgcdc_assets_tests.support.convergence.schema_steps import (
+    DISRUPTIVE,
+    PUBLICATION,
+    create_publication_again,
+)
 from pgcdc_assets_tests.support.convergence.schema_workload import (
     NAMES,
     TABLES,
@@ -115,6 +121,13 @@ class Run:
             assert not difference.missing, (table.qualified_name, difference.missing[:5])
             assert not difference.invented, (table.qualified_name, difference.invented[:5])
 
+    def check_rebuilt(self, spark: SparkSession) -> None:
+        """Build each table from the raw zone alone, and compare again."""
+        for table in self.live.capture.tables:
+            for scd in table.scd:
+                rebuild_table(spark, self.live.zone, table, scd)
+        self.check(spark)
+
     @property
     def snapshots(self) -> int:
         """Return the number of snapshots of tables."""
@@ -156,6 +169,7 @@ def test_tables_follow_random_schema_changes(run: Run, spark: SparkSession) -> N
         f"{run.snapshots - first} new snapshots"
     )
     run.check(spark)
+    run.check_rebuilt(spark)
     assert workload.ddl_count > 20
     assert workload.outcomes["rows"] > 50
     assert run.snapshots - first <= _most_snapshots(workload)
@@ -169,8 +183,9 @@ def test_tables_follow_random_schema_changes_over_a_long_time(
     """Run for minutes, with repeated comparisons."""
     deadline = time.monotonic() + float(os.environ.get("PGCDC_SOAK_SECONDS", "600"))
     run.sync()
-    total = 0
+    total: Counter[str] = Counter()
     number = 0
+    began, first_snapshots = time.monotonic(), run.snapshots
     while time.monotonic() < deadline:
         number += 1
         first = run.snapshots
@@ -180,11 +195,17 @@ def test_tables_follow_random_schema_changes_over_a_long_time(
                 run.sync(kill_after, is_quiet=False)
         run.sync()
         run.check(spark)
-        total += workload.ddl_count
+        total["schema changes"] += workload.ddl_count
+        total["transactions of rows"] += workload.outcomes["rows"]
         assert run.snapshots - first <= _most_snapshots(workload)
-        print(f"round {number}: {total} schema changes, {run.kills} kills, {run.reports} reports")
+        print(
+            f"round {number}: {time.monotonic() - began:.0f} s, {dict(total)}, {run.kills} kills, "
+            f"{run.reports} reports, {run.snapshots - first_snapshots} new snapshots"
+        )
+    run.check_rebuilt(spark)
 
 
 def _most_snapshots(workload: SchemaWorkload) -> int:
     """Return an upper bound of the automatic snapshots: one per change that needs a snapshot."""
-    return sum(workload.outcomes[step] for step in DISRUPTIVE) + len(NAMES)
+    of_all = len(NAMES) * (1 + workload.outcomes[create_publication_again.__name__])
+    return sum(workload.outcomes[step] for step in DISRUPTIVE) + of_all

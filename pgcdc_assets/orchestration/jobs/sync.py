@@ -89,7 +89,7 @@ def sync_capture(
 
     report = bring_through(barrier, resnapshot, partial)
     # A run through a given LSN serves a comparison.
-    return report if barrier else compare_uncertain_tables(loaded, bring_through, report)
+    return report if barrier else compare_uncertain_tables(loaded, bring_through, report, say)
 
 
 class _Sync:

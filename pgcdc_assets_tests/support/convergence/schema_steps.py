@@ -28,6 +28,12 @@ _WIDER = {
     "character varying(8)": "varchar(20)",
     "character varying(10)": "text",
 }
+_WIDER_USING = {
+    "smallint": "integer using {} + 1",
+    "integer": "bigint using {}::bigint * 3 % 900",
+    "character varying(8)": "varchar(20) using upper({})",
+    "numeric(8,2)": "numeric(12,4) using {} / 2",
+}
 _NARROWER = {
     "bigint": "integer using ({}::bigint % 1000)::int",
     "integer": "smallint using ({} % 900)::smallint",
@@ -103,6 +109,21 @@ def drop_and_add(cursor: Cursor, decide: random.Random, target: Target) -> bool:
     return False
 
 
+def drop_and_add_the_same(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Insert a row, replace a column by another of its name and type, and insert another row."""
+    written = [column for column in target.choose(decide) if column.is_written]
+    for column in written:
+        name = sql.Identifier(column.name)
+        for number in range(2):
+            if number:
+                change = f"drop column {{}}, add column {{}} {column.type}"
+                _alter(cursor, target, change, name, name)
+            insert = "insert into {} (id, v) values (%s, 'around') on conflict do nothing"
+            cursor.execute(sql.SQL(insert).format(target.table), (decide.randint(100, 120),))
+        return True
+    return False
+
+
 def rename(cursor: Cursor, decide: random.Random, target: Target) -> bool:
     name = target.free_name(decide)
     for column in target.choose(decide):
@@ -125,6 +146,11 @@ def swap_names(cursor: Cursor, decide: random.Random, target: Target) -> bool:
 
 def widen(cursor: Cursor, decide: random.Random, target: Target) -> bool:
     return _retype(cursor, decide, target, _WIDER)
+
+
+def widen_using(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Widen a type, and change the values."""
+    return _retype(cursor, decide, target, _WIDER_USING)
 
 
 def narrow(cursor: Cursor, decide: random.Random, target: Target) -> bool:
@@ -230,6 +256,30 @@ def leave_and_return(cursor: Cursor, decide: random.Random, target: Target) -> b
     return True
 
 
+def change_filter(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Give the table another row filter, which all rows pass."""
+    publication = f"alter publication {PUBLICATION}"
+    cursor.execute(sql.SQL(publication + " drop table {}").format(target.table))
+    row_filter = f" where (id > -{decide.randint(1, 1000)})"
+    cursor.execute(sql.SQL(publication + " add table {}" + row_filter).format(target.table))
+    return True
+
+
+def create_publication_again(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Drop the publication, and create it with the same tables."""
+    cursor.execute(
+        "select string_agg(prrelid::regclass::text, ', ') from pg_publication_rel r "
+        "join pg_publication p on p.oid = r.prpubid where p.pubname = %s",
+        (PUBLICATION,),
+    )
+    ((tables,),) = cursor.fetchall()
+    cursor.execute(
+        f"drop publication {PUBLICATION}; create publication {PUBLICATION} for table {tables} "
+        "with (publish_via_partition_root)"
+    )
+    return True
+
+
 def change_partitions(cursor: Cursor, decide: random.Random, target: Target) -> bool:
     """Attach a filled table as a partition, or detach it."""
     cursor.execute("select relispartition from pg_class where oid = to_regclass('public.events_2')")
@@ -252,9 +302,11 @@ STEPS: dict[Callable[[Cursor, random.Random, Target], bool], float] = {
     add_identity: 1,
     drop: 8,
     drop_and_add: 5,
+    drop_and_add_the_same: 1,
     rename: 8,
     swap_names: 5,
     widen: 8,
+    widen_using: 2,
     narrow: 1,
     change_nothing: 4,
     alter_and_back: 4,
@@ -263,6 +315,8 @@ STEPS: dict[Callable[[Cursor, random.Random, Target], bool], float] = {
     move_table: 2,
     create_again: 1,
     leave_and_return: 1,
+    change_filter: 1,
+    create_publication_again: 0.5,
     change_partitions: 1,
 }
 
@@ -273,10 +327,14 @@ DISRUPTIVE = tuple(
         add_with_volatile_default,
         add_identity,
         narrow,
+        widen_using,
+        drop_and_add,
+        drop_and_add_the_same,
         alter_and_back,
         change_identity,
         create_again,
         leave_and_return,
+        change_filter,
         change_partitions,
     )
 )
