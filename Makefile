@@ -56,7 +56,9 @@ lint: $(STAMP) ## check format, types and the direction of imports
 test: $(STAMP) java ## run the tests and lint, and measure the coverage
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
 	-@$(BIN)/python -m pgcdc_assets_tests.support.class_archive
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not soak' --pg=18,15 --cov --cov-report=
+	$(BIN)/python -m slipcover --dont-wrap-pytest --json --out .coverage.json \
+	    -m pytest $(SIDE_BY_SIDE) -m 'not soak' --pg=18,15
+	@$(BIN)/python -m pgcdc_assets_tests.support.coverage_floor .coverage.json
 
 .PHONY: mutation
 mutation: $(STAMP) java ## test mutants; SCOPE=protocol,slots,capture,merge SAMPLE=100 SEED=1 SECONDS=600
@@ -67,7 +69,7 @@ mutation: $(STAMP) java ## test mutants; SCOPE=protocol,slots,capture,merge SAMP
 
 .PHONY: coverage
 coverage: ## list the lines that the newest `make test` did not reach
-	$(BIN)/python -m coverage report
+	$(BIN)/python -m slipcover --skip-covered --merge .coverage.json --out /dev/null
 
 .PHONY: test-all
 test-all: $(STAMP) java ## run all tests, including long ones, on Postgres 14 to 18

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets_tests.support import class_archive
+from pgcdc_assets_tests.support import class_archive, coverage_floor
 from pgcdc_assets_tests.support.balance import choose_group, group_of, kinds_of
 from pgcdc_assets_tests.support.postgres_binaries import RELEASES, install, main
 from pgcdc_assets_tests.support.spark import CONNECT, EMBEDDED
@@ -75,6 +76,16 @@ def test_each_run_has_another_seed(tmp_path: Path) -> None:
     seeds = [re.findall(r"^random tests: --seed (\d+)$", text, re.M) for text in said]
     assert len(seeds[0]) == len(seeds[1]) == 1
     assert seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize(("covered", "status"), [(1.0, 1), (99.5, 0)])
+def test_a_coverage_below_the_floor_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], covered: float, status: int
+) -> None:
+    report = tmp_path / "coverage.json"
+    report.write_text(json.dumps({"summary": {"percent_covered": covered}}))
+    assert coverage_floor.main(str(report)) == status
+    assert f"{covered} %" in capsys.readouterr().out
 
 
 def test_an_unusable_class_archive_has_no_effect(

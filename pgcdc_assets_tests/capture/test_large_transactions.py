@@ -34,7 +34,7 @@ LARGE_ROW = "insert into t values (1, repeat(md5('x'), 6250000))"
 @pytest.mark.parametrize(
     ("rows", "timeout"),
     [
-        pytest.param(100_000, 1, id="200 MB"),
+        pytest.param(100_000, 3, id="200 MB"),
         pytest.param(1_050_000, 5, id="2 GB", marks=pytest.mark.soak),
     ],
 )

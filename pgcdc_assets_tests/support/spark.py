@@ -5,7 +5,8 @@ without the modules in `ONCE`, run a second time on a session of a Spark Connect
 selects the kinds.
 
 A short test run (`-m "not soak"`) runs each test of the merge once: every second test of a module
-on the server. The other half of the pairs is marked `soak`.
+on the server. The modules in `ON_SERVER` share one expensive pipeline among their tests, so a short
+run has them on the server only. The other half of the pairs is marked `soak`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ ONCE = (
     "test_retention.py",
     "test_schema_evolution.py",
 )
+
+ON_SERVER = ("test_types.py",)
 
 # Half of a short run is the second compiler's work, which pays back in minutes only. The first one
 # alone has a small code cache, which a whole test run fills.
@@ -123,7 +126,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_short = item.get_closest_marker("soak") is None
         if kind is not None and is_short and _is_about_merging(item.path):
             module, _, test = item.nodeid.replace(f"[{kind}", "[", 1).partition("::")
-            chosen = kinds[module].setdefault(test, KINDS[len(kinds[module]) % len(KINDS)])
+            in_turns = KINDS[len(kinds[module]) % len(KINDS)]
+            own = CONNECT if item.path.name in ON_SERVER else in_turns
+            chosen = kinds[module].setdefault(test, own)
             if kind != chosen:
                 item.add_marker(pytest.mark.soak)
 

@@ -186,6 +186,7 @@ def test_a_key_is_dropped_and_added_again_in_one_backlog(
     assert (1, "before", "U") in found
 
 
+@pytest.mark.soak
 def test_rows_without_a_value_of_their_own_of_the_new_key_end_at_the_snapshot(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -285,6 +286,7 @@ def test_the_rows_of_a_dropped_table_end_with_the_transaction_that_created_it_ag
     assert_healed(orchestrated, spark)
 
 
+@pytest.mark.soak
 def test_the_rows_of_a_dropped_table_end_with_the_first_look_that_misses_it(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

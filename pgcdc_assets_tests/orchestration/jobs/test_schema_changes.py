@@ -170,6 +170,7 @@ def status_of(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> No
     assert main(["status"]) == 0
 
 
+@pytest.mark.soak
 def test_a_waiting_table_folds_earlier_changes_and_others_continue(
     orchestrated: Orchestrated,
     spark: SparkSession,
@@ -314,6 +315,7 @@ def test_assets_of_tables_with_exchanged_names_follow_the_names(
     assert orchestrated.equals_source("b")
 
 
+@pytest.mark.soak
 def test_a_resnapshot_heals_a_changed_key(orchestrated: Orchestrated, spark: SparkSession) -> None:
     """F9: a key of another column, a unique index in place of the key, and no key."""
     orchestrated = with_policy(orchestrated, "follow")
