@@ -1,7 +1,7 @@
-"""What the status of a slot means for what was captured from it: the one judge of slots.
+"""The health of a slot, derived from its status and the captured LSN.
 
-Capture, snapshot, renewal, sensor, pre-flight, checks and `pgcdc status` read a `SlotStatus`, judge
-it here, and show or raise the same sentence.
+Capture, snapshot, renewal, sensor, pre-flight, checks and `pgcdc status` all derive the health of a
+slot by this module, and show or raise the same sentence.
 """
 
 from __future__ import annotations
