@@ -40,8 +40,8 @@ ONCE = (
 )
 
 # The second compiler takes half of the time of a short run, and its code pays off after minutes
-# only. With the first compiler alone, the code cache is small by default, and a whole test run fills
-# it. Below the size of the metaspace, the JVM starts no full collection to unload classes.
+# only. With the first compiler alone, the code cache is small by default, and a whole test run
+# fills it. Below the size of the metaspace, the JVM starts no full collection to unload classes.
 JAVA_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:MetaspaceSize=512m"
 )
