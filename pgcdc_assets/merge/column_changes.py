@@ -29,7 +29,7 @@ EMPTY_MAP = "CAST(map() AS MAP<STRING, STRING>)"
 
 @dataclass(frozen=True)
 class ColumnChanges:
-    """What a schema changes in the columns of a table.
+    """The changes of a table's columns that a schema requires.
 
     Attributes:
         fields: the fields of the table's columns, by the names in the table.

@@ -27,7 +27,7 @@ MISSING = "missing"
 
 
 class SlotProblem(enum.Enum):
-    """Why a slot cannot continue what was captured from it."""
+    """The reason why a slot cannot continue the capture."""
 
     MISSING = enum.auto()
     LOST = enum.auto()
@@ -41,7 +41,7 @@ class SlotProblem(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SlotHealth:
-    """The judgement on a slot.
+    """The health of a slot.
 
     Attributes:
         status: None if there is no such slot.
@@ -99,7 +99,7 @@ class SlotHealth:
 
     @property
     def risk_remedy(self) -> str:
-        """What to do about a slot at risk."""
+        """The remedy of a slot at risk."""
         return "Run the capture now, or raise max_slot_wal_keep_size."
 
     def error(self, slot: str, raw_zone: str, capture: str = UNKNOWN_CAPTURE) -> PgcdcError | None:

@@ -33,7 +33,7 @@ EventIdentity = tuple[int, int, TableName, str, tuple[str, ...], Lsn]
 
 
 class SchemaChange(enum.StrEnum):
-    """What changed in a table's definition."""
+    """A change of a table's definition."""
 
     COLUMN_ADDED = "column_added"
     COLUMN_DROPPED = "column_dropped"
