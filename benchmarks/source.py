@@ -172,7 +172,7 @@ def source(
         server.start()
         if tls:
             server.stop()
-            _make_certificate(server.data_dir)
+            make_certificate(server.data_dir)
             server.settings["ssl"] = "on"
             server.start()
         with closing(psycopg2.connect(server.conninfo())) as conn, conn.cursor() as cursor:
@@ -200,7 +200,7 @@ def source(
         subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
-def _make_certificate(folder: Path) -> None:
+def make_certificate(folder: Path) -> None:
     """Create a self-signed certificate for the user that owns the folder."""
     subprocess.run(
         [

@@ -7,9 +7,10 @@
     │   ├── SlotBusy
     │   └── TableChanged
     ├── DefiniteError           a person must act: no retry             exit status 4
-    │   ├── SlotLost
-    │   ├── SlotMissing
-    │   ├── SlotAdvanced
+    │   ├── SlotUnusable
+    │   │   ├── SlotLost
+    │   │   ├── SlotMissing
+    │   │   └── SlotAdvanced
     │   ├── SlotTaken
     │   ├── WindowUnavailable
     │   ├── RawExpired
@@ -40,6 +41,12 @@ UNKNOWN_CAPTURE = "NAME"
 def resnapshot_remedy(capture: str, *tables: str) -> str:
     """Return the remedy "take a new snapshot" for some tables, or for all tables by default."""
     return f"Take a new snapshot with: {shlex.join(['pgcdc', 'resnapshot', capture, *tables])}"
+
+
+def renewal_command(capture: str) -> str:
+    """Return the command that begins a new epoch."""
+    name = () if capture == UNKNOWN_CAPTURE else ("--name", capture)
+    return shlex.join(["pgcdc", "renew", *name])
 
 
 class PgcdcError(Exception):
@@ -144,7 +151,14 @@ class SnapshotError(DefiniteError):
         super().__init__(capture=capture, **facts)
 
 
-class SlotLost(DefiniteError):
+class SlotUnusable(DefiniteError):
+    """The slot cannot continue: only a new epoch helps."""
+
+    def __init__(self, *, capture: str = UNKNOWN_CAPTURE, **facts: Any) -> None:
+        super().__init__(capture=capture, **{**facts, "renewal": renewal_command(capture)})
+
+
+class SlotLost(SlotUnusable):
     """The server invalidated the slot.
 
     Args:
@@ -155,7 +169,7 @@ class SlotLost(DefiniteError):
 
     message = (
         "Replication slot {slot} is lost (wal_status {wal_status}): {reason}. Begin a new epoch "
-        "with pgcdc renew, and {prevention} to prevent it."
+        "with {renewal}, and {prevention} to prevent it."
     )
     causes: ClassVar[dict[str, tuple[str, str]]] = {
         "wal_removed": (
@@ -193,24 +207,24 @@ class SlotLost(DefiniteError):
         )
 
 
-class SlotMissing(DefiniteError):
+class SlotMissing(SlotUnusable):
     """The slot of the raw zone does not exist any more. `raw_zone` is the folder of its tables."""
 
     message = (
         "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from this "
         "slot through {captured_through}. No slot has the later changes: begin a new epoch, with "
-        "new snapshots of the tables, with pgcdc renew."
+        "new snapshots of the tables, with {renewal}."
     )
 
 
-class SlotAdvanced(DefiniteError):
+class SlotAdvanced(SlotUnusable):
     """Another program advanced the slot beyond the end of the raw zone, or re-created the slot."""
 
     message = (
         "Replication slot {slot} is at {confirmed_flush_lsn}, beyond {expected} where the raw "
         "zone ends: another program confirmed the {gap_bytes} bytes of WAL in between, which "
         "cannot be read again. If another lake or program uses the slot, give this capture a slot "
-        "of its own (`slot`), then begin a new epoch with pgcdc renew. Otherwise run pgcdc renew "
+        "of its own (`slot`), then begin a new epoch with {renewal}. Otherwise run {renewal} "
         "--adopt-slot."
     )
 

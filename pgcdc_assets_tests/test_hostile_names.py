@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.cli import main
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.orchestration.location import write_location
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
@@ -95,16 +96,9 @@ def module(
     monkeypatch: pytest.MonkeyPatch,
     quick_dagster_storage: None,
 ) -> str:
-    """A code location over the folder that `pgcdc init` writes to."""
-    name = f"location_{database.name}"
-    (tmp_path / f"{name}.py").write_text(MODULE.format(folder=str(tmp_path / "defs")))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    home = tmp_path / "dagster"
-    home.mkdir()
-    monkeypatch.setenv("DAGSTER_HOME", str(home))
-    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "a lake"))
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
-    return name
+    """Write a code location over the folder that `pgcdc init` writes to."""
+    code = MODULE.format(folder=str(tmp_path / "defs"))
+    return write_location(database, tmp_path, monkeypatch, code, lake="a lake")
 
 
 def declare(database: Database, defs: Path, tables: list[TableName]) -> None:

@@ -94,7 +94,7 @@ class Peer(Protocol):
         """
 
     def prepare_source(self, stream: Stream) -> None:
-        """Let the tool prepare the empty tables, before the first change.
+        """Prepare the empty tables for the tool, before the first change.
 
         Args:
             stream: the stream with the slot `slot_source`, which the tool creates if it is missing.

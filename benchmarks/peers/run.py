@@ -84,7 +84,7 @@ def _prepare(peer: Peer, missing: str | None) -> str | None:
 
 
 def _prepare_source(peer: Peer, conninfo: str) -> str | None:
-    """Let a tool prepare the empty tables; return the reason if the tool fails."""
+    """Prepare the empty tables for a tool; return the reason if the tool fails."""
     with TemporaryDirectory() as folder:
         slot, publication = peer.slot_source, workload.PUBLICATION
         stream = Stream(conninfo, slot, publication, Lsn(0), 0, Path(folder))

@@ -313,7 +313,7 @@ def _check_slot(
         through = zone.changes.captured_through(known.epoch) or known.start_lsn
     health = slot_health(status, through)
     # A slot that is there is no matter of the snapshot: the capture says what is wrong with it.
-    error = health.error(slot, zone.uri) if health.is_gone else None
+    error = health.error(slot, zone.uri, zone.name) if health.is_gone else None
     if error is not None:
         raise error
     assert status is not None

@@ -271,7 +271,7 @@ def _check_slot(
     status = read_slot_status(conn, slot)
     if status is not None:
         check_slot_usable(status, conn.info.dbname)
-    error = slot_health(status, captured_through).error(slot, zone.uri)
+    error = slot_health(status, captured_through).error(slot, zone.uri, zone.name)
     if error is not None:
         raise error
     assert status is not None

@@ -81,10 +81,8 @@ def _print_slot(
     if slot is None and state.epoch is None:
         print(f"  slot {capture.slot} does not exist yet: the first `pgcdc sync` creates it")
     elif health.problem is not None:
-        error = health.error(capture.slot, loaded.lake.zone(capture.name).uri)
-        # The slot's errors lack the name of the capture.
-        named = str(error).replace("pgcdc renew", f"pgcdc renew --name {capture.name}")
-        print(f"  PROBLEM {named}")
+        uri = loaded.lake.zone(capture.name).uri
+        print(f"  PROBLEM {health.error(capture.slot, uri, capture.name)}")
     elif health.is_at_risk:
         print(f"  WARNING {health.risk} {health.risk_remedy}")
     if state.captured_through is None:

@@ -1,4 +1,4 @@
-"""Output of the demonstration: a line for each step, and the progress every few seconds."""
+"""Output of the demonstration: a line for each step, and progress every few seconds."""
 
 from __future__ import annotations
 

@@ -152,12 +152,12 @@ class _Wanted:
     """The tables of a range by OID and by declared name."""
 
     by_id: Mapping[int, list[FollowedTable]]
-    by_name: Mapping[tuple[str, str], list[FollowedTable]]
+    by_name: Mapping[TableName, list[FollowedTable]]
 
     @classmethod
     def of(cls, tables: Collection[FollowedTable]) -> _Wanted:
         by_id: dict[int, list[FollowedTable]] = {}
-        by_name: dict[tuple[str, str], list[FollowedTable]] = {}
+        by_name: dict[TableName, list[FollowedTable]] = {}
         for table in tables:
             by_id.setdefault(table.relation_id, []).append(table)
             by_name.setdefault(table.table, []).append(table)
@@ -169,7 +169,7 @@ class _Wanted:
 
     def taken_by(self, row: Mapping[str, Any]) -> Iterator[FollowedTable]:
         """Yield the tables whose declared name a row of another relation has."""
-        for table in self.by_name.get((row["schema"], row["table"]), []):
+        for table in self.by_name.get(TableName(row["schema"], row["table"]), []):
             if table.relation_id != row["relation_id"]:
                 yield table
 

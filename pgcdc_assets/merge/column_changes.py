@@ -1,7 +1,7 @@
 """Renamed, dropped and retyped columns of a table, in one rewrite of its rows.
 
-The commit has the new schema and all rows in it, and the metadata of each column identifies the
-column of the source. So a merge that dies after the commit leaves a table whose columns are known.
+The commit contains all rows in the new schema. The metadata of each column identifies the column of
+the source, so the columns are known even if the merge dies directly after the commit.
 Delta's column mapping and type widening would change the metadata alone. delta-rs can neither
 commit to a table with type widening nor read its deletion vectors, and many readers of tables read
 neither feature (docs/decisions/0036-changed-columns-are-rewritten.md).
@@ -29,7 +29,7 @@ EMPTY_MAP = "CAST(map() AS MAP<STRING, STRING>)"
 
 @dataclass(frozen=True)
 class ColumnChanges:
-    """What a schema changes in the columns of a table.
+    """The changes of a table's columns that a schema requires.
 
     Attributes:
         fields: the fields of the table's columns, by the names in the table.

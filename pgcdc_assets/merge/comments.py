@@ -1,4 +1,4 @@
-"""The comments of an existing table follow those of the source, in commits without rows."""
+"""Update of an existing table's comments to those of the source, in commits without rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of Spark, turned into errors that name the table and the remedy.
+"""Conversion of Spark's errors to errors that name the table and the remedy.
 
 The text of a Spark error may quote values of rows, so the errors here name only the error
 condition, and keep the Spark error as their cause. An error is definite if the next run would raise

@@ -1,5 +1,7 @@
-"""The relation whose changes belong to a declared table, and where they cannot be folded any more:
-another relation may be the declared table, or the relation has lost its key."""
+"""The relation whose changes belong to a declared table, and the LSN at which its changes end.
+
+Its changes end where another relation may have the declared name, or where the relation has lost
+its key."""
 
 from __future__ import annotations
 

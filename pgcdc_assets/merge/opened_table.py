@@ -123,9 +123,9 @@ def lowest_watermark(opened: Sequence[OpenedTable], epoch: int) -> Lsn | None:
     lowest: Lsn | None = None
     for table in opened:
         watermark = table.state.watermark if table.state is not None else None
-        if watermark is None or watermark[0] != epoch:
+        if watermark is None or watermark.epoch != epoch:
             return None
-        lowest = watermark[1] if lowest is None else min(lowest, watermark[1])
+        lowest = watermark.lsn if lowest is None else min(lowest, watermark.lsn)
     return lowest
 
 

@@ -25,7 +25,7 @@ _SMALL_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds the step of a merge.
+    """The bounds of a merge's step.
 
     Attributes:
         sizes: returns the row groups of raw/changes in a range of an epoch; None: sizes are
@@ -183,7 +183,7 @@ def _usable_snapshots(
     if through is None:
         return own
     usable = [c for c in own if c.position <= through.end_position]
-    if begins_epoch and (watermark is None or watermark[0] < through.epoch):
+    if begins_epoch and (watermark is None or watermark.epoch < through.epoch):
         first = next((snapshot for snapshot in own if snapshot.epoch == through.epoch), None)
         if first is not None and first not in usable:
             usable.append(first)

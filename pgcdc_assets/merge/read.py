@@ -1,4 +1,4 @@
-"""What one table's merge reads: the layouts of its tuples, its snapshot and its changes."""
+"""The input of one table's merge: the layouts of its tuples, its snapshot and its changes."""
 
 from __future__ import annotations
 

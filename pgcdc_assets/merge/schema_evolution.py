@@ -1,8 +1,8 @@
 """Schema evolution: the table's columns follow the source's columns before a merge.
 
-A column that was added is added, and the rows from before get its default. Columns that were
-renamed, dropped or given another type are rewritten (`column_changes.py`). At last the table
-records the relation version that its columns follow.
+A column that the source has added is added to the table, and older rows get its default. After a
+renamed, dropped or retyped column, the table is rewritten (`column_changes.py`). The last step
+records the relation version that the table's columns follow.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How schema events bound the steps of a merge.
+"""Bounds of the steps of a merge, from schema events.
 
-A table does not pass an event whose change the stream cannot replay, until a snapshot has the
-change. A table that keeps history ends a step at each such event, also if the snapshot is there:
-the changes before the event can be folded, even if those between the event and the snapshot cannot.
-For a table that needs a key, a snapshot without a key is no snapshot: the table stops before the
-event that took the key away, until a snapshot has a key again.
+If the stream cannot replay the change of an event, the table stops at the event until a snapshot
+has the change. A table that keeps history ends a step at each such event, also if the snapshot
+exists: the changes before the event can be folded, even if those between the event and the snapshot
+cannot. A table that needs a key ignores a snapshot without a key: the table stops before the event
+that removed the key, until a snapshot has a key again.
 """
 
 from __future__ import annotations

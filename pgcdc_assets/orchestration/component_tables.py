@@ -22,7 +22,7 @@ class TableModel(dg.Model, Resolvable):
         description="Columns that identify a row. Unset: the columns of the replica identity.",
     )
     scd: list[int] = Field(
-        default=[1],
+        default=list(CdcTable.scd),
         description="`[1]`: the current image; `[2]`: the history; `[1, 2]`: both.",
     )
     tracked: list[str] | None = Field(
@@ -30,11 +30,11 @@ class TableModel(dg.Model, Resolvable):
         description="Columns whose change opens a version in the history. Unset: all columns.",
     )
     soft_deletes: bool = Field(
-        default=False,
+        default=CdcTable.soft_deletes,
         description="Keep deleted rows in the current image, and mark them as deleted.",
     )
     without_key: str = Field(
-        default="bag",
+        default=CdcTable.without_key,
         description="The current image of a table without a key. `bag`: its rows, with duplicates; "
         "`log`: its changes, in commit order.",
     )

@@ -4,8 +4,8 @@ Our code and Dagster's own code use such features. A user who loads definitions 
 cannot avoid the warnings.
 
 When Dagster changes attributes of check definitions, for example of a component, the definitions
-lose their class. Each code server restores the class with a warning.
-`checks_definition` restores the class while warnings are ignored.
+lose their class. Each code server restores the class with a warning. `ChecksDefinition` keeps its
+class, so that a component tree of the user causes no warning.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dagster as dg
 
@@ -23,14 +24,19 @@ def ignore_feature_warnings() -> None:
         warnings.simplefilter("ignore", category)
 
 
-def checks_definition(definition: dg.AssetsDefinition) -> dg.AssetChecksDefinition:
-    """Restore the class of check definitions."""
-    return dg.AssetChecksDefinition(**definition.get_attributes_dict())
-
-
 @contextmanager
 def without_feature_warnings() -> Iterator[None]:
     """Ignore the warnings in a block or in a decorated function."""
     with warnings.catch_warnings():
         ignore_feature_warnings()
         yield
+
+
+class ChecksDefinition(dg.AssetChecksDefinition):
+    """Check definitions that keep their class when Dagster changes attributes."""
+
+    @staticmethod
+    def dagster_internal_init(**attributes: Any) -> ChecksDefinition:
+        """Build changed definitions. Dagster calls this method of the class of the original."""
+        with without_feature_warnings():
+            return ChecksDefinition(**attributes)

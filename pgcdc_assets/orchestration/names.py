@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.feature_warnings import checks_definition
+from pgcdc_assets.orchestration.feature_warnings import ChecksDefinition
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import output_name
 
@@ -144,5 +144,5 @@ class StepKeys:
         """Replace the temporary keys by the keys of assets, checks and dependencies."""
         restored = definition.with_attributes(asset_key_replacements=self.own)
         if isinstance(definition, dg.AssetChecksDefinition):
-            return checks_definition(restored)
+            return ChecksDefinition(**restored.get_attributes_dict())
         return restored

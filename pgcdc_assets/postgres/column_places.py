@@ -1,4 +1,4 @@
-"""Which columns of the catalog an announced relation has, by their places.
+"""The columns of the catalog that an announced relation has, found by their places.
 
 A Relation message has names and types, and no attnums. Its columns are in the order of their
 attnums. A table never reuses an attnum, and a dropped column keeps its row in `pg_attribute`. At
@@ -7,10 +7,11 @@ then. The announced columns therefore have certain attnums, whatever their names
 known which of the dropped columns existed at that time.
 
 ALTER TABLE waits for the transactions that have written to the table. If an earlier version lacks a
-dropped column, the column did not exist. Otherwise names and types tell, and the id of the
-transaction that dropped the column (`xmin` of its row) against the id of the announcing
-transaction. Both are good evidence and no proof: columns get the names of others, and ids are not
-in the order of the commits. If the two do not agree on one result, the result is not certain.
+dropped column, the column did not exist. Otherwise there are two kinds of evidence: names and
+types, and whether the transaction that dropped the column (`xmin` of its row) has a higher id than
+the announcing transaction. Neither is a proof: a column can get the name of another column, and
+transaction ids are not in the order of commits. If the two do not agree on one result, the result
+is uncertain.
 """
 
 from __future__ import annotations

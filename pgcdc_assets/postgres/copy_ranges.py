@@ -1,9 +1,9 @@
-"""What a later snapshot needs to know about a range of pages that an earlier snapshot has read.
+"""Queries by which a later snapshot updates a range of pages that an earlier snapshot has read.
 
 A row version keeps its `ctid` and its `xmin` until a transaction updates or deletes the row, or
-rewrites the table. The rows of a range as of a later snapshot are therefore the earlier rows
-without those that were deleted or moved, and the rows with an `xmin` that the earlier snapshot did
-not see. Decision 33 has the proof.
+rewrites the table. As of a later snapshot, the range therefore has two kinds of rows: earlier rows
+that were neither deleted nor moved, and rows with an `xmin` that the earlier snapshot did not see.
+Decision 33 has the proof.
 """
 
 from __future__ import annotations

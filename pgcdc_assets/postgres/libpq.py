@@ -54,7 +54,7 @@ def execute(conn: pq.abc.PGconn, command: bytes, timeout_seconds: float) -> pq.a
 
 
 def prepare(conn: pq.abc.PGconn, statement: bytes, timeout_seconds: float) -> pq.abc.PGresult:
-    """Let the server analyse one statement without executing it, and return the result.
+    """Prepare one statement, which the server analyses and does not execute; return the result.
 
     The extended protocol refuses several statements in one text.
 

@@ -1,9 +1,9 @@
-"""The places of declared tables: their names now, and those that are not captured any more.
+"""Declared tables at the source: their present names, and whether they are still captured.
 
 The stream identifies a table by its OID, and names a table by its name at the time of the change. A
 table that was renamed or moved to another schema is therefore followed. A table that was dropped or
-unpublished has no changes, and a declared name that belongs to another table now is not certain. In
-these cases the SCD tables would become stale without an error.
+unpublished has no changes. A declared name may belong to another table now. Without a check, the
+SCD tables would become stale without an error in these cases.
 """
 
 from __future__ import annotations

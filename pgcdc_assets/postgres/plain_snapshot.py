@@ -1,9 +1,9 @@
 """An exported snapshot with an exact LSN, without a replication slot.
 
-A commit is in the WAL before it is visible, so a plain snapshot has no LSN in general. For given
-tables it has one if no transaction that wrote to them is between both. Each transaction holds the
-locks of the tables that it has written to until it is visible, so the lock table has the proof
-(docs/decisions/0037-snapshots-without-a-slot.md).
+A commit is in the WAL before it is visible, so a plain snapshot has no LSN in general. A snapshot
+has an LSN for given tables if no transaction that wrote to these tables is between the two steps.
+Each transaction holds the locks of its written tables until it is visible, so the lock table
+proves this (docs/decisions/0037-snapshots-without-a-slot.md).
 
 Sources: RecordTransactionCommit and CommitTransaction in src/backend/access/transam/xact.c.
 """

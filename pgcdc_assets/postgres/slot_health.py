@@ -1,7 +1,7 @@
-"""What the status of a slot means for what was captured from it: the one judge of slots.
+"""The health of a slot, derived from its status and the captured LSN.
 
-Capture, snapshot, renewal, sensor, pre-flight, checks and `pgcdc status` read a `SlotStatus`, judge
-it here, and show or raise the same sentence.
+Capture, snapshot, renewal, sensor, pre-flight, checks and `pgcdc status` all derive the health of a
+slot by this module, and show or raise the same sentence.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import enum
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import (
+    UNKNOWN_CAPTURE,
     PgcdcError,
     RawZoneError,
     SlotAdvanced,
     SlotLost,
     SlotMissing,
     TransientError,
+    renewal_command,
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.slots import SlotStatus, SlotWalStatus
@@ -25,7 +27,7 @@ MISSING = "missing"
 
 
 class SlotProblem(enum.Enum):
-    """Why a slot cannot continue what was captured from it."""
+    """The reason why a slot cannot continue the capture."""
 
     MISSING = enum.auto()
     LOST = enum.auto()
@@ -39,7 +41,7 @@ class SlotProblem(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SlotHealth:
-    """The judgement on a slot.
+    """The health of a slot.
 
     Attributes:
         status: None if there is no such slot.
@@ -97,23 +99,27 @@ class SlotHealth:
 
     @property
     def risk_remedy(self) -> str:
-        """What to do about a slot at risk."""
+        """The remedy of a slot at risk."""
         return "Run the capture now, or raise max_slot_wal_keep_size."
 
-    def error(self, slot: str, raw_zone: str) -> PgcdcError | None:
+    def error(self, slot: str, raw_zone: str, capture: str = UNKNOWN_CAPTURE) -> PgcdcError | None:
         """Return the error of the problem; None if there is no problem.
 
         Args:
-            slot: the slot's name, which a missing slot does not have.
-            raw_zone: the address of what was captured from it.
+            slot: the slot's name, also of a missing slot.
+            raw_zone: the address of the raw zone that was captured from the slot.
+            capture: the capture's name, for the remedy.
         """
         if self.problem is None:
             return None
         status, through = self.status, self.captured_through
         if status is None:
-            return SlotMissing(slot=slot, raw_zone=raw_zone, captured_through=through)
+            return SlotMissing(
+                capture=capture, slot=slot, raw_zone=raw_zone, captured_through=through
+            )
         if self.problem is SlotProblem.LOST:
             return SlotLost(
+                capture=capture,
                 slot=slot,
                 wal_status=status.wal_status.value,
                 restart_lsn=status.restart_lsn,
@@ -124,6 +130,7 @@ class SlotHealth:
             confirmed = status.confirmed_flush_lsn
             assert confirmed is not None
             return SlotAdvanced(
+                capture=capture,
                 slot=slot,
                 confirmed_flush_lsn=confirmed,
                 expected=through,
@@ -138,7 +145,8 @@ class SlotHealth:
             raw_zone=raw_zone,
             reason=f"captured through {through}, but the server's WAL ends at "
             f"{status.current_lsn}: the server was restored from a backup, or replaced by a "
-            "standby that had not received all WAL. Begin a new epoch with pgcdc renew.",
+            "standby that had not received all WAL. Begin a new epoch with "
+            f"{renewal_command(capture)}.",
         )
 
 

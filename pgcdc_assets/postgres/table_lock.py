@@ -1,4 +1,4 @@
-"""The lock on a table that is copied, and the check that the table is as its snapshot knows it."""
+"""The lock on a table during its copy, and the check that the table is as in its snapshot."""
 
 from __future__ import annotations
 

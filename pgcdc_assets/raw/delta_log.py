@@ -1,4 +1,4 @@
-"""Delta tables and their logs, opened and read by delta-rs and pyarrow: one place for both."""
+"""Open Delta tables and read their logs, by delta-rs and pyarrow."""
 
 from __future__ import annotations
 

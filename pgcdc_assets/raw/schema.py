@@ -1,4 +1,4 @@
-"""The Arrow schemas of the raw zone's tables. See docs/raw-zone.md for the meaning of columns."""
+"""The Arrow schemas of the raw zone's tables. docs/reference/raw-zone.md explains the columns."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The capture records the changes that the stream announces, and the lag sensor those that only the
 catalog shows. An event whose change the stream cannot replay is open until a complete snapshot of
-its table has the change. The state follows from the lake alone: no other record has to agree.
+its table has the change. The state follows from the lake alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EventIdentity = tuple[int, int, TableName, str, tuple[str, ...], Lsn]
 
 
 class SchemaChange(enum.StrEnum):
-    """What changed in a table's definition."""
+    """A change of a table's definition."""
 
     COLUMN_ADDED = "column_added"
     COLUMN_DROPPED = "column_dropped"

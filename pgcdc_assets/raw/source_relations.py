@@ -1,9 +1,9 @@
 """The relation behind a declared table: identified by its OID, under every name that it had.
 
 `ALTER TABLE ... RENAME` and `SET SCHEMA` keep a table's OID. The newest snapshot of a declared
-table in an epoch therefore decides the OID, and later changes of that OID belong to the declared
-table under whatever schema and name they arrive. In the names below, the declared table is
-`public.orders`, renamed to `sales.orders` and then to `sales.invoices`:
+table in an epoch therefore determines the OID. Later changes of this OID belong to the declared
+table, whatever schema and name they have. In this example the declared table is `public.orders`,
+which was renamed to `sales.orders` and then to `sales.invoices`:
 
     raw/snapshots    public.orders                                     the declared name, always
     raw/relations    public.orders, sales.orders, sales.invoices       the name at the source

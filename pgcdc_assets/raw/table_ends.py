@@ -1,12 +1,12 @@
-"""Where a table was gone that another table has replaced, as far as the raw zone proves it.
+"""The earliest LSN at which the raw zone proves that a table was replaced by another table.
 
 Postgres logs nothing that logical decoding shows for DROP TABLE. The raw zone has two proofs that a
 table was gone at an LSN, or at least had lost its name:
 
-* a change of another relation under the declared name. If one transaction drops the table, creates
-  it and inserts a row, its commit LSN is exactly that of the drop.
-* a look at the catalog that did not find the table, or found another one under its name. Its event
-  has the LSN of the WAL's end after the look.
+* A change of another relation has the declared name. If one transaction drops the table, creates
+  the other table and inserts a row, the commit LSN of the change is exactly that of the drop.
+* A look at the catalog did not find the table, or found another table under its name. The event of
+  the look has the LSN of the WAL's end after the look.
 
 The earliest proof counts. It is above every change of the table, and at or below the snapshot of
 the other table, because a snapshot looks at the catalog first.

@@ -22,7 +22,7 @@ from pgcdc_assets.table_name import TableName
 
 
 class ListedState(enum.StrEnum):
-    """What a capture does with a table of the list.
+    """The state of a listed table in a capture.
 
     FOLLOWED: the publication sends the table, and the table has assets.
     LEFT: a captured table that the publication does not send any more; its assets stay.

@@ -1,8 +1,7 @@
 """Changes of a column's type that keep every value.
 
-A widened type prints each stored value as before, or as a number, date or time that is equal.
-Neither the elements of an array nor a number of any length is taken apart, so there the text of
-each value has to stay.
+A widened type prints each stored value as before, or as an equal number, date or time. For arrays,
+and for numerics of any length, only a change that leaves every text as it is counts.
 """
 
 from __future__ import annotations

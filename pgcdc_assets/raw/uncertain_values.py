@@ -1,8 +1,8 @@
 """Tables that the server rewrote for a wider type, whose values may have been changed by USING.
 
 `ALTER TYPE bigint` and `ALTER TYPE bigint USING a * 2` write the same rows of the catalog, and no
-row event. A comparison with the source tells them apart. The events in the lake say which tables
-wait for a comparison, so a process that is killed leaves nothing to repair.
+row event. Only a comparison with the source distinguishes the two. The events in the lake name the
+tables that wait for a comparison, so a killed process leaves nothing to repair.
 """
 
 from __future__ import annotations

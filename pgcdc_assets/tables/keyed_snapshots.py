@@ -1,8 +1,8 @@
 """The snapshots that a history and soft deletes can use: those whose rows have a key.
 
-If a source table loses its key, the next snapshot has rows without a key. The current image becomes
-a multiset with it. A history cannot: it keeps the state from before the loss, and continues with
-the first snapshot that has a key again.
+If a source table loses its key, the next snapshot has rows without a key. This snapshot makes the
+current image a multiset. A history cannot become a multiset: the history keeps the state from
+before the loss, and continues with the first snapshot that has a key again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Where a table stops because of its open events: schema changes and rows that were parked.
+"""The open events at which a table stops: schema changes and parked rows.
 
-The settings `on_schema_change` and `on_poisoned_row` say whether the table waits for an automatic
-snapshot or for a person.
+The settings `on_schema_change` and `on_poisoned_row` determine whether the table waits for an
+automatic snapshot or for a person.
 
-The merge, the sensors and the commands ask the same question of the same lake: the events and the
-snapshots are all that is needed, so a process that was killed leaves nothing to repair.
+The merge, the sensors and the commands derive the stop from the events and snapshots in the lake,
+so a killed process leaves nothing to repair.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Which column of the source each column of an SCD table is.
+"""The identity of each column of an SCD table: the column of the source that it follows.
 
-A name does not identify a column: it can be renamed, or dropped and used again. Epoch, OID and
-attribute number do, written as `1/16385.3`. A merge writes them into the metadata of a column
-whenever it writes the schema of the table, so that the identity is committed together with the
-name. `ALTER TABLE ... ADD COLUMNS` cannot write metadata: the property `pgcdc.columns` identifies
-such a column, and the dropped columns whose past the table keeps. A table of an earlier release has
-neither. There, the recorded relation version identifies the columns.
+A name does not identify a column, because a column can be renamed, or dropped and created again.
+Epoch, OID and attribute number identify a column: `1/16385.3`. A merge writes them into the
+column's metadata whenever it writes the schema of the table, so that the identity is committed
+together with the name. `ALTER TABLE ... ADD COLUMNS` cannot write metadata: the property
+`pgcdc.columns` identifies such a column, and the dropped columns whose past the table keeps. A
+table of an earlier release has neither metadata nor property: the recorded relation version
+identifies its columns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The paths, states and watermarks of SCD tables, read by delta-rs without a JVM.
 
 A table's watermark is committed together with the rows, and then recorded as the version of
-the application transaction `pgcdc:{name}:{epoch}` in the table's own log (`fence.py`). There is one
-per epoch: LSNs of different epochs do not compare.
+the application transaction `pgcdc:{name}:{epoch}` in the table's own log (`fence.py`). Each epoch
+has its own watermark, because LSNs of different epochs do not compare.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class _Check:
         if self.since is None or pinned.watermark is None:
             return None
         epoch, lsn = self.since
-        return lsn if pinned.watermark[0] == epoch or pinned.is_ordered(epochs) else None
+        return lsn if pinned.watermark.epoch == epoch or pinned.is_ordered(epochs) else None
 
     def _check_image(self, pinned: TableVersion, begin: Lsn | None) -> None:
         rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
@@ -191,7 +191,7 @@ class _Check:
             self.not_judged[Rule.MISSING_DEFAULTS] = _UNORDERED
             return
         rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
-        newest = next(e for e in epochs if pinned.watermark and e.epoch == pinned.watermark[0])
+        newest = next(e for e in epochs if pinned.watermark and e.epoch == pinned.watermark.epoch)
         tracked = self.table.tracked
         self.violations[Rule.MISSING_DEFAULTS] = count_missing(rows, added, newest, tracked)
 

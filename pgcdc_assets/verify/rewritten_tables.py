@@ -1,4 +1,4 @@
-"""What a comparison with the source says about tables that were rewritten for a wider type."""
+"""The results of comparisons with the source for tables that were rewritten for a wider type."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def find_pair(
 
 
 def _text(pinned: TableVersion) -> str:
-    return "nothing" if pinned.watermark is None else str(pinned.watermark[1])
+    return "nothing" if pinned.watermark is None else str(pinned.watermark.lsn)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Versions of small tables, read and copied by delta-rs, because Spark needs seconds for each."""
+"""Versions of small tables, read and copied by delta-rs, because Spark needs seconds per table."""
 
 from __future__ import annotations
 

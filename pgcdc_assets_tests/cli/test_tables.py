@@ -21,6 +21,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.orchestration.location import write_location
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
@@ -44,18 +45,11 @@ def module(
     quick_dagster_storage: None,
 ) -> str:
     """Write a code location with one capture, and set the environment for it."""
-    name = f"location_{database.name}"
-    (tmp_path / f"{name}.py").write_text(MODULE.format(slot=f"s_{database.name}"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    home = tmp_path / "dagster"
-    home.mkdir()
-    monkeypatch.setenv("DAGSTER_HOME", str(home))
-    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     database.execute("create table t (id int primary key, v text)")
     database.execute("insert into t select i, 'row ' || i from generate_series(1, 50) i")
     database.execute("create publication pub for table t")
-    return name
+    code = MODULE.format(slot=f"s_{database.name}")
+    return write_location(database, tmp_path, monkeypatch, code)
 
 
 def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(

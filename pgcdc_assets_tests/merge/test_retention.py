@@ -1,4 +1,4 @@
-"""Asking for windows that retention has deleted is an error that names the floor."""
+"""Requests of windows that retention has deleted: an error names the floor."""
 
 from __future__ import annotations
 

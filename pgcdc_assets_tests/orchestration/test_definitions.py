@@ -292,17 +292,29 @@ def test_importing_the_protocol_does_not_import_dagster() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("declared", ["in Python", "in YAML"])
-def test_a_code_server_prints_no_warning_about_beta_features(declared: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("declared", ["in Python", "in YAML", "in a project of the user"])
+def test_a_code_server_prints_no_warning_about_beta_features(
+    declared: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Dagster converts check definitions of another class, outside of this package's code."""
     capture = CdcCapture("shop", "pub", (CdcTable("public", "orders"),))
+    folder = tmp_path / "users_project" / "defs" / "shop"
+    folder.mkdir(parents=True)
+    text = component_yaml(capture.name, capture.publication, capture.tables, slot=capture.slot)
+    (folder / "defs.yaml").write_text(text)
     if declared == "in Python":
         definitions = build_cdc_definitions(capture)
+    elif declared == "in YAML":
+        definitions = load_defs_folders([folder.parent])
     else:
-        (tmp_path / "shop").mkdir()
-        text = component_yaml(capture.name, capture.publication, capture.tables, slot=capture.slot)
-        (tmp_path / "shop" / "defs.yaml").write_text(text)
-        definitions = load_defs_folders([tmp_path])
+        monkeypatch.syspath_prepend(str(tmp_path))
+        for package in ("users_project", "users_project/defs"):
+            (tmp_path / package / "__init__.py").touch()
+        (tmp_path / "pyproject.toml").write_text(
+            '[tool.dg]\ndirectory_type = "project"\n'
+            '[tool.dg.project]\nroot_module = "users_project"\n'
+        )
+        definitions = dg.load_from_defs_folder(path_within_project=folder)
     repository = definitions.get_repository_def()
     with warnings.catch_warnings(record=True, action="always") as caught:
         assert repository.asset_checks_defs_by_key

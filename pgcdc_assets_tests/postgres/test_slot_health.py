@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
+import re
 from dataclasses import replace
 
 import pytest
 
 from pgcdc_assets.errors import (
+    UNKNOWN_CAPTURE,
     PgcdcError,
     RawZoneError,
     SlotAdvanced,
@@ -43,7 +46,7 @@ SOUND = SlotStatus(
 
 
 def _error(health: SlotHealth) -> PgcdcError:
-    error = health.error("pgcdc_shop", "/lake/shop/raw")
+    error = health.error("pgcdc_shop", "/lake/shop/raw", "shop")
     assert error is not None
     return error
 
@@ -94,6 +97,28 @@ def test_a_slot_that_was_confirmed_beyond_the_raw_zone_cannot_continue() -> None
     assert slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(1001))).is_sound
 
 
+@pytest.mark.parametrize("capture", [UNKNOWN_CAPTURE, "shop", "two words"])
+def test_the_remedy_of_an_unusable_slot_names_the_capture(capture: str) -> None:
+    """A stream raises the error without the name, which the capture's run adds."""
+    command = {
+        UNKNOWN_CAPTURE: "pgcdc renew",
+        "shop": "pgcdc renew --name shop",
+        "two words": "pgcdc renew --name 'two words'",
+    }[capture]
+    for health in (
+        slot_health(None, THROUGH),
+        slot_health(replace(SOUND, wal_status=SlotWalStatus.LOST), THROUGH),
+        slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(1001)), THROUGH),
+    ):
+        error = health.error("pgcdc_shop", "/lake", capture)
+        unnamed = health.error("pgcdc_shop", "/lake")
+        assert error is not None
+        assert unnamed is not None
+        assert re.search(rf"{re.escape(command)}[., ]", str(error))
+        for each in (unnamed.in_capture(capture), pickle.loads(pickle.dumps(error))):
+            assert str(each) == str(error)
+
+
 def test_a_restarted_standby_is_transient_and_a_reset_primary_is_not() -> None:
     status = replace(SOUND, current_lsn=Lsn(999), confirmed_flush_lsn=Lsn(990))
     standby = slot_health(replace(status, in_recovery=True), THROUGH)
@@ -102,7 +127,7 @@ def test_a_restarted_standby_is_transient_and_a_reset_primary_is_not() -> None:
         raise _error(standby)
     primary = slot_health(status, THROUGH)
     assert not primary.can_continue
-    with pytest.raises(RawZoneError, match="pgcdc renew"):
+    with pytest.raises(RawZoneError, match="pgcdc renew --name shop"):
         raise _error(primary)
     assert slot_health(replace(status, current_lsn=THROUGH), THROUGH).problem is None
 

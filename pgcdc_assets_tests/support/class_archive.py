@@ -1,12 +1,11 @@
-"""An archive of the classes that Spark loads, for the JVMs of a test run: `make test`.
+"""Archive of the classes that Spark loads, for the JVMs of a test run: `make test`.
 
 About thirty JVMs of a test run load the same classes from the same jars. A JVM that maps an archive
 of loaded classes (class data sharing, AppCDS) needs three seconds less of processor time for the
 start of its session, and nine seconds less for its first twenty merges.
 
-The archive belongs to one Java and to the jars of one PySpark. A JVM with another class path
-ignores the archive, and so does a JVM that does not find the archive. It affects only the time of a
-test.
+The archive belongs to one Java and to the jars of one PySpark. A JVM without the archive, or with
+another class path, loads the classes from the jars. The archive affects only the time of a test.
 """
 
 from __future__ import annotations

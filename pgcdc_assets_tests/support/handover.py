@@ -17,7 +17,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.postgres.wire import UNCHANGED, peek
 
-# Of a table `t` with the key `id` and a column `n`.
+# Statements on a table `t` with the key `id` and a column `n`.
 STATEMENTS = (
     "insert into t values (%s, 1) on conflict do nothing",
     "update t set n = n + 1 where id = %s",
@@ -73,7 +73,7 @@ def writers(
 
 
 def without_plain_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let slots export all snapshots, as on a server with constant writes to its tables."""
+    """Export every snapshot by a slot, as on a server with constant writes to its tables."""
     monkeypatch.setattr(
         "pgcdc_assets.capture.snapshot_export.export_plain_snapshot",
         lambda settings, table_ids: contextlib.nullcontext(),

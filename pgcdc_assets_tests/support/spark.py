@@ -42,15 +42,16 @@ ONCE = (
 
 ON_SERVER = ("test_types.py",)
 
-# Half of a short run is the second compiler's work, which pays back in minutes only. The first one
-# alone has a small code cache, which a whole test run fills.
-# And each time a few more classes are loaded, a whole collection looks for ones to unload.
+# The second compiler takes half of the time of a short run, and its code pays off after minutes
+# only. With the first compiler alone, the code cache is small by default, and a whole test run
+# fills it. Below the size of the metaspace, the JVM starts no full collection to unload classes.
 JAVA_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:MetaspaceSize=512m"
 )
 
-# Sessions that a whole test run shares: what hundreds of tables leave in caches, each collection
-# copies, and each growth of the heap collects the whole of it.
+# A whole test run shares these sessions. Hundreds of tables leave objects in caches, which each
+# collection copies. Each growth of the heap is a full collection. So the heap is large at the
+# start, and Delta's cache is small.
 SHARED_JAVA_OPTIONS = f"{JAVA_OPTIONS} -Xms1200m -Xmn400m -Ddelta.log.cacheSize=20"
 
 CONF = {
@@ -62,7 +63,7 @@ CONF = {
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "200",
     "spark.sql.ui.retainedExecutions": "5",
-    # The plan as text, which each query leaves for a UI.
+    # Each query keeps its plan as a text for the UI. This mode makes the text short.
     "spark.sql.ui.explainMode": "simple",
     # For tables of a few rows, adaptive planning and code generation take most of the time.
     "spark.sql.adaptive.enabled": "false",
@@ -87,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--spark takes {' and '.join(KINDS)}, not {', '.join(unknown)}")
     # Tests do not use a server that the developer runs in this clone.
     os.environ["PGCDC_SPARK_REMOTE"] = "local"
-    # For every JVM, those of child processes too.
+    # These options apply to every JVM, also to those of child processes.
     os.environ["JDK_JAVA_OPTIONS"] = f"{JAVA_OPTIONS} {archive_options()}".rstrip()
 
 
@@ -101,7 +102,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "spark_kind" not in metafunc.fixturenames:
         if "spark_server" not in metafunc.fixturenames:
             return
-        # Named by the kind, so that one process of a test run takes all that need the server.
+        # The test's name contains the kind, so that one process runs all tests of the server.
         metafunc.fixturenames.append("spark_kind")
         kinds = [CONNECT]
     metafunc.parametrize(
@@ -117,7 +118,7 @@ def _is_about_merging(module: Path) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave each test of the merge one kind in a short run, the kinds in turns."""
+    """Mark all kinds of a merge test but one as `soak`. The remaining kinds alternate."""
     if len(asked_kinds(config)) < len(KINDS):
         return
     kinds: dict[str, dict[str, str]] = defaultdict(dict)

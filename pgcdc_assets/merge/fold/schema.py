@@ -1,4 +1,4 @@
-"""How the schema of an SCD table is built from relation versions.
+"""Build of an SCD table's schema from relation versions.
 
 A tuple is an array of texts in the order of its own relation version. The newest version of a range
 defines the columns. Columns are matched by attnum, so every older version gives each column's

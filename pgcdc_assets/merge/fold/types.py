@@ -2,11 +2,12 @@
 
 Each expression is native SQL over the text that Postgres printed, and is NULL whenever the typed
 column cannot hold that text exactly; the caller then keeps the text in `_rescued`. Spark's casts
-are lenient (they trim, they take a year of seven digits, they skip what follows), so the temporal
-types look at the text's schema before they cast. What has no exact Delta type stays text.
+are lenient: a cast trims blanks, accepts a year of seven digits, and ignores the rest of a text.
+The expressions of dates and times therefore check the form of the text before the cast. A type
+without an exact Delta type stays text.
 
 The texts are those of DateStyle ISO, IntervalStyle postgres and bytea_output hex, which every
-connection of ours pins.
+connection of the package pins.
 """
 
 from __future__ import annotations

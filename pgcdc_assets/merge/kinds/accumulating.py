@@ -1,4 +1,4 @@
-"""The base of the tables to which a later snapshot adds its differences."""
+"""The base of the kinds of table that keep the past: a later snapshot adds its differences."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class TableKind(ABC):
     def follow_columns(
         self, state: ScdState, schema: TableSchema, step: Step
     ) -> tuple[ScdState, Step]:
-        """Give the table the columns of a schema, and added columns their defaults.
+        """Add the columns of a schema to the table, and fill added columns with their defaults.
 
         Returns:
             The new state, and the step for the rows, after steps for the columns.

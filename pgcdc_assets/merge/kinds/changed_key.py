@@ -1,8 +1,8 @@
 """Rows that the columns of a new key do not identify.
 
-A source table may get another key. The rows of its history were written under the key before: in
-the columns of the new key they may have NULL, or several of them one value. The snapshot cannot be
-compared with such rows, so they end, and the snapshot's rows begin.
+A source table may get another key. The rows of its history were written under the earlier key. In
+the columns of the new key, a row may have NULL, or several rows may have the same value. Such rows
+cannot be compared with the snapshot, so they end, and the snapshot's rows begin.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A row that exists at the source equals the row of SCD1. A deleted row keeps the values and the
 position of its last change, and `_deleted_at_lsn` is the commit LSN of the delete. A new row with
 the key replaces the deleted row. The contents do not depend on how the changes are divided into
-merges: a key that is inserted and deleted within one merge leaves a row too.
+merges: a key that is inserted and deleted within one merge also has a row.
 """
 
 from __future__ import annotations

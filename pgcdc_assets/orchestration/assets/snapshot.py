@@ -1,7 +1,7 @@
-"""The snapshot asset: one table is one partition; a materialisation re-snapshots that table.
+"""The snapshot asset: one table is one partition, and a materialisation re-snapshots the table.
 
-The first run also makes the slot, and copies all tables in the slot's own snapshot, so that copies
-and stream meet exactly at its consistent point.
+The first run also creates the slot, and reads all tables in the slot's exported snapshot, so that
+snapshots and stream meet exactly at the slot's consistent point.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.orchestration.feature_warnings import (
-    checks_definition,
     without_feature_warnings,
 )
 from pgcdc_assets.orchestration.names import Names
@@ -99,15 +98,10 @@ def load_defs_folders(folders: Sequence[Path]) -> dg.Definitions:
 def _load(folder: Path) -> dg.Definitions:
     tree = dg.ComponentTree(defs_module=_module_of(folder), project_root=folder.parent)
     try:
-        definitions = tree.build_defs()
+        return tree.build_defs()
     except Exception as error:
         explained, may_be_shown = _explained(folder, error)
         raise explained from (error if may_be_shown else None)
-    checks = [
-        checks_definition(check) if type(check) is dg.AssetsDefinition else check
-        for check in definitions.asset_checks or ()
-    ]
-    return replace(definitions, asset_checks=checks)
 
 
 @without_feature_warnings()

@@ -1,6 +1,6 @@
 """Requests of comparisons: tables whose values USING may have changed.
 
-A run evaluates the check `equals_source` of one table, and records what it finds.
+A run evaluates the check `equals_source` of one table, and records the result.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class _Tick:
             RawZoneError: the server's WAL ends before the newest landed window.
         """
         health = slot_health(self.status, through)
-        error = health.error(self.capture.slot, self.zone.uri)
+        error = health.error(self.capture.slot, self.zone.uri, self.capture.name)
         # A running capture may have landed a window in between. A standby catches up.
         is_behind_for_now = health.problem is SlotProblem.REPLAYING or (
             health.problem is SlotProblem.SERVER_BEHIND and self.is_capturing

@@ -1,4 +1,4 @@
-"""Events that the lag sensor records: the slot's lag and health, and the places of source tables.
+"""Events that the lag sensor records: the slot's lag and health, and the present names of tables.
 
 A record at every evaluation would fill the event log. So lag and health of a usable slot are
 recorded at an interval, and other results are recorded when they change.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.source import make_certificate
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
@@ -30,21 +30,6 @@ pytestmark = [
 ]
 
 
-def _make_certificate(folder: Path) -> None:
-    subprocess.run(
-        [
-            *("openssl", "req", "-new", "-x509", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
-            *("-out", str(folder / "server.crt"), "-keyout", str(folder / "server.key")),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    (folder / "server.key").chmod(0o600)
-    owner = folder.stat()
-    for name in ("server.crt", "server.key"):
-        shutil.chown(folder / name, owner.st_uid, owner.st_gid)
-
-
 @pytest.fixture
 def encrypted() -> Iterator[EmbeddedServer]:
     """Start a server with TLS."""
@@ -52,7 +37,7 @@ def encrypted() -> Iterator[EmbeddedServer]:
     server = EmbeddedServer(folder, 15, UNSAFE_BUT_FAST).start()
     try:
         server.stop()
-        _make_certificate(folder)
+        make_certificate(folder)
         server.settings["ssl"] = "on"
         yield server.start()
     finally:

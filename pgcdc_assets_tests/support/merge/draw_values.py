@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 Draw = Callable[[random.Random], str]
 
-# Blanks, quotes, delimiters of arrays, composites and ranges, escapes, other planes of Unicode.
+# Characters that texts quote or escape: blanks, quotes, backslashes, delimiters of arrays,
+# composites and ranges. Then characters of other planes of Unicode.
 _CHARACTERS = " \t\n\r\v\f\\\"'{}()[],;:=>#%`|/ä€😀\u00a0\u2028\ufeffaZ09\x01\x7fNUL"
 
 

@@ -9,7 +9,7 @@ from pgcdc_assets.verify import Rule
 from pgcdc_assets_tests.support.merge.random_history import KEY
 from pgcdc_assets_tests.support.verify.merged_tables import BOTH, HISTORY, IMAGE, Merged
 
-# Conditions on rows of SCD2.
+# SQL conditions on rows of SCD2.
 IS_ALONE = "history * 10 + id in (select history * 10 + id from t group by 1 having count(*) = 1)"
 GOES_ON = (
     "exists (select 1 from t n where n.history = t.history and n.id = t.id "
