@@ -367,9 +367,7 @@ class CaptureCancelled(PgcdcError):
     """The caller of a capture cancelled the capture by its token."""
 
     exit_status = 130
-    message = (
-        "The capture was cancelled. Nothing un-landed was confirmed; the next run continues."
-    )
+    message = "The capture was cancelled. Nothing un-landed was confirmed; the next run continues."
 
 
 class DifferenceFound(PgcdcError):

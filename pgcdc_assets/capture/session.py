@@ -260,9 +260,7 @@ class CaptureSession:
         """Return the held lease; connect and take the lease if the session does not hold it."""
         if self._lease is None:
             conn = self._held.enter_context(query_connection(self._settings, "lease"))
-            self._lease = self._held.enter_context(
-                capture_lease(conn, self._zone.name, self._slot)
-            )
+            self._lease = self._held.enter_context(capture_lease(conn, self._zone.name, self._slot))
         return self._lease
 
     def _start(self, conn: Connection, captured_through: Lsn) -> SourceStream:
