@@ -52,7 +52,8 @@ class WindowPolicy:
     Attributes:
         max_bytes: maximum size of a window in bytes of WAL.
         min_bytes: bytes of waiting WAL that open a window at once.
-        max_age_seconds: waiting WAL of any size opens a window this long after the last landing.
+        max_age_seconds: waiting WAL of any size opens a window this long after the last landing; in
+            a run that continues, this long after the last window was opened.
         retry_seconds: pause before a failed window is retried, doubled at each failure.
         max_retry_seconds: the longest pause before a retry.
         run_seconds: time for which a run of a sensor continues with further windows while changes

@@ -161,9 +161,7 @@ class CaptureSession:
         """
 
         def read() -> Lsn:
-            conn = self._take_lease().conn
-            with sorted_failures(self._settings, "lease"):
-                return read_current_lsn(conn)
+            return read_current_lsn(self._take_lease().conn)
 
         return self._work.call(lambda: self._resumed(read))
 
@@ -192,7 +190,8 @@ class CaptureSession:
         self._outage = Outage(self._limits)
         while True:
             try:
-                return call()
+                with sorted_failures(self._settings, "lease"):
+                    return call()
             except (ConnectionLost, SlotBusy) as error:
                 self._release()
                 # The server may not have noticed yet that the lost connections have ended. Before

@@ -48,7 +48,8 @@ class WindowModel(dg.Model, Resolvable):
     )
     max_age_seconds: float = Field(
         default=WindowPolicy.max_age_seconds,
-        description="Waiting WAL of any size opens a window this long after the last one landed.",
+        description="Waiting WAL of any size opens a window this long after the last one landed; "
+        "in a run that continues, this long after the last one was opened.",
     )
     retry_seconds: float = Field(
         default=WindowPolicy.retry_seconds,

@@ -160,12 +160,12 @@ class _Landing:
     zone: RawZone
     session: CaptureSession
     _last: LsnWindow | None = None
-    _landed_at: float = field(default_factory=time.monotonic)
+    _opened_at: float = field(default_factory=time.monotonic)
 
     def land(self, window: LsnWindow) -> tuple[dict[str, Any], Recount]:
         """Land a window; return its metadata, and its rows as counted again."""
+        self._last, self._opened_at = window, time.monotonic()
         report = self.session.land(window)
-        self._last, self._landed_at = window, time.monotonic()
         recount = self.zone.changes.recount(window)
         self.context.log.info(
             f"Window {window.key}: {report.row_count} changes in "
@@ -204,7 +204,7 @@ class _Landing:
                 epoch=self._last.epoch,
                 captured_through=self._last.end,
                 flush_lsn=self.session.read_current_lsn(),
-                seconds_since_landing=time.monotonic() - self._landed_at,
+                seconds_since_landing=time.monotonic() - self._opened_at,
             ),
             self.capture.windows,
             barrier,

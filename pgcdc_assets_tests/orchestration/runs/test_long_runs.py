@@ -48,7 +48,6 @@ B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(module, "IDLE_SECONDS", 4.0)
 
 
