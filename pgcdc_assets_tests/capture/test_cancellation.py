@@ -14,6 +14,7 @@ import pytest
 
 from pgcdc_assets.capture import session as session_module
 from pgcdc_assets.capture.cancellation import CancellationToken, Work
+from pgcdc_assets.capture.landing import Landing
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.errors import CaptureCancelled, ConnectionLost
 from pgcdc_assets.lsn import LsnWindow
@@ -56,8 +57,8 @@ class Step:
         monkeypatch.setattr(owner, name, hang)
 
 
-def _in_the_lake(step: Step, monkeypatch: pytest.MonkeyPatch, proxy: TcpProxy) -> None:
-    step.hang_in(monkeypatch, FileWriter, "finish")
+def _before_the_commit(step: Step, monkeypatch: pytest.MonkeyPatch, proxy: TcpProxy) -> None:
+    step.hang_in(monkeypatch, Landing, "_before_commit")
 
 
 def _in_a_query(step: Step, monkeypatch: pytest.MonkeyPatch, proxy: TcpProxy) -> None:
@@ -86,7 +87,7 @@ def _in_a_pause_before_the_next_attempt(
 
 
 STEPS = [
-    _in_the_lake,
+    _before_the_commit,
     _in_a_query,
     _after_the_confirmation,
     _in_the_stream,
