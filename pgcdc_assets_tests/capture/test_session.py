@@ -17,6 +17,7 @@ import pytest
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConnectionLost, RawZoneError, SlotBusy, SlotMissing
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.stream.connection import StreamSettings
@@ -24,6 +25,7 @@ from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.database import create_database
 from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -182,6 +184,26 @@ def test_a_lost_connection_is_resumed_from_the_last_landed_window(
     assert proxy.connection_count >= 6
     assert [int(text[0]) for text in capturing.texts("t")] == list(range(1, 3001))
     assert capturing.confirmed() == second.end
+
+
+def test_a_session_continues_after_restarts_of_the_server(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """B2, B3: a fast shutdown waits neither for an idle session nor for a landing."""
+    own_server.start()
+    database = create_database(own_server, "source")
+    zone = RawZone(Lake(str(tmp_path / "lake")), "test")
+    capturing = Capturing(database, zone, "s", database.conninfo).begin("create table t (id int)")
+    with capturing.session(RESUMED) as session:
+        for number, mode in enumerate(("fast", "immediate")):
+            database.execute("insert into t values (%s)", (number,))
+            assert session.land(capturing.window()).row_count == 1
+            own_server.restart(mode)
+        database.execute("insert into t values (2)")
+        assert session.land(capturing.window()).row_count == 1
+        assert session.finish()
+    assert capturing.texts("t") == [["0"], ["1"], ["2"]]
+    assert capturing.confirmed() == capturing.captured_through()
 
 
 def test_a_session_resumes_for_a_limited_time_and_not_after_a_definite_error(
