@@ -17,7 +17,7 @@ import pytest
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.demo.server import EmbeddedServer, StopMode
 from pgcdc_assets.errors import ConnectionLost, RawZoneError, SlotBusy, SlotMissing
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.stream.connection import StreamSettings
@@ -195,7 +195,8 @@ def test_a_session_continues_after_restarts_of_the_server(
     zone = RawZone(Lake(str(tmp_path / "lake")), "test")
     capturing = Capturing(database, zone, "s", database.conninfo).begin("create table t (id int)")
     with capturing.session(RESUMED) as session:
-        for number, mode in enumerate(("fast", "immediate")):
+        modes: tuple[StopMode, ...] = ("fast", "immediate")
+        for number, mode in enumerate(modes):
             database.execute("insert into t values (%s)", (number,))
             assert session.land(capturing.window()).row_count == 1
             own_server.restart(mode)
