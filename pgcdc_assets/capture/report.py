@@ -1,8 +1,10 @@
-"""The report of a captured window."""
+"""The report of a captured window, and what is known before the report."""
 
 from __future__ import annotations
 
 import datetime as dt
+import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -36,33 +38,43 @@ class CaptureReport:
     seconds: float = 0.0
     warnings: Mapping[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        summary: WindowSummary,
-        *,
-        already_captured: bool,
-        warnings: Mapping[str, int],
-        bytes_received: int,
-        seconds: float,
-    ) -> CaptureReport:
-        """Return the report of a window from its summary."""
-        return cls(
-            window=summary.window,
-            already_captured=already_captured,
-            row_count=summary.row_count,
-            counts=summary.counts,
-            transaction_count=summary.transaction_count,
-            first_commit_lsn=summary.first_commit_lsn,
-            last_commit_lsn=summary.last_commit_lsn,
-            first_commit_ts=summary.first_commit_ts,
-            last_commit_ts=summary.last_commit_ts,
-            bytes_received=bytes_received,
-            seconds=seconds,
-            warnings=dict(warnings),
-        )
-
     @property
     def rows_per_second(self) -> float:
         """Rows per second of the whole capture."""
         return self.row_count / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Attempt:
+    """The capture of a window in progress, over all connections.
+
+    Attributes:
+        began: start of the capture by the monotonic clock.
+        summary: the landed rows; None before the landing.
+        is_landed_here: this attempt landed the window.
+    """
+
+    window: LsnWindow
+    began: float = field(default_factory=time.monotonic)
+    summary: WindowSummary | None = None
+    is_landed_here: bool = False
+    warnings: Counter[str] = field(default_factory=Counter)
+    bytes_received: int = 0
+
+    def report(self) -> CaptureReport:
+        """Return the report of the landed window."""
+        assert self.summary is not None
+        return CaptureReport(
+            window=self.summary.window,
+            already_captured=not self.is_landed_here,
+            row_count=self.summary.row_count,
+            counts=self.summary.counts,
+            transaction_count=self.summary.transaction_count,
+            first_commit_lsn=self.summary.first_commit_lsn,
+            last_commit_lsn=self.summary.last_commit_lsn,
+            first_commit_ts=self.summary.first_commit_ts,
+            last_commit_ts=self.summary.last_commit_ts,
+            bytes_received=self.bytes_received,
+            seconds=time.monotonic() - self.began,
+            warnings=dict(self.warnings),
+        )

@@ -34,7 +34,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.cancellation import CancellationToken, Overdue, Work
 from pgcdc_assets.capture.landing import Landing, UndecodableRows
 from pgcdc_assets.capture.limits import CaptureLimits, Outage
-from pgcdc_assets.capture.report import CaptureReport
+from pgcdc_assets.capture.report import Attempt, CaptureReport
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.source_checks import (
     check_publication,
@@ -44,7 +44,13 @@ from pgcdc_assets.capture.source_checks import (
     is_behind,
 )
 from pgcdc_assets.capture.source_stream import SourceStream
-from pgcdc_assets.errors import CaptureCancelled, ConnectionLost, SlotBusy, TransientError
+from pgcdc_assets.errors import (
+    CaptureCancelled,
+    ConnectionLost,
+    PgcdcError,
+    SlotBusy,
+    TransientError,
+)
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection, sorted_failures
 from pgcdc_assets.postgres.lease import Lease, capture_lease, wait_or_terminate_stale_walsender
@@ -136,7 +142,7 @@ class CaptureSession:
                 it again.
         """
         limit = self._limits.total_seconds
-        attempt = _Attempt(window)
+        attempt = Attempt(window)
         self._end = None if limit is None else attempt.began + limit
         # The stream ends at the limit, which ends a landing that does not hang.
         seconds = None if limit is None else limit + self._limits.stream.end_seconds
@@ -196,11 +202,11 @@ class CaptureSession:
                 self._release()
                 # The server may not have noticed yet that the lost connections have ended. Before
                 # the first stream, another capture uses the slot.
-                if not self._has_streamed:
+                if not self._has_streamed or self._is_overdue():
                     raise
                 self._work.pause(self._outage.next_pause(error))
 
-    def _land(self, attempt: _Attempt) -> CaptureReport:
+    def _land(self, attempt: Attempt) -> CaptureReport:
         window = attempt.window
         conn = self._take_lease().conn
         captured_through = check_raw_zone(conn, self._zone, self._slot, window)
@@ -216,9 +222,7 @@ class CaptureSession:
         failpoints.reach(failpoints.AFTER_STATUS_PACKET)
         return attempt.report()
 
-    def _land_rows(
-        self, conn: Connection, source: SourceStream, attempt: _Attempt
-    ) -> WindowSummary:
+    def _land_rows(self, conn: Connection, source: SourceStream, attempt: Attempt) -> WindowSummary:
         try:
             return self._land_once(source, attempt, parks=False)
         except UndecodableRows:
@@ -226,7 +230,7 @@ class CaptureSession:
             again = self._start(conn, attempt.window.start)
             return self._land_once(again, attempt, parks=True)
 
-    def _land_once(self, source: SourceStream, attempt: _Attempt, *, parks: bool) -> WindowSummary:
+    def _land_once(self, source: SourceStream, attempt: Attempt, *, parks: bool) -> WindowSummary:
         lease, window = self._take_lease(), attempt.window
         schema = SchemaWatch(self._zone, self._publication, window.epoch, settings=self._settings)
         landing = Landing(
@@ -292,6 +296,8 @@ class CaptureSession:
         )
         self._has_streamed = True
         self._outage.end()
+        # `_wake` does not know a stream that starts after it.
+        self._work.check()
         return self._source
 
     def _confirm(self, window: LsnWindow, end: Lsn) -> None:
@@ -299,11 +305,11 @@ class CaptureSession:
         assert self._source is not None
         try:
             self._source.stream.confirm(end)
-        except ConnectionLost:
-            raise
-        except TransientError as error:
+        except PgcdcError as error:
             # The stream ended during the commit of the window.
             self._end_stream()
+            if isinstance(error, ConnectionLost) or not isinstance(error, TransientError):
+                raise
             raise TransientError(
                 reason=f"Window {window.key} is landed, but its end is not confirmed yet. The next "
                 f"run confirms the end and continues. {error}"
@@ -327,8 +333,7 @@ class CaptureSession:
                     doing="capturing",
                     reason="the server ended the session that holds the lease",
                 )
-            end = self._end
-            if end is not None and time.monotonic() > end:
+            if self._is_overdue():
                 raise TransientError(
                     reason="The capture took longer than its limit of "
                     f"{self._limits.total_seconds:g} s. Nothing un-landed was confirmed. Raise the "
@@ -336,6 +341,11 @@ class CaptureSession:
                 )
 
         return watch
+
+    def _is_overdue(self) -> bool:
+        """Return whether the window in progress has reached the time limit."""
+        end = self._end
+        return end is not None and time.monotonic() > end
 
     def _wake(self) -> None:
         """End the abandoned thread's wait for a batch."""
@@ -358,26 +368,3 @@ class CaptureSession:
             lease.conn.close()
         held, self._held = self._held, ExitStack()
         held.close()
-
-
-class _Attempt:
-    """What is known of the landing of a window, over all connections."""
-
-    def __init__(self, window: LsnWindow) -> None:
-        self.window = window
-        self.began = time.monotonic()
-        self.summary: WindowSummary | None = None
-        self.is_landed_here = False
-        self.warnings: Counter[str] = Counter()
-        self.bytes_received = 0
-
-    def report(self) -> CaptureReport:
-        """Return the report of the landed window."""
-        assert self.summary is not None
-        return CaptureReport.of(
-            self.summary,
-            already_captured=not self.is_landed_here,
-            warnings=self.warnings,
-            bytes_received=self.bytes_received,
-            seconds=time.monotonic() - self.began,
-        )
