@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass, field
+from time import monotonic
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.postgres.stream.connection import StreamSettings
@@ -48,7 +48,7 @@ class Outage:
 
     def next_pause(self, error: PgcdcError) -> float:
         """Return the seconds to wait after a failed attempt; raise the error at the limit."""
-        now = time.monotonic()
+        now = monotonic()
         if self._lost_at is not None:
             self._seconds += now - self._lost_at
         self._lost_at = now
@@ -61,5 +61,5 @@ class Outage:
     def end(self) -> None:
         """Count the outage until now: the stream has started again."""
         if self._lost_at is not None:
-            self._seconds += time.monotonic() - self._lost_at
+            self._seconds += monotonic() - self._lost_at
             self._lost_at = None
