@@ -120,8 +120,9 @@ class Work:
                 done.set()
 
         # A daemon thread: the process can exit without the thread.
-        threading.Thread(target=run, name="capture", daemon=True).start()
+        thread = threading.Thread(target=run, name="capture", daemon=True)
         try:
+            thread.start()
             while not done.wait(_POLL_SECONDS):
                 self._token.check()
                 if deadline is not None and time.monotonic() > deadline:
