@@ -115,9 +115,11 @@ class Work:
             except BaseException as error:
                 errors.append(error)
             finally:
-                if self._left.is_set():
-                    self._release_once()
-                done.set()
+                try:
+                    if self._left.is_set():
+                        self._release_once()
+                finally:
+                    done.set()
 
         # A daemon thread: the process can exit without the thread.
         thread = threading.Thread(target=run, name="capture", daemon=True)
