@@ -53,6 +53,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "wide": Benchmark(
         "capture_wide", "40,000 rows of 800 columns; 900,000 rows of 8 columns, 51 MB each", 1
     ),
+    "capture_trickle": Benchmark(
+        "capture_trickle",
+        "windows of 100,000 rows beside an open transaction; of one row; of one second",
+        6,
+    ),
     "wire": Benchmark("capture_wire", _STREAM, 5),
     "copy": Benchmark("table_copy", "500,000 orders; 1,000,000 rows of 2 KB", 4),
     "copies": Benchmark("copy_connections", "5,000,000 orders; 100 tables of 10,000 orders", 7),

@@ -23,6 +23,7 @@
     │   ├── MergeConflict
     │   │   └── SnapshotNeeded
     │   └── WatermarkGap
+    ├── CaptureCancelled        the caller ended the capture: no retry  exit status 130
     └── DifferenceFound         a comparison found differing contents   exit status 1
 
 Each error has its facts as attributes, and builds its message from these facts. A message names the
@@ -374,6 +375,13 @@ class WatermarkGap(SnapshotError):
         "Table {table} is merged through {expected}, but the raw zone continues at {found}: the "
         "windows in between were removed by retention or never captured. {remedy}"
     )
+
+
+class CaptureCancelled(PgcdcError):
+    """The caller of a capture cancelled the capture by its token."""
+
+    exit_status = 130
+    message = "The capture was cancelled. Nothing un-landed was confirmed; the next run continues."
 
 
 class DifferenceFound(PgcdcError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 # Capture, in the order of a run.
 MID_STREAM = "mid_stream"
@@ -39,6 +40,8 @@ AFTER_REBUILD_MOVED = "after_rebuild_moved"
 AFTER_REBUILD_COMMIT = "after_rebuild_commit"
 AFTER_FILE_DELETED = "after_file_deleted"
 
+_HANDLING_SECONDS = 0.5
+
 _passed: dict[str, int] = {}
 
 
@@ -53,3 +56,5 @@ def reach(name: str) -> None:
         _passed[name] = _passed.get(name, 0) + 1
         if _passed[name] == int(times or 1):
             os.kill(os.getpid(), signal.Signals[f"SIG{sent or 'KILL'}"])
+            # The main thread handles the signal, and this may be another thread.
+            time.sleep(_HANDLING_SECONDS)

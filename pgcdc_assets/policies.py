@@ -52,7 +52,8 @@ class WindowPolicy:
     Attributes:
         max_bytes: maximum size of a window in bytes of WAL.
         min_bytes: bytes of waiting WAL that open a window at once.
-        max_age_seconds: waiting WAL of any size opens a window this long after the last landing.
+        max_age_seconds: waiting WAL of any size opens a window this long after the last landing; in
+            a run that continues, this long after the last window was opened.
         retry_seconds: pause before a failed window is retried, doubled at each failure.
         max_retry_seconds: the longest pause before a retry.
         run_seconds: time for which a run of a sensor continues with further windows while changes
@@ -94,8 +95,12 @@ class StreamPolicy:
         status_seconds: longest interval between two status packets to the server.
         silence_seconds: time without bytes, despite requests for a reply, after which the
             connection counts as lost.
-        total_seconds: time limit of a capture, which is retried later; None: no limit.
+        total_seconds: time limit of a window's capture, which is retried later; None: no limit.
         slot_wait_seconds: time to wait before the stale walsender of a dead run is ended.
+        resume_seconds: time without a connection during one window after which a run no longer
+            tries to resume, and fails; 0: a run fails at the loss of a connection.
+        resume_pause_seconds: the longest pause between two attempts to resume. The first pause is
+            0.1 s at most; the pauses double, each shortened at random by up to a half.
     """
 
     batch_bytes: int = 8 * MEGABYTE
@@ -103,11 +108,15 @@ class StreamPolicy:
     silence_seconds: float = 60.0
     total_seconds: float | None = None
     slot_wait_seconds: float = 5.0
+    resume_seconds: float = 60.0
+    resume_pause_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_bytes", "status_seconds", "silence_seconds"):
+        for name in ("batch_bytes", "status_seconds", "silence_seconds", "resume_pause_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(reason=f"stream.{name} must be above zero")
+        if self.resume_seconds < 0:
+            raise ConfigurationError(reason="stream.resume_seconds must not be negative")
 
 
 @dataclass(frozen=True)

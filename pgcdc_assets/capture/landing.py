@@ -1,38 +1,27 @@
-"""The landing of a window: from the stream's batches to one durable commit.
-
-Python cannot end a thread that waits in a system call, such as a write to a file server that does
-not answer. A landing with a time limit therefore runs in a thread of its own: at the limit the
-capture abandons the thread and raises an error.
-"""
+"""The landing of a window: from the stream's batches to one durable commit."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
+from pgcdc_assets.capture.cancellation import Work
 from pgcdc_assets.capture.schema_watch import SchemaWatch
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.lease import Lease
-from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.timelines import server_timeline
-from pgcdc_assets.protocol.decoder import Decoder
-from pgcdc_assets.protocol.heads import split_by_values
+from pgcdc_assets.protocol.frames import HEAD_BYTES, MessageBatch
 from pgcdc_assets.protocol.parked import ParkedRows
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
-
-_Result = TypeVar("_Result")
 
 # A look at the catalog of a thousand tables takes less than a second.
 _LOOK_SECONDS = 2.0
@@ -42,81 +31,69 @@ class UndecodableRows(Exception):
     """Rows of the stream cannot be decoded. Nothing was landed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Landing:
     """The landing of one window in one commit.
 
     Attributes:
         zone: the raw zone.
         window: the window.
-        stream: the started stream.
-        decoder: the window's decoder.
+        source: the started stream, at the window's start.
         lease: the held lease of the slot.
         settings: the source database.
         schema: the schema events.
+        work: raises an error after the landing was abandoned: the landing must not commit.
         end: time by the monotonic clock at which the capture's limit ends; None: no limit.
         parks: land rows that cannot be decoded as parked rows; otherwise raise UndecodableRows.
-        is_left: set after the landing was abandoned: the landing must not commit.
+        bytes_decoded: bytes of the messages that were decoded so far.
     """
 
     zone: RawZone
     window: LsnWindow
-    stream: ReplicationStream
-    decoder: Decoder
+    source: SourceStream
     lease: Lease
     settings: ConnectionSettings
     schema: SchemaWatch
+    work: Work
     end: float | None = None
-    parks: bool = True
-    is_left: threading.Event = field(default_factory=threading.Event, repr=False)
+    parks: bool = False
+    bytes_decoded: int = 0
 
-    def run_within(self, seconds: float | None) -> WindowSummary:
-        """Land the window, or abandon the landing at a time limit.
+    def run(self) -> WindowSummary:
+        """Land the window.
 
-        An abandoned landing does not start a commit: it verifies the lease directly before the
-        commit, and the lease ends with the capture. A commit in progress may still succeed. The
-        next run then finds a landed window, or its own commit is refused.
-
-        Args:
-            seconds: the time limit; None: no limit.
+        An abandoned landing does not start a commit: it asks `work` directly before the commit. A
+        commit in progress may still succeed. The next run then finds a landed window, or its own
+        commit is refused.
 
         Raises:
-            TransientError: the landing did not return within the limit.
             UndecodableRows: the stream has rows that cannot be decoded, and `parks` is false.
         """
-        if seconds is None:
-            return self._run()
+        self.source.begin_window(self.window, self.schema)
         try:
-            return _call_within(seconds, self._run, self.is_left)
-        except _Overdue:
-            raise TransientError(
-                reason="The capture took longer than its limit, and its landing does not return. "
-                f"Check that the server and the lake {self.zone.uri} answer. Nothing un-landed "
-                "was confirmed; run it again."
-            ) from None
-
-    def _run(self) -> WindowSummary:
-        try:
-            with activity(f"capture of window {self.window.key}", "changes") as work:
-                return self.zone.changes.land(
-                    self.window, self._rows(work), self._before_commit, self._timeline
+            with activity(f"capture of window {self.window.key}", "changes") as progress:
+                summary = self.zone.changes.land(
+                    self.window, self._rows(progress), self._before_commit, self._timeline
                 ).summary
         except BaseException:
             self.zone.relations.discard()
             raise
+        self.source.end_window(self.window)
+        return summary
 
-    def _rows(self, work: Activity) -> Iterator[pa.RecordBatch]:
-        for batch in chain.from_iterable(map(split_by_values, self.stream.batches())):
-            decoded = self.decoder.decode(batch)
-            if self.decoder.is_finished:
-                self.stream.pause()
-            if self.decoder.parked and not self.parks:
+    def _rows(self, progress: Activity) -> Iterator[pa.RecordBatch]:
+        decoder = self.source.decoder
+        for batch in self.source.messages():
+            self.work.check()
+            decoded = decoder.decode(batch)
+            if decoder.parked and not self.parks:
                 raise UndecodableRows
+            self.bytes_decoded += _size(batch) - _size(decoder.rest)
             if decoded is not None:
-                work.count += decoded.num_rows
+                progress.count += decoded.num_rows
                 yield decoded
             failpoints.reach(failpoints.MID_STREAM)
-            if self.decoder.is_finished:
+            if decoder.is_finished:
                 return
 
     def _timeline(self) -> int:
@@ -124,8 +101,9 @@ class Landing:
 
         A standby may follow to another timeline during the stream.
         """
-        if not self.stream.is_standby:
-            return self.stream.timeline
+        stream = self.source.stream
+        if not stream.is_standby:
+            return stream.timeline
         with server_timeline(self.settings) as server:
             return server.number
 
@@ -138,13 +116,17 @@ class Landing:
         # The events come first: a stored relation version counts as known.
         self.schema.record(self.lease.conn if self._has_time() else None)
         self.zone.relations.flush()
-        self.zone.schema_events.record(parked_events(self.window.epoch, self.decoder.parked))
+        self.zone.schema_events.record(parked_events(self.window.epoch, self.source.decoder.parked))
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)
         self.lease.verify()
-        if self.is_left.is_set():
-            raise TransientError(
-                reason=f"Window {self.window.key} is not landed: the time limit was reached."
-            )
+        self.work.check()
+
+
+def _size(batch: MessageBatch | None) -> int:
+    """Return the bytes of a batch's messages with their heads."""
+    if batch is None:
+        return 0
+    return int((batch.ends - batch.starts).sum()) + HEAD_BYTES * len(batch.starts)
 
 
 def parked_events(epoch: int, parked: Mapping[int, ParkedRows]) -> list[SchemaEvent]:
@@ -167,43 +149,3 @@ def parked_events(epoch: int, parked: Mapping[int, ParkedRows]) -> list[SchemaEv
         for relation_id, rows in parked.items()
         for lsn in sorted({rows.first_lsn, rows.last_lsn})
     ]
-
-
-class _Overdue(Exception):
-    """The call did not return within its time limit."""
-
-
-def _call_within(seconds: float, call: Callable[[], _Result], is_left: threading.Event) -> _Result:
-    """Run `call` in a thread, and return its result or raise its error.
-
-    Args:
-        seconds: time limit.
-        call: the function to run.
-        is_left: set at the time limit; `call` checks this event before an irreversible step.
-
-    Raises:
-        _Overdue: `call` did not return within the limit. The thread continues to run.
-    """
-    results: list[_Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    # A daemon thread: the process can exit without the thread.
-    thread = threading.Thread(target=run, name="landing", daemon=True)
-    thread.start()
-    try:
-        thread.join(seconds)
-    except BaseException:
-        is_left.set()
-        raise
-    if thread.is_alive():
-        is_left.set()
-        raise _Overdue
-    if errors:
-        raise errors[0]
-    return results[0]

@@ -48,7 +48,8 @@ class WindowModel(dg.Model, Resolvable):
     )
     max_age_seconds: float = Field(
         default=WindowPolicy.max_age_seconds,
-        description="Waiting WAL of any size opens a window this long after the last one landed.",
+        description="Waiting WAL of any size opens a window this long after the last one landed; "
+        "in a run that continues, this long after the last one was opened.",
     )
     retry_seconds: float = Field(
         default=WindowPolicy.retry_seconds,
@@ -94,6 +95,16 @@ class StreamModel(dg.Model, Resolvable):
         default=StreamPolicy.slot_wait_seconds,
         description="How long a capture waits for the walsender of a dead run, before it ends the "
         "walsender.",
+    )
+    resume_seconds: float = Field(
+        default=StreamPolicy.resume_seconds,
+        description="A run that lost its connection resumes from the last landed window. It fails "
+        "after this time without a connection during one window. 0: it fails at once.",
+    )
+    resume_pause_seconds: float = Field(
+        default=StreamPolicy.resume_pause_seconds,
+        description="The longest pause between two attempts to resume. The first pause is 0.1 s at "
+        "most; the pauses double, each shortened at random by up to a half.",
     )
 
 

@@ -9,15 +9,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import psycopg2.errors
 
-from pgcdc_assets.errors import ConnectionLost
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import complete_type, read_relations
 from pgcdc_assets.postgres.column_places import Attributes, find_places, read_attributes
-from pgcdc_assets.postgres.connection import ConnectionSettings, connect, sorted_failures
+from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
 from pgcdc_assets.postgres.publication import read_members
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
 from pgcdc_assets.postgres.wal import read_current_lsn
@@ -26,9 +25,7 @@ from pgcdc_assets.protocol.relation import Column, Relation
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-_PURPOSE = "catalog"
-
-_Answer = TypeVar("_Answer")
+_PURPOSE = "lease"
 
 _DOUBT = (
     "A column was dropped, and another one may have its name: which of the two the values of a "
@@ -106,13 +103,14 @@ class Completion:
 
 
 class CatalogResolver:
-    """Resolver of the relations that a stream announces, with a connection of its own.
+    """Resolver of the relations that a stream announces.
 
     The catalog may be newer than the message, because capture may read a backlog long after an
     ALTER TABLE. The places of the columns decide which columns are meant (see `column_places`).
 
     Args:
-        settings: the source database.
+        settings: the source database, for sentences of errors.
+        conn: a connection to the database in autocommit mode.
         publication: the publication that the stream sends.
         known: function that returns the known versions of a relation by OID, oldest first, each
             with an LSN from which on it was so.
@@ -124,14 +122,15 @@ class CatalogResolver:
     def __init__(
         self,
         settings: ConnectionSettings,
+        conn: Connection,
         publication: str,
         known: Callable[[int], Sequence[tuple[Lsn, Relation]]] = lambda relation_id: (),
     ) -> None:
         self._settings = settings
+        self._conn = conn
         self._publication = publication
         self._known = known
         self._catalog: dict[int, _CatalogEntry] = {}
-        self._connection: Connection | None = None
         self.warnings: Counter[str] = Counter()
 
     def complete(self, announced: Relation, commit_lsn: Lsn, xid: int) -> Completion:
@@ -143,12 +142,13 @@ class CatalogResolver:
             xid: id of the announcing transaction.
 
         Raises:
-            ConnectionLost: the server is down, or went away.
+            ConnectionLost: the server went away.
         """
         oid = announced.relation_id
         entry = self._catalog.get(oid)
         if entry is None or entry.lsn <= commit_lsn or not _has_types(announced, entry.relation):
-            entry = self._query(lambda conn: self._read(conn, announced))
+            with sorted_failures(self._settings, _PURPOSE):
+                entry = self._read(self._conn, announced)
         versions = self._known(oid)
         known = [version for _, version in versions]
         same = [version for version in known if _as_announced(version) == announced]
@@ -170,12 +170,6 @@ class CatalogResolver:
                 if _attnums(version) == _attnums(completed):
                     return Completion(version, doubt)
         return Completion(completed, doubt)
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     def _read(self, conn: Connection, announced: Relation) -> _CatalogEntry:
         """Read the entry of a relation. The first call reads all tables of the publication."""
@@ -215,18 +209,6 @@ class CatalogResolver:
             except psycopg2.errors.CharacterNotInRepertoire:
                 self.warnings[f"relation {relation_id}: a name is not UTF-8"] += 1
         return found
-
-    def _query(self, question: Callable[[Connection], _Answer]) -> _Answer:
-        """Query over the open connection, and repeat over a new connection after its loss."""
-        if self._connection is not None:
-            try:
-                with sorted_failures(self._settings, _PURPOSE):
-                    return question(self._connection)
-            except ConnectionLost:
-                self.close()
-        self._connection = connect(self._settings, _PURPOSE)
-        with sorted_failures(self._settings, _PURPOSE):
-            return question(self._connection)
 
 
 @dataclass(frozen=True)

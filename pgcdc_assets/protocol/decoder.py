@@ -77,7 +77,7 @@ class _Extra(NamedTuple):
 
 
 class Decoder:
-    """Decoder of the stream of one window.
+    """Decoder of a stream, one window after the other.
 
     Args:
         resolve: function that completes an announced relation from the catalog and returns the
@@ -89,21 +89,33 @@ class Decoder:
 
     Attributes:
         is_finished: the decoder has seen the end of the window and ignores later messages.
+        rest: the messages from the window's end on in the last batch; None before the end.
         warnings: counts of messages and values that are not landed as sent, by description.
         parked: the parked rows so far, by relation id.
     """
 
     def __init__(self, resolve: Resolve, window_end: int, window_start: int = 0) -> None:
         self._resolve = resolve
-        self._window_start = int(window_start)
-        self._window_end = int(window_end)
         self._announced: list[arrow_batch.Announced] = []
         self._relation_indexes: dict[int, int] = {}
         zero = np.zeros(1, np.int64)
         self._open = arrow_batch.Transactions(zero, zero, zero, [None])
         self._is_open = False
         self._next_ordinal = 0
+        self.begin_window(window_end, window_start)
+
+    def begin_window(self, window_end: int, window_start: int) -> None:
+        """Continue with the next window of the same stream. The relations stay announced.
+
+        The server announces a relation once per stream. Decode `rest` of the last window first.
+        """
+        self._window_start = int(window_start)
+        self._window_end = int(window_end)
+        # A stream may announce a relation many times: keep the versions in use.
+        self._announced = [self._announced[index] for index in self._relation_indexes.values()]
+        self._relation_indexes = {oid: index for index, oid in enumerate(self._relation_indexes)}
         self.is_finished = False
+        self.rest: MessageBatch | None = None
         self.warnings: Counter[str] = Counter()
         self.parked: dict[int, ParkedRows] = {}
 
@@ -189,6 +201,7 @@ class Decoder:
         if end is None:
             return heads, transactions
         self.is_finished = True
+        self.rest = MessageBatch(heads.wire.bytes, heads.starts[end:], heads.ends[end:])
         return heads.before(end), transactions
 
     def _find_end(self, heads: Heads, begins: Positions, lsns: Positions) -> int | None:

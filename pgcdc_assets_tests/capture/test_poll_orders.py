@@ -141,7 +141,7 @@ def test_a_killed_capture_leaves_no_relation_version_without_its_event(
     capturing.database.execute("alter table t drop a; insert into t values (3)")
     window = capturing.window()
     for failpoint in ("after_schema_events", "after_relations_commit"):
-        assert capturing.capture_process(window, failpoint).returncode == -9
+        assert capturing.capture_process(window, failpoint=failpoint).returncode == -9
         zone = RawZone(capturing.zone.lake, capturing.zone.name)
         assert shown(zone.schema_events.read()) == ["t column_dropped a"]
     capturing.capture(window)

@@ -45,7 +45,7 @@ def test_after_a_kill_between_two_steps_each_change_is_landed_exactly_once(
     )
     window = capturing.window()
 
-    killed = capturing.capture_process(window, failpoint)
+    killed = capturing.capture_process(window, failpoint=failpoint)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     is_landed = failpoint in (failpoints.AFTER_DELTA_COMMIT, failpoints.AFTER_STATUS_PACKET)
     if not is_landed:
@@ -75,7 +75,9 @@ def test_a_terminated_capture_leaves_a_complete_window_or_nothing(
     )
     window = capturing.window()
 
-    stopped = capturing.capture_process(window, f"{failpoint}:1:TERM", batch_bytes=100_000)
+    stopped = capturing.capture_process(
+        window, failpoint=f"{failpoint}:1:TERM", batch_bytes=100_000
+    )
     assert stopped.returncode == -signal.SIGINT, stopped.stderr
     is_landed = failpoint in (failpoints.AFTER_DELTA_COMMIT, failpoints.AFTER_STATUS_PACKET)
     assert len(capturing.rows()) == (1000 if is_landed else 0)
@@ -140,7 +142,9 @@ def test_a_transaction_that_is_interrupted_in_the_stream_is_landed_completely(
     )
     window = capturing.window()
 
-    killed = capturing.capture_process(window, f"{failpoints.MID_STREAM}:3", batch_bytes=100_000)
+    killed = capturing.capture_process(
+        window, failpoint=f"{failpoints.MID_STREAM}:3", batch_bytes=100_000
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert capturing.rows() == []
     finished = capturing.capture_process(window, batch_bytes=100_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import published_relations, published_tables
-from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.connection import Connection, query_connection
 from pgcdc_assets.postgres.relation_resolver import (
     CatalogResolver,
     Completion,
@@ -27,6 +28,12 @@ NEVER = Lsn(2**62)
 def _published(database: Database, publication: str = "pub") -> dict[str, Relation]:
     with query_connection(database.settings(), "test") as conn:
         return {r.qualified_name: r for r in published_relations(conn, publication)}
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[Connection]:
+    with query_connection(database.settings(), "test") as conn:
+        yield conn
 
 
 def _captured(database: Database, *statements: str, publication: str = "pub") -> Captured:
@@ -92,7 +99,9 @@ def test_types_are_resolved_below_domains_and_arrays(database: Database) -> None
 
 @pytest.mark.postgres
 @pytest.mark.every_pg
-def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Database) -> None:
+def test_the_catalog_gives_the_relation_that_the_stream_announces(
+    database: Database, conn: Connection
+) -> None:
     """D9: for each kind of replica identity, snapshot and stream have one relation version."""
     database.execute(
         """
@@ -131,7 +140,7 @@ def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Data
     assert captured.relations.pop("public.part_1").columns[0].name == "b"
     assert captured.relations.keys() == {f"public.{table}" for table in tables}
     assert captured.relations.keys() <= published.keys()
-    resolver = CatalogResolver(database.settings(), "pub")
+    resolver = CatalogResolver(database.settings(), conn, "pub")
     xid = database.value("select pg_current_xact_id()::text::bigint")
     for name, announced in captured.relations.items():
         assert resolver.complete(announced, NEVER, xid) == Completion(published[name]), name
@@ -147,7 +156,9 @@ def test_the_catalog_gives_the_relation_that_the_stream_announces(database: Data
 
 
 @pytest.mark.postgres
-def test_a_publication_of_a_schema_and_column_lists_apply(database: Database) -> None:
+def test_a_publication_of_a_schema_and_column_lists_apply(
+    database: Database, conn: Connection
+) -> None:
     """D12."""
     database.execute(
         """
@@ -163,7 +174,7 @@ def test_a_publication_of_a_schema_and_column_lists_apply(database: Database) ->
     captured = _captured(
         database, "insert into b.two values (1, 'x', 'y')", publication="with_columns"
     )
-    resolver = CatalogResolver(database.settings(), "with_columns")
+    resolver = CatalogResolver(database.settings(), conn, "with_columns")
     assert resolver.complete(captured.relations["b.two"], NEVER, 3).relation == relation
 
 
@@ -197,7 +208,9 @@ def test_the_error_about_a_missing_publication_lists_the_existing_publications(
 
 
 @pytest.mark.postgres
-def test_an_old_announcement_is_completed_from_a_newer_catalog(database: Database) -> None:
+def test_an_old_announcement_is_completed_from_a_newer_catalog(
+    database: Database, conn: Connection
+) -> None:
     """F6: a backlog is read after an ALTER TABLE."""
     database.execute(
         "create type mood as enum ('a'); create table t (id int primary key, a int, b mood, c "
@@ -208,7 +221,7 @@ def test_an_old_announcement_is_completed_from_a_newer_catalog(database: Databas
     database.execute(
         "alter table t drop column b, alter column a type bigint; alter table t rename c to d"
     )
-    resolver = CatalogResolver(database.settings(), "pub")
+    resolver = CatalogResolver(database.settings(), conn, "pub")
     announced = replace(
         before,
         columns=tuple(Column(c.name, c.type_oid, c.typmod, c.is_key) for c in before.columns),
@@ -221,7 +234,7 @@ def test_an_old_announcement_is_completed_from_a_newer_catalog(database: Databas
         ("c", 4, "text"),
     ]
     database.execute("drop table t; drop type mood")
-    gone = CatalogResolver(database.settings(), "pub").complete(announced, NEVER, 3).relation
+    gone = CatalogResolver(database.settings(), conn, "pub").complete(announced, NEVER, 3).relation
     assert [(c.name, c.attnum, c.type) for c in gone.columns] == [
         ("id", None, "integer"),
         ("a", None, "integer"),

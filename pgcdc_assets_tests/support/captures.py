@@ -17,6 +17,8 @@ import pytest
 from pgcdc_assets_tests.support.database import Database
 
 if TYPE_CHECKING:
+    from pgcdc_assets.capture.cancellation import CancellationToken
+    from pgcdc_assets.capture.session import CaptureSession
     from pgcdc_assets.capture.window import CaptureLimits, CaptureReport
     from pgcdc_assets.lsn import Lsn, LsnWindow
     from pgcdc_assets.postgres.connection import ConnectionSettings
@@ -123,13 +125,14 @@ class Capturing:
 
     def capture_process(
         self,
-        window: LsnWindow,
+        *windows: LsnWindow,
         failpoint: str = "",
         batch_bytes: int = 8 * 1024 * 1024,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Capture in a child process, which the failpoint kills."""
-        arguments = [self.conninfo, self.zone.lake.uri, self.slot, window.key, str(batch_bytes)]
+        """Capture by one session in a child process, which the failpoint kills."""
+        keys = ",".join(window.key for window in windows)
+        arguments = [self.conninfo, self.zone.lake.uri, self.slot, keys, str(batch_bytes)]
         return subprocess.run(
             [sys.executable, "-m", "pgcdc_assets_tests.support.capture_process", *arguments],
             env={**os.environ, "PGCDC_FAILPOINT": failpoint},
@@ -138,6 +141,14 @@ class Capturing:
             timeout=timeout,
             check=False,
         )
+
+    def session(
+        self, limits: CaptureLimits | None = None, token: CancellationToken | None = None
+    ) -> CaptureSession:
+        """Return a session, which the caller enters."""
+        from pgcdc_assets.capture.session import CaptureSession
+
+        return CaptureSession(self.settings, self.zone, self.slot, self.publication, limits, token)
 
     @contextmanager
     def capture_aside(

@@ -1,18 +1,23 @@
 """The raw asset: one partition is one window of WAL, which is landed once.
 
-A run lands one window, or several windows in stream order. A window that was landed before is
-verified and reported with the same figures, so a partition can be materialised again. A run that
-the lag sensor requested also opens and lands further windows by the rules of the sensor.
+A run lands one window, or several windows in stream order, over one stream. A window that was
+landed before is verified and reported with the same figures, so a partition can be materialised
+again. A run that the lag sensor requested also opens and lands further windows by the rules of the
+sensor. So does a run of `pgcdc sync`, through the barrier.
 """
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.capture.window import CaptureLimits, capture_window
+from pgcdc_assets.capture.cancellation import CancellationToken, Work
+from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.capture.session import CaptureSession
+from pgcdc_assets.capture.window import NOT_ACKNOWLEDGED
 from pgcdc_assets.errors import PgcdcError, TransientError, WindowUnavailable
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.raw import (
@@ -29,11 +34,11 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
+from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
 from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
-from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
@@ -87,8 +92,12 @@ def build_raw_asset(
         lake: LakeResource = getattr(context.resources, names.lake)
         following = LongRun.of(context, names.slot_pool, capture.windows)
         windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
-        with dagster_failures(capture.name):
-            landing = _Landing(context, capture, postgres, lake.zone(capture.name))
+        with dagster_failures(capture.name), ExitStack() as held:
+            zone, limits = lake.zone(capture.name), capture_limits(capture.stream)
+            session = held.enter_context(
+                CaptureSession(postgres.settings(), zone, capture.slot, capture.publication, limits)
+            )
+            landing = _Landing(context, capture, zone, session)
             recounts = []
             for window in windows:
                 metadata, recount = yield from _land_or_judge(landing, window, spec.key)
@@ -106,6 +115,7 @@ def build_raw_asset(
                 for check in checks:
                     yield evaluation_of(check, window)
                 landing.maintain_raw_zone()
+            landing.finish()
 
     return step.restore(raw)
 
@@ -147,22 +157,15 @@ class _Landing:
 
     context: dg.AssetExecutionContext
     capture: CdcCapture
-    postgres: PostgresResource
     zone: RawZone
+    session: CaptureSession
     _last: LsnWindow | None = None
-    _landed_at: float = field(default_factory=time.monotonic)
+    _opened_at: float = field(default_factory=time.monotonic)
 
     def land(self, window: LsnWindow) -> tuple[dict[str, Any], Recount]:
         """Land a window; return its metadata, and its rows as counted again."""
-        report = capture_window(
-            self.postgres.settings(),
-            self.zone,
-            self.capture.slot,
-            self.capture.publication,
-            window,
-            capture_limits(self.capture.stream),
-        )
-        self._last, self._landed_at = window, time.monotonic()
+        self._last, self._opened_at = window, time.monotonic()
+        report = self.session.land(window)
         recount = self.zone.changes.recount(window)
         self.context.log.info(
             f"Window {window.key}: {report.row_count} changes in "
@@ -184,24 +187,27 @@ class _Landing:
             yield window
 
     def _next(self, following: LongRun) -> LsnWindow | None:
+        one_shot = sync_progress.get()
         try:
-            with self.postgres.query_connection("capture") as conn:
-                return following.find(lambda: self._opened(following, read_current_lsn(conn)))
+            if one_shot is not None:
+                return self._opened(following, one_shot.barrier)
+            return following.find(lambda: self._opened(following))
         except TransientError as error:
             # All open windows are landed. The sensor continues after the outage.
             self.context.log.info(f"No further window: {error}")
             return None
 
-    def _opened(self, following: LongRun, flush_lsn: Lsn) -> LsnWindow | None:
+    def _opened(self, following: LongRun, barrier: Lsn | None = None) -> LsnWindow | None:
         assert self._last is not None
         plan = plan_window(
             CaptureProgress(
                 epoch=self._last.epoch,
                 captured_through=self._last.end,
-                flush_lsn=flush_lsn,
-                seconds_since_landing=time.monotonic() - self._landed_at,
+                flush_lsn=self.session.read_current_lsn(),
+                seconds_since_landing=time.monotonic() - self._opened_at,
             ),
             self.capture.windows,
+            barrier,
         )
         if not isinstance(plan, Capture):
             return None
@@ -214,10 +220,19 @@ class _Landing:
             return None
         return plan.window
 
+    def finish(self) -> None:
+        """End the stream; a lost confirmation does not affect the landed windows."""
+        try:
+            if not self.session.finish():
+                self.context.log.warning(f"End of the stream: {NOT_ACKNOWLEDGED}")
+        except TransientError as error:
+            self.context.log.info(f"End of the stream: {error}")
+
     def maintain_raw_zone(self) -> None:
         """Maintain the raw zone if necessary; an error does not affect the landed window."""
         try:
-            report = maintain_raw_zone(self.zone)
+            # A write to the lake must not delay the termination of the run.
+            report = Work(CancellationToken()).call(lambda: maintain_raw_zone(self.zone))
         except PgcdcError as error:
             self.context.log.warning(f"Maintenance of the raw zone was postponed: {error}")
             return
@@ -233,6 +248,8 @@ def capture_limits(policy: StreamPolicy) -> CaptureLimits:
     return CaptureLimits(
         total_seconds=policy.total_seconds,
         slot_wait_seconds=policy.slot_wait_seconds,
+        resume_seconds=policy.resume_seconds,
+        resume_pause_seconds=policy.resume_pause_seconds,
         stream=StreamSettings(
             status_seconds=policy.status_seconds,
             silence_seconds=policy.silence_seconds,

@@ -21,7 +21,8 @@ from pgcdc_assets.policies import WindowPolicy
 
 SECONDS_TAG = "pgcdc/run_seconds"
 
-POLL_SECONDS = 0.5
+_LONGEST_POLL_SECONDS = 0.5
+_POLLS_PER_WINDOW = 5
 # Without work, a run ends this long after `max_age_seconds`, at which a window would be opened.
 IDLE_SECONDS = 10.0
 # An instance may limit the number of its runs. A run that is queued for longer than this time may
@@ -36,6 +37,11 @@ def may_continue(policy: WindowPolicy, progress: SyncProgress | None) -> dict[st
     return {} if progress is not None else {SECONDS_TAG: f"{policy.run_seconds:g}"}
 
 
+def poll_seconds(policy: WindowPolicy) -> float:
+    """Return the interval at which a run looks for its next work."""
+    return max(min(policy.max_age_seconds / _POLLS_PER_WINDOW, _LONGEST_POLL_SECONDS), 0.1)
+
+
 @dataclass
 class LongRun:
     """The decision whether a run continues.
@@ -43,6 +49,7 @@ class LongRun:
     Attributes:
         pool: the pool of the run's step. The run ends if another run waits for the pool.
         idle_seconds: the run ends after this time without work.
+        poll_seconds: interval at which the run looks for work.
     """
 
     instance: dg.DagsterInstance
@@ -50,6 +57,7 @@ class LongRun:
     pool: str
     seconds: float
     idle_seconds: float
+    poll_seconds: float = _LONGEST_POLL_SECONDS
     _began: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -57,7 +65,14 @@ class LongRun:
         """Read the sensor's limits from a run's tags."""
         seconds = float(context.run.tags.get(SECONDS_TAG, "0"))
         idle_seconds = policy.max_age_seconds + IDLE_SECONDS
-        return cls(context.instance, context.run.run_id, pool, seconds, idle_seconds)
+        return cls(
+            context.instance,
+            context.run.run_id,
+            pool,
+            seconds,
+            idle_seconds,
+            poll_seconds(policy),
+        )
 
     def stop(self) -> None:
         """End the run; other runs process the next windows."""
@@ -72,7 +87,7 @@ class LongRun:
             found = look()
             if found is not None:
                 return found
-            time.sleep(POLL_SECONDS)
+            time.sleep(self.poll_seconds)
         return None
 
     def _is_running(self) -> bool:

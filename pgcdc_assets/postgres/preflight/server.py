@@ -276,14 +276,15 @@ def _check_health(status: SlotStatus) -> Iterator[Finding]:
         return
     if health.is_at_risk:
         yield Finding("slot", "warning", health.risk, health.risk_remedy)
-    if status.active_pid is not None:
-        ours = (status.active_application_name or "").startswith("pgcdc ")
+    reader = status.active_application_name or ""
+    # A run of the capture keeps its stream for minutes.
+    if status.active_pid is not None and not reader.startswith("pgcdc capture"):
         yield Finding(
             "slot",
-            "warning" if ours else "error",
-            f"Replication slot {status.slot} is in use by process {status.active_pid} "
-            f"({status.active_application_name}).",
+            "error",
+            f"Replication slot {status.slot} is in use by process {status.active_pid} ({reader}).",
             f"Wait until it ends, or: select pg_terminate_backend({status.active_pid})",
         )
         return
-    yield Finding("slot", "ok", f"Slot {status.slot} lags {status.lag_bytes} bytes.")
+    by = "" if status.active_pid is None else f" Process {status.active_pid} ({reader}) reads it."
+    yield Finding("slot", "ok", f"Slot {status.slot} lags {status.lag_bytes} bytes.{by}")

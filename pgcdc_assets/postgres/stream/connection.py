@@ -123,7 +123,6 @@ class ReplicationStream:
         self._queue: queue.Queue[MessageBatch | BaseException] = queue.Queue(
             self._settings.queued_batches
         )
-        self._is_paused = threading.Event()
         self._is_stopping = threading.Event()
         self._reader = threading.Thread(target=self._run, name=f"stream {slot}", daemon=True)
         self._failure: BaseException | None = None
@@ -175,9 +174,17 @@ class ReplicationStream:
                     reason = "the reader thread has ended"
                     return self._failure or self._lost("reading the stream", reason)
 
-    def pause(self) -> None:
-        """Stop reading, and keep the connection alive by status packets."""
-        self._is_paused.set()
+    def cancel(self, error: BaseException) -> None:
+        """End `batches` with an error, from another thread. Only `close` may follow."""
+        self._is_stopping.set()
+        # The consumer of a full queue is not waiting.
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(error)
+
+    def check(self) -> None:
+        """Raise the error that has ended the stream, if there is one."""
+        if self._failure is not None:
+            raise self._failure
 
     def confirm(self, lsn: Lsn) -> None:
         """Confirm to the server that all transactions below `lsn` are durable.
@@ -188,8 +195,7 @@ class ReplicationStream:
             ConnectionLost: the connection was lost; the server may have received the confirmation.
         """
         self._flush_lsn = max(self._flush_lsn, lsn)
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         try:
             self._send_status()
         except OSError as error:
@@ -281,9 +287,6 @@ class ReplicationStream:
         try:
             while not self._is_stopping.is_set():
                 self._keep_time()
-                if self._is_paused.is_set():
-                    self._is_stopping.wait(min(self._status_seconds, self._settings.watch_seconds))
-                    continue
                 batch = self._started().read()
                 if batch is None:
                     self._check_silence()
@@ -329,8 +332,7 @@ class ReplicationStream:
             self._next_watch = now + self._settings.watch_seconds
             self._watch()
         if now >= self._next_status:
-            # A paused thread does not read, so a paused thread does not request a reply.
-            self._send_status(is_ping=not self._is_paused.is_set())
+            self._send_status(is_ping=True)
 
     def _answer(self, batch: MessageBatch) -> None:
         """Reply to keepalives that request a reply, with the confirmed LSN."""

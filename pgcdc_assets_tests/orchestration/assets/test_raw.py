@@ -10,8 +10,15 @@ import dagster as dg
 import pytest
 from psycopg2 import sql
 
+from pgcdc_assets.orchestration.build import build_cdc_definitions
+from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.database import Database, drop_database
+from pgcdc_assets_tests.support.proxy import TcpProxy
 
 pytestmark = pytest.mark.postgres
 
@@ -54,6 +61,47 @@ def test_values_that_are_not_utf8_are_counted_by_table_and_the_run_succeeds(
         for table in "ab"
     }
     assert copied == {"a": 1, "b": 0}
+
+
+def test_a_run_of_a_sync_lands_all_windows_through_the_barrier_over_one_stream(
+    orchestrated: Orchestrated, proxy: TcpProxy
+) -> None:
+    """A16: writers continue during the run."""
+    windows = replace(orchestrated.capture.windows, max_bytes=100_000)
+    capture = replace(orchestrated.capture, windows=windows)
+    database = orchestrated.database
+    location = Orchestrated(database, orchestrated.lake, orchestrated.instance, capture)
+    location.copy()
+    location.commit("insert into a select i, repeat('x', 100) from generate_series(11, 3000) i")
+    for number in range(20):
+        location.commit(f"insert into b select {number} * 100 + i, 1 from generate_series(1, 99) i")
+    with query_connection(database.settings(), "test") as conn:
+        barrier = read_barrier(conn)
+    location.commit("insert into b values (-1, 1)")
+    definitions = build_cdc_definitions(
+        capture,
+        postgres=PostgresResource(capture=NAME, conninfo=proxy.conninfo(database.conninfo)),
+        lake=LakeResource(uri=location.lake.uri),
+    )
+    (request,) = location.tick("lag", one_shot=True).run_requests
+    location.location = CodeLocation(definitions, find_captures(definitions))
+    token = sync_progress.set(SyncProgress(NAME, barrier=barrier))
+    try:
+        assert location.execute(request, "capture").success
+    finally:
+        sync_progress.reset(token)
+
+    landed = [summary.window for summary in location.zone.changes.windows(1)]
+    assert len(landed) >= 4
+    assert [window.key for window in landed] == location.windows()
+    assert all(window.size_bytes <= 100_000 for window in landed)
+    assert landed[-1].end == barrier
+    assert set(location.windows()) == set(
+        location.instance.get_materialized_partitions(location.raw)
+    )
+    assert proxy.connection_count == 2
+    counts = [summary.counts for summary in location.zone.changes.windows(1)]
+    assert sum(count.get("public.b", {}).get("I", 0) for count in counts) == 20 * 99
 
 
 def _metadata(location: Orchestrated, asset: str, partition: str) -> dict[str, Any]:

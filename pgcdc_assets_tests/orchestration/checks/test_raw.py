@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from pgcdc_assets.capture.window import CaptureReport, capture_window
+from pgcdc_assets.capture.report import CaptureReport
+from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.orchestration.assets import raw as capture_assets
 from pgcdc_assets.orchestration.checks.raw import (
     COUNTED_AS_DECODED,
     NO_PARKED_ROWS,
@@ -43,14 +43,16 @@ def test_a_lost_row_of_a_new_window_fails_the_run_and_its_check(
         "insert into b select n, n from generate_series(1, 3) n", "delete from b where id = 2"
     )
 
-    def capture_and_lose(*arguments: Any) -> CaptureReport:
-        report = capture_window(*arguments)
+    land = CaptureSession.land
+
+    def capture_and_lose(session: CaptureSession, window: LsnWindow) -> CaptureReport:
+        report = land(session, window)
         table = orchestrated.zone.changes.table.load()
         assert table is not None
         table.delete(damage)
         return report
 
-    monkeypatch.setattr(capture_assets, "capture_window", capture_and_lose)
+    monkeypatch.setattr(CaptureSession, "land", capture_and_lose)
     (request,) = orchestrated.tick("lag", one_shot=True).run_requests
     result = orchestrated.execute(request, "capture")
     assert not result.success

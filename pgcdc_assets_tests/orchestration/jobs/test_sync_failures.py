@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import merge
+from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.cli import main
 from pgcdc_assets.errors import (
     MergeConflict,
@@ -24,7 +25,6 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeFailure
-from pgcdc_assets.orchestration.assets import raw as capture_assets
 from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
 from pgcdc_assets.orchestration.project import code_location as loading
 from pgcdc_assets.orchestration.project import home as instance
@@ -217,7 +217,7 @@ def test_a_failed_capture_ends_the_call_and_keeps_earlier_failures(
     def fail(*arguments: object) -> None:
         raise RawZoneError(raw_zone=NAME, reason="planted")
 
-    monkeypatch.setattr(capture_assets, "capture_window", fail)
+    monkeypatch.setattr(CaptureSession, "land", fail)
     with_unpublished.commit("insert into b values (1, 1)")
     with pytest.raises(PgcdcError, match=r"planted.*Not copied: public\.c") as caught:
         with_unpublished.sync()

@@ -21,6 +21,7 @@ from pgcdc_assets.policies import SnapshotPolicy, StepLimit
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.handover import copied_rows
 from pgcdc_assets_tests.support.orchestration import run_process
+from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
@@ -59,6 +60,29 @@ def test_an_interrupted_run_is_canceled_without_a_stack_trace_and_loses_nothing(
     continuing.land()
     landed = continuing.zone.changes.windows(1)
     assert sum(summary.counts.get("public.b", {}).get("I", 0) for summary in landed) == 2
+
+
+def test_a_run_is_canceled_while_its_server_does_not_answer(
+    continuing: Orchestrated, proxy: TcpProxy
+) -> None:
+    """H9: the signal arrives during a query, which Python cannot interrupt."""
+    continuing.commit("insert into b values (0, 1)")
+    (request,) = continuing.tick("lag").run_requests
+    tags = {**request.tags, "dagster/partition": request.partition_key or ""}
+    conninfo = proxy.conninfo(continuing.database.conninfo)
+    with _started(continuing, "capture", tags, conninfo) as process:
+        wait_until(lambda: continuing.zone.changes.windows(1), "a window", limit_seconds=60)
+        (run,) = continuing.instance.get_runs(
+            dg.RunsFilter(tags={THROUGH_TAG: tags["dagster/partition"]})
+        )
+        proxy.stall()
+        # The next look at the end of the WAL waits for its answer.
+        time.sleep(2)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    _check_canceled(continuing, run.run_id, output)
 
 
 def test_the_next_run_resumes_a_snapshot_that_was_terminated_in_the_ui(
@@ -159,10 +183,12 @@ def test_a_merge_terminated_after_a_step_is_canceled_and_the_next_merge_is_compl
     _check_next_merge(stepwise, tags)
 
 
-def _started(location: Orchestrated, job: str, tags: dict[str, str]) -> subprocess.Popen[str]:
+def _started(
+    location: Orchestrated, job: str, tags: dict[str, str], conninfo: str = ""
+) -> subprocess.Popen[str]:
     environment = run_process.arguments(
         location.capture,
-        location.database.conninfo,
+        conninfo or location.database.conninfo,
         location.lake.uri,
         f"{NAME}_{job}",
         tags,

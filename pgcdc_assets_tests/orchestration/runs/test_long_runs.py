@@ -20,6 +20,8 @@ from dagster._core.remote_origin import (
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.capture import session as session_module
+from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import CaptureReport, capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -28,6 +30,7 @@ from pgcdc_assets.orchestration.checks.raw import WINDOW_CHECKS
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.runs import long_runs as module
 from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG, LongRun
+from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.settings import CdcTable
@@ -45,7 +48,6 @@ B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(module, "IDLE_SECONDS", 4.0)
 
 
@@ -225,15 +227,13 @@ def test_runs_without_the_tag_do_not_continue(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These runs do not look for a further window."""
-    from pgcdc_assets.orchestration.assets import raw as capture_assets
-
     looks: list[object] = []
 
     def recorded(conn: Any) -> Lsn:
         looks.append(conn)
         return read_current_lsn(conn)
 
-    monkeypatch.setattr(capture_assets, "read_current_lsn", recorded)
+    monkeypatch.setattr(session_module, "read_current_lsn", recorded)
     (request,) = continuing.tick("lag", one_shot=True).run_requests
     assert SECONDS_TAG not in request.tags
     with running_beside(lambda: continuing.commit("insert into b values (1, 1)")):
@@ -246,17 +246,16 @@ def test_a_window_that_fails_in_a_long_run_is_requested_again(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The window's key exists and its run failed, so the sensor retries the same window."""
-    from pgcdc_assets.orchestration.assets import raw as capture_assets
-
     calls: list[object] = []
+    land = CaptureSession.land
 
-    def failing(*arguments: Any) -> CaptureReport:
-        calls.append(arguments)
+    def failing(session: CaptureSession, window: LsnWindow) -> CaptureReport:
+        calls.append(window)
         if len(calls) == 2:
             raise RuntimeError("planted")
-        return capture_window(*arguments)
+        return land(session, window)
 
-    monkeypatch.setattr(capture_assets, "capture_window", failing)
+    monkeypatch.setattr(CaptureSession, "land", failing)
     request = asked(continuing, "lag")
 
     def commit_a_second_later() -> None:
@@ -285,10 +284,10 @@ def test_a_capture_ends_when_the_server_does_not_answer(
             killer.cursor().execute("select pg_terminate_backend(%s, 1000)", [pid])
         return read_current_lsn(conn)
 
-    from pgcdc_assets.orchestration.assets import raw as capture_assets
-
-    monkeypatch.setattr(capture_assets, "read_current_lsn", cut)
-    assert continuing.execute(asked(continuing, "lag"), "capture").success
+    monkeypatch.setattr(session_module, "read_current_lsn", cut)
+    capture = replace(continuing.capture, stream=StreamPolicy(resume_seconds=1))
+    short = Orchestrated(continuing.database, continuing.lake, continuing.instance, capture)
+    assert short.execute(asked(short, "lag"), "capture").success
     assert len(continuing.windows()) == 1
 
 

@@ -192,24 +192,29 @@ def test_a_slot_of_another_program_is_refused(database: Database) -> None:
         database.execute("select pg_drop_replication_slot(%s)", (slot,))
 
 
-@pytest.mark.parametrize(("purpose", "severity"), [("receiver", "error"), ("capture", "warning")])
-def test_a_slot_in_use_is_named_with_its_process(
-    database: Database, purpose: str, severity: str
-) -> None:
-    """Issue 3, bad input: a capture of the package ends soon, but another program may not."""
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_slot_in_use_is_named_with_its_process(database: Database, is_ours: bool) -> None:
+    """Issue 3, bad input: a run of the capture keeps its stream; another program is an error."""
     database.execute("create table t (id int primary key); create publication pub for table t")
     slot, settings = f"s_{database.name}", database.settings("shop")
     with create_slot(settings, slot):
         pass
-    conninfo = settings.conninfo_for(purpose, replication=True)
-    if severity == "error":
-        conninfo = conninfo.replace("pgcdc receiver shop", "other_program")
+    conninfo = settings.conninfo_for("capture", replication=True)
+    if not is_ours:
+        conninfo = conninfo.replace("pgcdc capture shop", "other_program")
     stream = psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
     with closing(stream), stream.cursor() as cursor:
         cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})
-        problem = problems_in(findings_of(settings, slot=slot))["slot", None]
+        findings = findings_of(settings, slot=slot)
         pid = stream.info.backend_pid
-    assert problem.startswith(f"{severity}: Replication slot {slot} is in use by process {pid} ")
+    problem = problems_in(findings).get(("slot", None))
+    if is_ours:
+        assert problem is None
+        [found] = [finding for finding in findings if finding.code == "slot"]
+        assert f"Process {pid} (pgcdc capture shop) reads it" in found.message
+        return
+    assert problem is not None
+    assert problem.startswith(f"error: Replication slot {slot} is in use by process {pid} ")
     assert f"pg_terminate_backend({pid})" in problem
 
 

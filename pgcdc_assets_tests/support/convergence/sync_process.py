@@ -11,9 +11,10 @@ import json
 import random
 import time
 
+from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure
-from pgcdc_assets.capture.window import CaptureLimits, capture_window
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -50,20 +51,21 @@ def capture(
     publication: str,
     decide: random.Random,
 ) -> None:
-    """Capture all earlier commits, in a few windows of random size and a last window."""
+    """Capture all earlier commits by one session, in a few windows of random size and a last."""
     with query_connection(settings, "test") as conn:
         barrier = read_barrier(conn)
     epoch = zone.epochs.latest()
     assert epoch is not None
-    for number in range(WINDOWS):
-        start = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
-        if start >= barrier:
-            return
-        end = min(barrier, Lsn(start + int(10 ** decide.uniform(3, 6.5))))
-        end = barrier if number == WINDOWS - 1 else end
-        window = LsnWindow.of(epoch.epoch, start, end)
-        capture_window(settings, zone, slot, publication, window, LIMITS)
-        maintain_raw_zone(zone, minimum_files=4, minimum_log_entries=8)
+    with CaptureSession(settings, zone, slot, publication, LIMITS) as session:
+        for number in range(WINDOWS):
+            start = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+            if start >= barrier:
+                break
+            end = min(barrier, Lsn(start + int(10 ** decide.uniform(3, 6.5))))
+            end = barrier if number == WINDOWS - 1 else end
+            session.land(LsnWindow.of(epoch.epoch, start, end))
+            maintain_raw_zone(zone, minimum_files=4, minimum_log_entries=8)
+        session.finish()
 
 
 def merge(zone: RawZone) -> None:

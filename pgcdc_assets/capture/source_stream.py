@@ -1,0 +1,103 @@
+"""The running stream of a session: its messages in hand, its decoder, and the known relations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.capture.schema_watch import SchemaWatch
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.relation_resolver import CatalogResolver
+from pgcdc_assets.postgres.stream.connection import ReplicationStream
+from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.heads import split_by_values
+from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.zone import RawZone
+
+if TYPE_CHECKING:
+    from pgcdc_assets.postgres.connection import Connection
+
+
+class SourceStream:
+    """A started stream, whose messages are decoded window by window.
+
+    Args:
+        stream: the stream.
+        settings: the source database.
+        conn: a connection to the database, which resolves the announced relations.
+        zone: the raw zone.
+        publication: the publication of the stream.
+        position: the LSN at which the next window starts.
+
+    Attributes:
+        position: end of the last window whose messages were decoded.
+    """
+
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        settings: ConnectionSettings,
+        conn: Connection,
+        zone: RawZone,
+        publication: str,
+        position: Lsn,
+    ) -> None:
+        self.stream = stream
+        self.position = position
+        self._zone = zone
+        self._epoch = 0
+        self._read_look = cache(lambda: zone.definitions.read(self._epoch))
+        self._catalog = CatalogResolver(settings, conn, publication, self._known)
+        self._schema: SchemaWatch | None = None
+        self._parts = chain.from_iterable(map(split_by_values, stream.batches()))
+        self._rest: MessageBatch | None = None
+        self.decoder = Decoder(self._resolve, position, position)
+
+    def begin_window(self, window: LsnWindow, schema: SchemaWatch) -> None:
+        """Continue with a window.
+
+        Args:
+            window: starts at `position`.
+            schema: receives the relations that the window's transactions announce.
+        """
+        self._epoch, self._schema = window.epoch, schema
+        # Another process may have looked at the catalog, or stored versions, since the last window.
+        self._read_look.cache_clear()
+        self._zone.relations.discard()
+        self._catalog.warnings.clear()
+        self.decoder.begin_window(window.end, window.start)
+
+    def messages(self) -> Iterator[MessageBatch]:
+        """Yield the messages in hand, and then those that arrive, without an end.
+
+        For errors see `ReplicationStream.batches`.
+        """
+        if self._rest is not None:
+            rest, self._rest = self._rest, None
+            yield rest
+        yield from self._parts
+
+    def end_window(self, window: LsnWindow) -> None:
+        """Keep the messages that follow the window's end."""
+        self._rest, self.position = self.decoder.rest, window.end
+
+    def warnings(self) -> Counter[str]:
+        """Return the counts of the window's warnings, by description."""
+        return self.decoder.warnings + self._catalog.warnings
+
+    def _resolve(self, announced: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+        assert self._schema is not None
+        completed = self._catalog.complete(announced, commit_lsn, xid)
+        version = self._schema.register(completed.relation, commit_lsn, completed.doubt)
+        return completed.relation, version
+
+    def _known(self, relation_id: int) -> list[tuple[Lsn, Relation]]:
+        seen = self._read_look().tables.get(relation_id)
+        looked = [] if seen is None else [(seen.lsn, seen.definition.relation)]
+        registered = self._zone.relations.registered(self._epoch, relation_id)
+        return sorted([*looked, *registered], key=lambda version: version[0])
