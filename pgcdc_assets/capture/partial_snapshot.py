@@ -97,8 +97,7 @@ class PartialSnapshot:
             raise self._without_snapshot()
         if self.table in open_events(zone.schema_events.read(), snapshots):
             raise self.refused("it waits for a snapshot of all rows after a schema change")
-        if not (self.has_configured_key or found.relation.row_key):
-            raise self.refused("it has no key")
+        self._check_key(found.relation)
         check_predicate(settings, found, self.predicate)
         return epoch, found
 
@@ -175,6 +174,10 @@ class PartialSnapshot:
             raise found.error
         return found
 
+    def _check_key(self, relation: Relation) -> None:
+        if not (self.has_configured_key or relation.row_key):
+            raise self.refused("it has no key")
+
     def _find_version(self, epoch: int, relation: Relation, lsn: Lsn) -> int:
         """Find the registered version of the table's columns.
 
@@ -182,8 +185,9 @@ class PartialSnapshot:
         change that led to it would not be noticed.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: there is none, or the table has lost its key since the check.
         """
+        self._check_key(relation)
         for known in self.zone.relations.versions(epoch):
             is_same = known.relation.relation_id == relation.relation_id
             if is_same and known.lsn < lsn and known.relation.describes(relation):

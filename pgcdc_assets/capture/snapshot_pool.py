@@ -252,13 +252,14 @@ class _Crew:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Run the threads for the block, and cancel their statements at its end."""
-        threads = [
-            threading.Thread(target=self._run, args=(reader,), name="pgcdc snapshot", daemon=True)
-            for reader in self._readers
-        ]
-        for thread in threads:
-            thread.start()
+        threads: list[threading.Thread] = []
         try:
+            for reader in self._readers:
+                thread = threading.Thread(
+                    target=self._run, args=(reader,), name="pgcdc snapshot", daemon=True
+                )
+                thread.start()
+                threads.append(thread)
             yield
         finally:
             self._pool.stopping.set()
@@ -278,27 +279,30 @@ class _Crew:
         return outcome
 
     def _run(self, reader: SnapshotReader) -> None:
-        with reader:
+        """Read ranges until none is left. Any error is an outcome: the caller waits for one."""
+        try:
+            with reader:
+                try:
+                    reader.open()
+                except PgcdcError as error:
+                    self._end_unopened(error)
+                    return
+                self._read_parts(reader)
+        except BaseException as error:
+            self._outcomes.put(error)
+
+    def _read_parts(self, reader: SnapshotReader) -> None:
+        limit: str | None = None
+        while not self._pool.stopping.is_set():
             try:
-                reader.open()
-            except PgcdcError as error:
-                self._end_unopened(error)
+                part = self._parts.popleft()
+            except IndexError:
                 return
-            limit: str | None = None
-            while not self._pool.stopping.is_set():
-                try:
-                    part = self._parts.popleft()
-                except IndexError:
-                    return
-                try:
-                    self._read(reader, part, limit)
-                    self._measure(reader)
-                    self._end_part(part[0])
-                    # Only here: each snapshot makes some progress, however low the limit is.
-                    limit = self._limits.exceeded
-                except BaseException as error:
-                    self._outcomes.put(error)
-                    return
+            self._read(reader, part, limit)
+            self._measure(reader)
+            self._end_part(part[0])
+            # Only here: each snapshot makes some progress, however low the limit is.
+            limit = self._limits.exceeded
 
     def _end_unopened(self, error: PgcdcError) -> None:
         """Leave the work to the other connections; without any, the snapshot fails."""

@@ -51,6 +51,23 @@ class OpenedTable:
         """Whether the table was merged without a key, so rows cannot be replaced by key."""
         return self.state is not None and self.state.is_keyless and not self.target.key
 
+    def foldable_partials(
+        self, partial: Sequence[Snapshot], keyed: Sequence[Snapshot]
+    ) -> Sequence[Snapshot]:
+        """Return the partial snapshots that can be folded: their rows are found by key.
+
+        Args:
+            partial: the partial snapshots of the raw zone.
+            keyed: the next snapshots whose rows have a key. The first one gives a table without a
+                key the key of its rows.
+        """
+        if not self.is_keyless:
+            return partial
+        if not keyed or self.target.keeps_history(self.scd):
+            return ()
+        first = min(snapshot.position for snapshot in keyed)
+        return [each for each in partial if each.position > first]
+
     def find_end(
         self, zone: RawZone, snapshot: Snapshot, relation_id: int, relations: SourceRelations
     ) -> TableEnd | None:

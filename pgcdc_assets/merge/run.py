@@ -169,8 +169,8 @@ def _side_by_side(
 
     def run(task: MergeTask) -> MergeReport | MergeFailure:
         session = free.get()
-        activate(session)
         try:
+            activate(session)
             if merge.root is not None:
                 # A fold for a comparison or a rebuild, which announce their own activity.
                 return _guarded(task, lambda busy: merge.run(session, busy), session)

@@ -177,8 +177,11 @@ def build_tasks(
     tasks = []
     for table in opened:
         usable = kept if table.state is None else snapshots
+        keyed: list[Snapshot] = []
+        if table.is_keyless or table.target.needs_key(table.scd):
+            keyed = snapshots_with_key(table.target, usable, relations, table.watermark)
         if table.target.needs_key(table.scd):
-            usable = snapshots_with_key(table.target, usable, relations, table.watermark)
+            usable = keyed
         if after is not None:
             usable = [snapshot for snapshot in usable if snapshot.key > after]
         limits = Limits(limit or StepLimit(), sizes, _names(table, relations))
@@ -192,7 +195,7 @@ def build_tasks(
                     _plan,
                     table,
                     usable,
-                    () if table.is_keyless else partial_snapshots,
+                    table.foldable_partials(partial_snapshots, keyed),
                     landed,
                     is_bounded,
                     skips,

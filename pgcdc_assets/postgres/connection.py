@@ -184,9 +184,9 @@ def connect(
     )
     try:
         connection = psycopg2.connect(conninfo)
+        connection.autocommit = True
     except psycopg2.Error as error:
         raise connection_failure(settings.describe(), str(error)) from error
-    connection.autocommit = True
     return connection
 
 

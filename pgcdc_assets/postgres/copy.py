@@ -137,9 +137,22 @@ class SnapshotReader:
         Raises:
             ConfigurationError: the role cannot connect.
             TransientError: the exporting session has ended, and the snapshot with it.
-            ConnectionLost: the server is not available, or has no connection left.
+            ConnectionLost: the server is not available, has no connection left, or went away.
+            DefiniteError: the server refused to begin the transaction.
         """
-        self._connections()
+        doing = "opening a connection for a copy"
+        try:
+            self._connections()
+        except OSError as error:
+            raise ConnectionLost(
+                server=self._settings.describe(), doing=doing, reason=str(error)
+            ) from error
+        except psycopg2.Error as error:
+            failure = statement_failure(self._settings.describe(), doing, error)
+            raise failure or DefiniteError(
+                reason=f"No table can be copied: Postgres reports {type(error).__name__} (SQLSTATE "
+                f"{error.pgcode}) while {doing}. Read the full message in the server's log."
+            ) from error
 
     def read(
         self, table: PublishedTable, pages: Pages | None = None, condition: str = ""

@@ -23,6 +23,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS
+from pgcdc_assets.tables.source_columns import retained_columns
 from pgcdc_assets.verify.canonical_text import key_indexes, pair_columns
 from pgcdc_assets.verify.comparison_point import Moment
 from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, DifferenceKind
@@ -124,11 +125,13 @@ class _Member:
 
     Attributes:
         frame: the rows of the table's version; None after an error.
+        retained: names of the columns that the source has dropped, and the table has kept.
         digits: number of hex digits of a bucket's name.
     """
 
     table: CdcTable
     frame: DataFrame | None = None
+    retained: frozenset[str] = frozenset()
     digits: int = 1
     is_small: bool = True
     error: PgcdcError | None = None
@@ -154,13 +157,15 @@ class _Run:
             log = open_merged(self.zone, version.path, table.qualified_name, version.version)
         except PgcdcError as error:
             return _Member(table, error=error)
+        retained = retained_columns(log.metadata().configuration)
         small = read_small(log)
         if small is not None:
             frame = local_rows(self.session, small)
-            return _Member(table, frame, _digits(small.rows.num_rows))
+            return _Member(table, frame, retained, _digits(small.rows.num_rows))
         frame = read_version(self.session, version)
         rows = row_limit(log)
-        return _Member(table, frame, _digits(frame.count() if rows is None else rows), False)
+        digits = _digits(frame.count() if rows is None else rows)
+        return _Member(table, frame, retained, digits, False)
 
     def compare(self, members: Sequence[_Member]) -> Iterator[Comparison | ComparisonFailure]:
         """Compare tables; both servers sum up the buckets at the same time."""
@@ -200,7 +205,8 @@ class _Run:
                     self.relation_ids.get(table.name),
                 )
             )
-            columns = pair_columns(source.relation, dict(frame.dtypes))
+            types = {name: kind for name, kind in frame.dtypes if name not in member.retained}
+            columns = pair_columns(source.relation, types)
         except PgcdcError as error:
             return error
         key = key_indexes(columns, table.key or source.relation.row_key)
@@ -209,18 +215,18 @@ class _Run:
             TargetDigests(self.session, frame, columns, key, number),
             tuple(column.name for column in columns),
             tuple(columns[i].name for i in key),
-            tuple(_lacking(source.relation, frame)),
+            tuple(_lacking(source.relation, types)),
             member.digits,
             self.named_rows,
         )
 
 
-def _lacking(relation: Relation, frame: DataFrame) -> list[str]:
+def _lacking(relation: Relation, target: Iterable[str]) -> list[str]:
     """Return the names of the columns that only source or target has."""
     source = [column.name for column in relation.columns]
     ours = {name for name, _, _ in SOFT_DELETE_COLUMNS}
-    return [name for name in source if name not in frame.columns] + [
-        name for name in frame.columns if name not in source and name not in ours
+    return [name for name in source if name not in target] + [
+        name for name in target if name not in source and name not in ours
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +50,22 @@ def test_a_snapshot_that_is_killed_repeatedly_is_exact_while_writers_continue(
     choose = random.Random(seed)
     parallelism = choose.choice([1, 3])
     slot, range_bytes = slot_of(database), 12 * PAGE
-    failpoints = [
-        f"after_range_commit:{choose.randint(2, 6)}",
-        f"{choose.choice(['before_range_commit', 'mid_copy'])}:{choose.randint(2, 4)}",
-        f"after_range_refresh:{choose.randint(1, 6)}",
-        "before_copy_commit",
+    # Each entry gets the number of ranges that the runs before have recorded, which the third run
+    # brings to its snapshot.
+    failpoints: list[Callable[[int], str]] = [
+        lambda _: f"after_range_commit:{choose.randint(2, 6)}",
+        lambda _: f"{choose.choice(['before_range_commit', 'mid_copy'])}:{choose.randint(2, 4)}",
+        lambda ranges: f"after_range_refresh:{choose.randint(1, min(6, ranges))}",
+        lambda _: "before_copy_commit",
     ]
-    recorded = []
+    recorded = [0]
     with writers(database, 2, seed, STATEMENTS, key_count=1800):
         for failpoint in failpoints:
             done = run_snapshot_process(
                 database,
                 zone,
                 slot,
-                failpoint,
+                failpoint(recorded[-1]),
                 parallelism=parallelism,
                 range_bytes=range_bytes,
                 tables=("t",),

@@ -27,6 +27,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
 from pgcdc_assets_tests.support.proxy import TcpProxy
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -186,7 +187,12 @@ def test_a_connection_that_is_cut_during_a_snapshot_leaves_nothing(
         "alter publication pub add table wide"
     )
     proxy.throttle(30_000_000)
-    cutter = threading.Timer(0.8, proxy.cut)
+
+    def cut() -> None:
+        wait_until(lambda: proxy.bytes_from_server > 5_000_000, "the rows of the table")
+        proxy.cut()
+
+    cutter = threading.Thread(target=cut)
     cutter.start()
     settings = ConnectionSettings(proxy.conninfo(database.conninfo), "test")
     with pytest.raises(TransientError):

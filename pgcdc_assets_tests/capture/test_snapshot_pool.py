@@ -13,8 +13,8 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.snapshot_copies import (
     act_before_third_range,
+    await_no_sessions,
     copy_all,
-    copy_sessions,
     is_everything_copied,
     snapshot_files,
     snapshot_rows,
@@ -57,7 +57,7 @@ def test_each_row_of_a_table_in_ranges_is_read_once(
     files = snapshot_files(zone)
     assert sum(file.partition["table"] == "bloated" for file in files) > 10
     assert len(zone.snapshots.complete_snapshots()) == 3
-    assert copy_sessions(database) == 0
+    await_no_sessions(database)
 
 
 @pytest.mark.every_pg

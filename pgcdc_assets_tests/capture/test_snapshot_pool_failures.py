@@ -18,7 +18,7 @@ from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, Sn
 from pgcdc_assets.errors import ConnectionLost, DefiniteError, TransientError
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
-from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import SnapshotReader
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.raw import snapshots
@@ -27,10 +27,13 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.row_groups import gathered
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.snapshot_copies import (
     PAGE_BYTES,
+    await_no_sessions,
     copy_all,
-    copy_sessions,
+    copy_published,
+    is_everything_copied,
     snapshot_files,
     snapshot_rows,
 )
@@ -69,7 +72,7 @@ def test_a_failed_range_does_not_affect_complete_ranges(database: Database, zone
     assert in_ranges
     named |= in_ranges
     assert {path.name for path in Path(zone.snapshots.table.uri).glob("*.parquet")} == named
-    assert copy_sessions(database) == 0
+    await_no_sessions(database)
 
 
 _SLEEPY = """
@@ -133,7 +136,7 @@ def test_abandoned_snapshots_end_at_once_and_leave_nothing(
     assert time.monotonic() - began < 8
     assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["fast"]
     assert not [t for t in threading.enumerate() if t.name.startswith("pgcdc")]
-    assert copy_sessions(database) == 0
+    await_no_sessions(database)
 
 
 def test_a_commit_that_fails_after_its_log_entry_keeps_the_files(
@@ -193,7 +196,7 @@ def test_a_connection_is_not_reused_after_an_error_of_the_lake(
     assert isinstance(good, SnapshotReport)
     assert snapshot_rows(zone, "good") == [["1", "a"]]
     assert not [t for t in threading.enumerate() if t.name.startswith("pgcdc")]
-    assert copy_sessions(database) == 0
+    await_no_sessions(database)
 
 
 def test_attempts_to_read_a_snapshot_that_has_ended_leave_no_session(database: Database) -> None:
@@ -206,7 +209,7 @@ def test_attempts_to_read_a_snapshot_that_has_ended_leave_no_session(database: D
         for _ in range(3):
             with pytest.raises(TransientError, match="does not exist any more"):
                 list(reader.read(fast))
-        assert copy_sessions(database) == 0
+        await_no_sessions(database)
 
 
 def test_ranges_do_not_nest_subtransactions(database: Database) -> None:
@@ -221,6 +224,61 @@ def test_ranges_do_not_nest_subtransactions(database: Database) -> None:
         conn, _ = reader._connections()
         with conn.cursor() as cursor, pytest.raises(psycopg2.errors.InvalidSavepointSpecification):
             cursor.execute("release savepoint before_table")
+
+
+_COPY = "pgcdc copy test"
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("statement", ["begin isolation level", "set transaction snapshot"])
+def test_connections_that_are_cut_while_they_open_fail_the_snapshot(
+    database: Database, zone: RawZone, proxy: TcpProxy, statement: str
+) -> None:
+    """B2: no connection is left, so the snapshot fails, and does not wait."""
+    _fast_and_sleepy(database)
+    proxy.cut_at(_COPY, statement, times=2)
+    settings = ConnectionSettings(proxy.conninfo(database.conninfo), "test")
+    with pytest.raises(ConnectionLost, match="opening a connection for a copy"):
+        list(copy_published(database, settings, zone, SnapshotPolicy(2, 4 * PAGE_BYTES)))
+    assert proxy.cuts_left == 0
+    assert zone.snapshots.complete_snapshots() == []
+    assert not [t for t in threading.enumerate() if t.name.startswith("pgcdc")]
+    await_no_sessions(database)
+
+
+@pytest.mark.timeout(40)
+def test_a_connection_that_is_cut_while_it_opens_leaves_its_work_to_the_others(
+    database: Database, zone: RawZone, proxy: TcpProxy
+) -> None:
+    """B2."""
+    database.execute(
+        "create table t (id int primary key, note text); create publication pub for table t;"
+        "insert into t select i, repeat('x', 700) from generate_series(1, 400) i"
+    )
+    proxy.cut_at(_COPY, "begin isolation level", times=1)
+    settings = ConnectionSettings(proxy.conninfo(database.conninfo), "test")
+    [outcome] = copy_published(database, settings, zone, SnapshotPolicy(2, 4 * PAGE_BYTES))
+    assert proxy.cuts_left == 0
+    assert isinstance(outcome, SnapshotReport)
+    assert is_everything_copied(database, zone, "t")
+
+
+class _UnreadableReader(SnapshotReader):
+    """Reader whose connections fail by an error that no layer below converts."""
+
+    def open(self) -> None:
+        raise MemoryError
+
+
+@pytest.mark.timeout(40)
+def test_any_error_of_a_connection_reaches_the_caller(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    monkeypatch.setattr(snapshot_pool, "SnapshotReader", _UnreadableReader)
+    with pytest.raises(MemoryError):
+        list(copy_all(database, zone, parallelism=2))
+    assert not [t for t in threading.enumerate() if t.name.startswith("pgcdc")]
 
 
 class _Ends:

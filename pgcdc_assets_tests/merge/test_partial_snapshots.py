@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
+import psycopg2
+import psycopg2.extensions
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -11,10 +14,12 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
 from pgcdc_assets.orchestration.runs.partial_request import check_applied
+from pgcdc_assets.postgres import plain_snapshot
+from pgcdc_assets.postgres.wal import advance_wal
 from pgcdc_assets.raw.retention import remove_partial_snapshots
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.tables.state import has_applied, table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.partial_snapshots import take
 
@@ -106,6 +111,45 @@ def test_the_matching_rows_are_those_of_the_source_and_a_rebuild_agrees(
         assert rows(pipeline, target, scd) == before
 
 
+def test_a_change_whose_commit_record_begins_at_the_snapshot_comes_after_it(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: the writer commits between the proof of the LSN and the next record of the WAL."""
+    pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
+    waiting: list[psycopg2.extensions.connection] = []
+    calls = []
+
+    def commit_first(conn: psycopg2.extensions.connection) -> None:
+        # The first call comes before the proof, the second one after it.
+        calls.append(conn)
+        if len(calls) % 2 == 0:
+            waiting.pop().commit()
+        advance_wal(conn)
+
+    monkeypatch.setattr(plain_snapshot, "advance_wal", commit_first)
+    for number in range(5):
+        with closing(psycopg2.connect(pipeline.database.conninfo)) as writer:
+            with writer.cursor() as cursor:
+                cursor.execute("update t set v = 'at ' || %s where id = 1", (number,))
+                cursor.execute("update t set id = -id where abs(id) = 2")
+            waiting.append(writer)
+            lsn = int(take(pipeline, "id <= 4").snapshot_lsn)
+        merge(pipeline, T)
+        history = rows(pipeline, T, 2)
+        begun = {(row["id"], row["_op"]) for row in history if row["_valid_from_lsn"] == lsn}
+        if begun:
+            break
+        # The server has written a record of its own between the two.
+    assert begun == {(1, "U"), (-2 if number % 2 == 0 else 2, "U")}
+    assert {row["id"] for row in history if row["_valid_to_lsn"] == lsn} == {
+        1,
+        2 if number % 2 == 0 else -2,
+    }
+    current = {row["id"]: row["v"] for row in history if row["_is_current"]}
+    assert current == dict(pipeline.database.query("select id, v from t"))
+    pipeline.assert_equal("t")
+
+
 def test_a_later_complete_snapshot_and_retention_end_a_partial_one(pipeline: Pipeline) -> None:
     pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
     merge(pipeline, T)
@@ -144,6 +188,42 @@ def test_a_merge_that_passed_the_snapshot_unseen_is_noticed(
     pipeline.database.execute("update t set v = 'later' where id = 1")
     merge(pipeline, T)
     pipeline.assert_equal("t")
+
+
+def test_partial_snapshots_before_a_lost_key_and_after_its_return_are_applied(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    """F9, C12: a window ends between the two complete snapshots, without a key and with it."""
+    database = pipeline.database
+    pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
+    damage_snapshot(pipeline, "t")
+    merge(pipeline, T)
+    early = take(pipeline, "id = 3")
+    database.execute("alter table t drop constraint t_pkey; insert into t values (9, 'ninth')")
+    pipeline.copy("t")
+    without_key = pipeline.capture()
+    database.execute("alter table t add primary key (id)")
+    pipeline.copy("t")
+    late = take(pipeline, "id < 5")
+    database.execute("update t set v = 'after' where id = 4")
+    pipeline.capture()
+    # The current image is a multiset, and the history waits for the key.
+    pipeline.merge(without_key, T)
+    assert len(rows(pipeline, T, 1)) == 9
+    merge(pipeline, T)
+    for scd in (1, 2):
+        path = table_path(pipeline.zone.lake, pipeline.zone.name, *T.name, scd)
+        assert has_applied(pipeline.zone, path, late.position), scd
+        before = rows(pipeline, T, scd)
+        rebuild_table(spark, pipeline.zone, T, scd)
+        assert rows(pipeline, T, scd) == before
+    pipeline.assert_equal("t")
+    history = rows(pipeline, T, 2)
+    healed = [row for row in history if row["_valid_from_lsn"] == int(early.snapshot_lsn)]
+    assert [(row["id"], row["v"], row["_op"]) for row in healed] == [(3, "row 3", "S")]
+    assert not [row for row in history if row["_valid_from_lsn"] == int(late.snapshot_lsn)]
+    current = {row["id"]: row["v"] for row in history if row["_is_current"]}
+    assert current == dict(database.query("select id, v from t"))
 
 
 def test_a_table_that_was_created_again_waits_for_a_complete_snapshot(pipeline: Pipeline) -> None:

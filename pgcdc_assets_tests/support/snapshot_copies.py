@@ -21,6 +21,7 @@ from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.waits import wait_until
 
 PAGE_BYTES = 8192
 
@@ -35,7 +36,13 @@ def copy_all(
     """Take snapshots of all tables of publication `pub`."""
     conninfo = database.conninfo.replace("user=postgres", f"user={role}")
     settings = ConnectionSettings(conninfo, "test")
-    policy = SnapshotPolicy(parallelism, range_bytes)
+    return copy_published(database, settings, zone, SnapshotPolicy(parallelism, range_bytes))
+
+
+def copy_published(
+    database: Database, settings: ConnectionSettings, zone: RawZone, policy: SnapshotPolicy
+) -> Iterator[SnapshotReport | SnapshotFailure]:
+    """Take snapshots of all tables of publication `pub` over connections with these settings."""
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         with query_connection(settings, "test") as conn:
             tables = published_tables(conn, "pub")
@@ -78,7 +85,14 @@ def snapshot_rows(zone: RawZone, table: str) -> list[list[str | None]]:
     return found
 
 
-def copy_sessions(database: Database) -> int:
+def await_no_sessions(database: Database) -> None:
+    """Wait until the server has ended each session that reads rows: a session that was closed ends
+    later than the client, and a session that was left open does not end.
+    """
+    wait_until(lambda: _copy_sessions(database) == 0, "the end of the sessions that read rows")
+
+
+def _copy_sessions(database: Database) -> int:
     return int(
         database.value(
             "select count(*) from pg_stat_activity where application_name = 'pgcdc copy test'"

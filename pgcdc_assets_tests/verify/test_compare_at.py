@@ -360,3 +360,39 @@ def test_the_limit_of_a_statement_does_not_apply_to_the_reading_of_a_table(
             moment,
         )
     assert found.is_equal
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_columns_that_the_source_has_dropped_are_not_compared(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
+    """Soft deletes keep them; a column that the source adds under the name is another one."""
+    if not is_small:
+        monkeypatch.setattr(small_table, "_SMALL_BYTES", 0)
+    target = CdcTable("public", "t", soft_deletes=True)
+
+    def compared() -> Comparison:
+        with moment_of(pipeline) as moment:
+            pipeline.capture()
+            wait_captured(pipeline.zone, moment, 0)
+            settings = pipeline.database.settings()
+            return compare_at(pipeline.spark, settings, pipeline.zone, PUBLICATION, target, moment)
+
+    pipeline.start(
+        "create table t (id int primary key, v text, b int)",
+        "insert into t select i, 'v', i from generate_series(1, 9) i",
+    )
+    pipeline.capture()
+    pipeline.merge(None, target)
+    pipeline.database.execute("alter table t drop column b; insert into t values (10, 'v')")
+    pipeline.capture()
+    pipeline.merge(None, target)
+    assert pipeline.rows("t", "id, b")[8:] == [(9, 9), (10, None)]
+    assert compared().is_equal
+    pipeline.database.execute("update t set v = 'w' where id = 10; delete from t where id = 1")
+    found = compared()
+    assert found.is_equal, found
+    assert found.source_rows == found.target_rows == 9
+    pipeline.database.execute("alter table t add column b int; update t set v = 'x' where id = 2")
+    found = compared()
+    assert found.is_equal, found

@@ -7,16 +7,21 @@ them itself.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from psycopg2 import sql
+from psycopg2.errors import DeadlockDetected, LockNotAvailable
 from psycopg2.extensions import cursor as Cursor
 
 from pgcdc_assets_tests.support.convergence.history_audit import audit_table
 from pgcdc_assets_tests.support.convergence.row_writer import TableColumn
 
 PUBLICATION = "pub"
+# `id` is unique at any time, so rows have one name in the audit under each key.
+_FIXED = ("id", "k", "v")
+_KEYS = ("id", "id, k", "k, id")
 _FREE_NAMES = ("a", "b", "c", "d", "e", "A b", 'q"')
 _TYPES = ("smallint", "integer", "varchar(8)", "numeric(8,2)", "real", "date", "text", "boolean")
 _WIDER = {
@@ -56,8 +61,8 @@ class Target:
         return decide.choice(free) if free else None
 
     def choose(self, decide: random.Random, count: int = 1) -> list[TableColumn]:
-        """Choose columns other than the key and `v`; an empty list if there are too few."""
-        others = [column for column in self.columns if column.name not in ("id", "v")]
+        """Choose columns that no other step needs; an empty list if there are too few."""
+        others = [column for column in self.columns if column.name not in _FIXED]
         return decide.sample(others, count) if len(others) >= count else []
 
 
@@ -137,7 +142,7 @@ def _retype(
     fitting = [
         column
         for column in target.columns
-        if column.type in types and column.is_written and column.name not in ("id", "v")
+        if column.type in types and column.is_written and column.name not in _FIXED
     ]
     if not fitting:
         return False
@@ -182,8 +187,65 @@ def alter_and_back(cursor: Cursor, decide: random.Random, target: Target) -> boo
 
 
 def change_identity(cursor: Cursor, decide: random.Random, target: Target) -> bool:
-    _alter(cursor, target, f"replica identity {decide.choice(['full', 'default'])}")
+    identity = decide.choice(["full", "default", "using index {}"])
+    _alter(cursor, target, f"replica identity {identity}", _unique_index(cursor, target))
     return True
+
+
+def recreate_key(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Drop the primary key, and add it again, in one transaction."""
+    name, columns = _primary_key(cursor, target)
+    change = f"drop constraint {{}}, add primary key ({columns})"
+    _alter(cursor, target, change, sql.Identifier(name))
+    return True
+
+
+def change_key(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Add, remove or reorder columns of the primary key in one transaction."""
+    name, columns = _primary_key(cursor, target)
+    others = decide.choice([key for key in _KEYS if key != columns])
+    change = f"drop constraint {{}}, add primary key ({others})"
+    _alter(cursor, target, change, sql.Identifier(name))
+    return True
+
+
+def lose_key(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Drop the primary key, and add it again in a later transaction."""
+    name, columns = _primary_key(cursor, target)
+    _alter(cursor, target, "drop constraint {}", sql.Identifier(name))
+    cursor.connection.commit()
+    time.sleep(decide.random() * 0.3)
+    while True:
+        try:
+            _alter(cursor, target, f"add primary key ({columns})")
+            cursor.connection.commit()
+            return True
+        except (DeadlockDetected, LockNotAvailable):
+            cursor.connection.rollback()
+
+
+def _primary_key(cursor: Cursor, target: Target) -> tuple[str, str]:
+    """Return the name and the columns of the primary key."""
+    cursor.execute(
+        "select c.conname, string_agg(a.attname, ', ' order by k.place) "
+        "from pg_constraint c cross join unnest(c.conkey) with ordinality k(attnum, place) "
+        "join pg_attribute a on a.attrelid = c.conrelid and a.attnum = k.attnum "
+        "where c.conrelid = %s::regclass and c.contype = 'p' group by c.conname",
+        (target.table.as_string(cursor),),
+    )
+    ((name, columns),) = cursor.fetchall()
+    return name, columns
+
+
+def _unique_index(cursor: Cursor, target: Target) -> sql.Identifier:
+    """Return the unique index of `id` that is no primary key."""
+    cursor.execute(
+        "select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid "
+        "where i.indrelid = %s::regclass and i.indisunique and not i.indisprimary",
+        (target.table.as_string(cursor),),
+    )
+    ((name,),) = cursor.fetchall()
+    return sql.Identifier(name)
 
 
 def rename_table(cursor: Cursor, decide: random.Random, target: Target) -> bool:
@@ -205,10 +267,15 @@ def create_again(cursor: Cursor, decide: random.Random, target: Target) -> bool:
     """Drop a table, create another table with the declared name, and publish it."""
     cursor.execute(sql.SQL("drop table {}").format(target.table))
     name = sql.Identifier("public", target.name)
-    cursor.execute(sql.SQL("create table {} (id int primary key, v text, e int)").format(name))
+    cursor.execute(
+        sql.SQL(
+            "create table {} (id int primary key, v text, k int not null default 0, e int); "
+            "create unique index on {} (id)"
+        ).format(name, name)
+    )
     audit_table(cursor, name, target.name)
     cursor.execute(
-        sql.SQL("insert into {} select i, 'again', i from generate_series(1, 5) i").format(name)
+        sql.SQL("insert into {} select i, 'again', 0, i from generate_series(1, 5) i").format(name)
     )
     cursor.execute(sql.SQL(f"alter publication {PUBLICATION} add table {{}}").format(name))
     return True
@@ -259,6 +326,9 @@ STEPS: dict[Callable[[Cursor, random.Random, Target], bool], float] = {
     change_nothing: 4,
     alter_and_back: 4,
     change_identity: 2,
+    recreate_key: 1,
+    change_key: 2,
+    lose_key: 1,
     rename_table: 2,
     move_table: 2,
     create_again: 1,
@@ -275,6 +345,8 @@ DISRUPTIVE = tuple(
         narrow,
         alter_and_back,
         change_identity,
+        change_key,
+        lose_key,
         create_again,
         leave_and_return,
         change_partitions,

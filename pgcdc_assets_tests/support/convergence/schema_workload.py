@@ -28,14 +28,18 @@ Act = Callable[[Cursor, random.Random], str]
 
 TABLES = """
     create schema elsewhere;
-    create table orders (id int primary key, v text, a int, b varchar(10));
-    create table items (id int primary key, v text, a smallint, d date);
+    create table orders (
+        id int primary key, v text, k int not null default 0, a int, b varchar(10));
+    create table items (
+        id int primary key, v text, k int not null default 0, a smallint, d date);
+    create unique index on orders (id);
+    create unique index on items (id);
     create table events (id int, v text, a int, part int default 0, primary key (id, part))
         partition by list (part);
     create table events_0 partition of events for values in (0);
     create table events_1 partition of events for values in (1);
-    insert into orders select i, 'first', i, 'b' || i from generate_series(1, 20) i;
-    insert into items select i, 'first', i, '2024-01-01' from generate_series(1, 20) i;
+    insert into orders select i, 'first', 0, i, 'b' || i from generate_series(1, 20) i;
+    insert into items select i, 'first', 0, i, '2024-01-01' from generate_series(1, 20) i;
     insert into events select i, 'first', i, i % 2 from generate_series(1, 20) i;
 """
 # The declared names. `orders` and `items` may be renamed or created again.
