@@ -25,6 +25,7 @@ class SnapshotLimits:
         setting: the setting that `max_transactions` comes from.
         xmin: 64-bit xmin of the snapshot.
         transactions: the age at the last measurement.
+        ended_by: why the server has ended the snapshot, for a sentence; None: it has not.
     """
 
     max_seconds: float | None
@@ -33,6 +34,7 @@ class SnapshotLimits:
     xmin: int
     transactions: int = 0
     began: float = field(default_factory=time.monotonic)
+    ended_by: str | None = None
 
     @classmethod
     def of(cls, policy: SnapshotPolicy, xmin: int, warning_age: int) -> SnapshotLimits:
@@ -55,6 +57,8 @@ class SnapshotLimits:
     @property
     def exceeded(self) -> str | None:
         """The limit that is exceeded, for a sentence; None if none is."""
+        if self.ended_by is not None:
+            return self.ended_by
         age = self.age
         if self.max_seconds is not None and age.seconds >= self.max_seconds:
             return f"snapshot.max_seconds ({self.max_seconds:g})"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import Field
 
 from pgcdc_assets.orchestration.project import home
+from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -55,6 +57,16 @@ class PostgresResource(dg.ConfigurableResource[None]):
             statement_timeout_ms=self.statement_timeout_ms,
             lock_timeout_ms=self.lock_timeout_ms,
         )
+
+    def standby_settings(self, policy: SnapshotPolicy) -> ConnectionSettings | None:
+        """Return the connection settings of the standby that copies read from; None without one.
+
+        Raises:
+            ConfigurationError: the environment variable of the standby is not set.
+        """
+        if policy.dsn_env is None:
+            return None
+        return replace(self.settings(), conninfo=home.conninfo(policy.dsn_env))
 
     def query_connection(self, purpose: str) -> AbstractContextManager[Connection]:
         """Open a time-limited SQL connection in autocommit mode."""
