@@ -156,7 +156,7 @@ def test_a_table_without_a_key_fails_after_two_conflicts_and_names_the_remedy(
     failed = _copy(source, zone)
     assert isinstance(failed, SnapshotFailure)
     assert isinstance(failed.error, SnapshotEnded), failed.error
-    assert "set hot_standby_feedback = on" in str(failed.error)
+    assert "Set hot_standby_feedback = on" in str(failed.error)
     assert len(begun) == 8
     assert zone.snapshots.complete_snapshots() == []
     # Without a conflict, the next run copies the table.

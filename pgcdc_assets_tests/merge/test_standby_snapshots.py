@@ -54,4 +54,5 @@ def test_current_images_equal_the_source_after_copies_of_a_standby(
         pipeline.capture()
         copy([TableName("public", "t"), TableName("public", "bag")])
     pipeline.sync()
-    pipeline.assert_equal()
+    pipeline.assert_equal("t")
+    assert pipeline.rows("bag", "id, n") == sorted(source.primary.query("select id, n from bag"))
