@@ -126,8 +126,8 @@ class SnapshotPolicy:
         lock_timeout_seconds: limit of each wait for a lock, also at the creation of the slot; None:
             the limit of the connection.
         statement_timeout_seconds: limit of the statement that reads a range; None: no limit.
-        dsn_env: environment variable with the libpq URI of a standby that copies read from; None:
-            copies read from the capture's server.
+        dsn_env: environment variable with the libpq URI of a standby that copies of whole tables
+            read from; None: they read from the capture's server.
     """
 
     parallelism: int = 4

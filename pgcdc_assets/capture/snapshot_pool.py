@@ -165,11 +165,14 @@ class SnapshotPool:
                 yield crew.next_outcome()
 
     def _examine(self, tables: Sequence[PublishedTable]) -> tuple[RangeSource, dict[int, int], int]:
-        with query_connection(self.settings, "snapshot") as conn:
-            timeline, warning_age = read_server_identity(conn).timeline, read_warning_age(conn)
         server = self.standby or self.settings
-        with query_connection(server, "snapshot", statement_timeout_ms=0) as conn:
-            page_counts = read_page_counts(conn, tables)
+        with contextlib.ExitStack() as open_:
+            conn = open_.enter_context(query_connection(server, "snapshot", statement_timeout_ms=0))
+            primary = conn
+            if self.standby is not None:
+                primary = open_.enter_context(query_connection(self.settings, "snapshot"))
+            timeline = read_server_identity(primary).timeline
+            page_counts, warning_age = read_page_counts(conn, tables), read_warning_age(primary)
             begin_at(conn, self.snapshot.snapshot_name)
             return read_range_source(conn, tables, timeline), page_counts, warning_age
 

@@ -132,8 +132,8 @@ class SnapshotModel(dg.Model, Resolvable):
     )
     dsn_env: str | None = Field(
         default=None,
-        description="The environment variable with the libpq URI of a standby that all copies "
-        "read from. Unset: copies read from the capture's server.",
+        description="The environment variable with the libpq URI of a standby that "
+        "copies of whole tables read from. Unset: they read from the capture's server.",
     )
 
 

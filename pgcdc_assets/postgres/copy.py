@@ -200,7 +200,8 @@ class SnapshotReader:
         except (UndefinedTable, UndefinedColumn) as error:
             raise TableChanged(relation=relation.qualified_name) from error
         except (psycopg2.Error, ServerError, OSError) as error:
-            raise reading_failure(self._settings, relation, error) from error
+            is_standby = self._primary is not None
+            raise reading_failure(self._settings, relation, error, is_standby=is_standby) from error
         finally:
             # After an error, or if the caller stops early, the state of the connection is unknown.
             self._end_read(is_complete)

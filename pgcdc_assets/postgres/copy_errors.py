@@ -28,11 +28,18 @@ _CONFLICTS = frozenset({"40001", "40P01"})
 
 
 def reading_failure(
-    settings: ConnectionSettings, relation: Relation, error: psycopg2.Error | ServerError | OSError
+    settings: ConnectionSettings,
+    relation: Relation,
+    error: psycopg2.Error | ServerError | OSError,
+    *,
+    is_standby: bool = False,
 ) -> PgcdcError:
     """Return the error for rows that cannot be read, without the server's sentence.
 
     The server's sentence may contain a value of a row.
+
+    Args:
+        is_standby: the server is the standby that copies read from.
     """
     name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
     server = settings.describe()
@@ -52,7 +59,7 @@ def reading_failure(
         case _:
             code, kind = error.pgcode, type(error).__name__
             failure = statement_failure(server, doing, error)
-    if code in _CONFLICTS:
+    if is_standby and code in _CONFLICTS:
         return SnapshotEnded(
             reason=f"{server} canceled the copy of {name}, because the replay of WAL was in "
             "conflict with it. Run it again; if it happens often, set hot_standby_feedback = on on "

@@ -71,7 +71,7 @@ def _receive(conn: pq.abc.PGconn, settings: ConnectionSettings, start: Lsn, end:
         count, data = conn.get_copy_data(1)
         if count > 0:
             # Other messages are keepalives.
-            if data[:1] == b"w":
+            if bytes(data[:1]) == b"w":
                 found += data[_DATA_HEADER.size :]
         elif count == 0:
             left_ms = (deadline - time.monotonic()) * 1000

@@ -13,7 +13,7 @@ import pytest
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres import standby_snapshot
+from pgcdc_assets.postgres import standby_snapshot, wal_stream
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.copy import begin_at
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
@@ -210,7 +210,7 @@ def test_a_server_that_is_no_standby_of_the_primary_is_refused(
         return found if settings is primary else found[:-1] + bytes([found[-1] ^ 1])
 
     # Two servers of one backup, which went on apart, have one system identifier.
-    read = standby_snapshot.read_wal
+    read = wal_stream.read_wal
     monkeypatch.setattr(standby_snapshot, "read_wal", read_other_wal)
     with (
         pytest.raises(ConfigurationError, match="were copied from one"),

@@ -69,8 +69,8 @@ def test_the_commit_records_of_real_wal_are_found(database: Database, seed: int)
     for _ in range(150):
         size = choose.choice([1, 30, 700, 8000, 8168, 40_000])
         database.execute(f"select pg_logical_emit_message(false, 'x', repeat('m', {size}))")
-        end = choose.choice(["commit", "rollback"])
-        database.execute(f"begin; savepoint a; insert into t values (1, 'x'); {end}")
+        outcome = choose.choice(["commit", "rollback"])
+        database.execute(f"begin; savepoint a; insert into t values (1, 'x'); {outcome}")
     _fill_a_page(database)
     database.execute("insert into t values (3)")
     # The rest of the segment has no records.
