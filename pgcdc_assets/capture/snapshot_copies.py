@@ -70,8 +70,9 @@ class Copies:
         if unfinished.error is not None:
             error = SnapshotEnded(
                 reason=f"The standby ended the snapshot twice before the copy of {unfinished.name} "
-                "was complete, by a conflict with the replay of WAL. Set hot_standby_feedback = on "
-                "on the standby, or raise its max_standby_streaming_delay, and run it again."
+                "was complete, by a conflict with the replay of WAL, or the connection was lost. "
+                "Set hot_standby_feedback = on on the standby, or raise its "
+                "max_standby_streaming_delay, and run it again."
             )
             error.__cause__ = unfinished.error
             return error

@@ -48,7 +48,7 @@ _PAGE_BYTES = 8192
 # Time limit for the connections of abandoned copies to end.
 _END_SECONDS = 10.0
 
-_CONFLICT = "a conflict with the replay of WAL"
+_CONFLICT = "a conflict with the replay of WAL, or a lost connection"
 
 
 @dataclass(frozen=True, slots=True)
