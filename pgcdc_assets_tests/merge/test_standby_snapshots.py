@@ -27,6 +27,7 @@ STATEMENTS = (
 )
 
 
+@pytest.mark.soak
 def test_current_images_equal_the_source_after_copies_of_a_standby(
     source: Source, zone: RawZone, spark: SparkSession, seed: int
 ) -> None:
