@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge
 
 if TYPE_CHECKING:
+    from pgcdc_assets.errors import PgcdcError
     from pgcdc_assets.policies import SnapshotPolicy
 
 # Share of the age at which the server warns. The rest is time for the ranges that are running.
@@ -25,7 +26,8 @@ class SnapshotLimits:
         setting: the setting that `max_transactions` comes from.
         xmin: 64-bit xmin of the snapshot.
         transactions: the age at the last measurement.
-        ended_by: why the server has ended the snapshot, for a sentence; None: it has not.
+        ended_by: why the snapshot has ended before a limit, for a sentence; None: it has not.
+        error: the error that showed this.
     """
 
     max_seconds: float | None
@@ -35,6 +37,7 @@ class SnapshotLimits:
     transactions: int = 0
     began: float = field(default_factory=time.monotonic)
     ended_by: str | None = None
+    error: PgcdcError | None = None
 
     @classmethod
     def of(cls, policy: SnapshotPolicy, xmin: int, warning_age: int) -> SnapshotLimits:

@@ -32,6 +32,7 @@ from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader, begin_at, read_page_counts
 from pgcdc_assets.postgres.copy_ranges import RangeSource, read_range_source
+from pgcdc_assets.postgres.recovery_conflicts import sorted_conflicts
 from pgcdc_assets.postgres.slots import ExportedSnapshot, read_server_identity
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_warning_age
 from pgcdc_assets.raw.ranges import LandedRange
@@ -48,7 +49,12 @@ _PAGE_BYTES = 8192
 # Time limit for the connections of abandoned copies to end.
 _END_SECONDS = 10.0
 
-_CONFLICT = "a conflict with the replay of WAL, or a lost connection"
+
+def describe_end(error: PgcdcError) -> str:
+    """Describe what has ended the snapshot of a standby, for a sentence."""
+    if isinstance(error, SnapshotEnded):
+        return "a conflict with the replay of WAL"
+    return "a lost connection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,8 @@ class UnfinishedSnapshot:
 
     Attributes:
         has_progress: the next snapshot has fewer ranges to read.
-        limit: the limit of the snapshot's age, or the conflict, for a sentence.
-        error: the error of a standby that ended the snapshot; None for a limit.
+        limit: the limit of the snapshot's age, or what has ended the snapshot, for a sentence.
+        error: the error of a snapshot of a standby that has ended; None for a limit.
     """
 
     name: TableName
@@ -170,6 +176,7 @@ class SnapshotPool:
             conn = open_.enter_context(query_connection(server, "snapshot", statement_timeout_ms=0))
             primary = conn
             if self.standby is not None:
+                open_.enter_context(sorted_conflicts(server, "a snapshot"))
                 primary = open_.enter_context(query_connection(self.settings, "snapshot"))
             timeline = read_server_identity(primary).timeline
             page_counts, warning_age = read_page_counts(conn, tables), read_warning_age(primary)
@@ -328,7 +335,8 @@ class _Crew:
 
     def _read(self, reader: SnapshotReader, part: _Part, limit: str | None) -> None:
         copy, pages, landed = part
-        copy.cut_by = copy.cut_by or limit
+        if limit is not None and copy.cut_by is None:
+            copy.cut_by, copy.conflict = limit, self._limits.error
         if copy.failure is not None or copy.cut_by is not None:
             return
         copy.begin()
@@ -343,8 +351,8 @@ class _Crew:
                     copy.failure = copy.failure or error
                 else:
                     # All connections read in the one snapshot that the standby has ended.
-                    self._limits.ended_by = copy.cut_by = _CONFLICT
-                    copy.conflict = error
+                    self._limits.error = copy.conflict = error
+                    self._limits.ended_by = copy.cut_by = describe_end(error)
         except PgcdcError as error:
             with copy.lock:
                 copy.failure = copy.failure or error

@@ -98,7 +98,7 @@ def check_snapshot_source(postgres: PostgresResource, policy: SnapshotPolicy) ->
     try:
         standby = postgres.standby_settings(policy)
     except ConfigurationError as error:
-        return [Finding("snapshot_standby", "error", f"snapshot.dsn_env: {error}")]
+        return [Finding("snapshot_standby", "error", str(error))]
     return [] if standby is None else check_snapshot_standby(postgres.settings(), standby)
 
 

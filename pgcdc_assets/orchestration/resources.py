@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import Field
 
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -56,6 +57,7 @@ class PostgresResource(dg.ConfigurableResource[None]):
             connect_timeout=self.connect_timeout,
             statement_timeout_ms=self.statement_timeout_ms,
             lock_timeout_ms=self.lock_timeout_ms,
+            variable=home.DSN_VARIABLE if self.conninfo else self.dsn_env,
         )
 
     def standby_settings(self, policy: SnapshotPolicy) -> ConnectionSettings | None:
@@ -64,9 +66,16 @@ class PostgresResource(dg.ConfigurableResource[None]):
         Raises:
             ConfigurationError: the environment variable of the standby is not set.
         """
-        if policy.dsn_env is None:
+        variable = policy.dsn_env
+        if variable is None:
             return None
-        return replace(self.settings(), conninfo=home.conninfo(policy.dsn_env))
+        conninfo = os.environ.get(variable, "").strip()
+        if not conninfo:
+            raise ConfigurationError(
+                reason=f"snapshot.dsn_env names the environment variable {variable}, which is not "
+                "set. Set it to the libpq URI of a standby, or remove snapshot.dsn_env."
+            )
+        return replace(self.settings(), conninfo=conninfo, variable=variable)
 
     def query_connection(self, purpose: str) -> AbstractContextManager[Connection]:
         """Open a time-limited SQL connection in autocommit mode."""

@@ -16,18 +16,26 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.errors import UndefinedColumn, UndefinedTable
 
-from pgcdc_assets.errors import SnapshotEnded, TableChanged
+from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded, TableChanged
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import (
     SQL_ASCII,
     ConnectionSettings,
     connect,
     query_connection,
+    sorted_failures,
 )
 from pgcdc_assets.postgres.copy_errors import reading_failure
 from pgcdc_assets.postgres.copy_ranges import newer_sql, older_sql
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.copy_transport import CHUNK_BYTES, copy_chunks
+from pgcdc_assets.postgres.recovery_conflicts import (
+    conflict_error,
+    count_conflicts,
+    has_more_conflicts,
+    is_hot_standby,
+    sorted_conflicts,
+)
 from pgcdc_assets.postgres.snapshot_age import read_xmin_age
 from pgcdc_assets.postgres.stream.transport import ServerError
 from pgcdc_assets.postgres.table_lock import lock_unchanged
@@ -118,6 +126,8 @@ class SnapshotReader:
         self._open = contextlib.ExitStack()
         self._conn: Connection | None = None
         self._current: tuple[Connection, ...] = ()
+        self._is_hot_standby = False
+        self._conflicts = 0
 
     def __enter__(self) -> SnapshotReader:
         return self
@@ -133,7 +143,9 @@ class SnapshotReader:
             SnapshotEnded: the exporting session has ended, and the snapshot with it.
             ConnectionLost: the server is not available, or has no connection left.
         """
-        self._connections()
+        settings = self._settings
+        with sorted_failures(settings, "copy"), sorted_conflicts(settings, "a connection"):
+            self._connections()
 
     def read(
         self, table: PublishedTable, pages: Pages | None = None, condition: str = ""
@@ -154,7 +166,8 @@ class SnapshotReader:
             ConfigurationError: the role cannot read the table, or row-level security would hide
                 rows.
             SnapshotEnded: the exporting session has ended, and the snapshot with it, or a standby
-                canceled the copy.
+                ended the copy by a conflict with recovery. On a standby, rows that were yielded
+                before this error may be too few.
             ConnectionLost: the connection was lost.
         """
         query = rows_of(table.relation, table.is_partitioned, table.row_filter, pages, condition)
@@ -196,15 +209,49 @@ class SnapshotReader:
                 for chunk in chunks:
                     rows = decode_copy_text(chunk, column_count)
                     yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
+            self._check_held(relation)
             is_complete = True
         except (UndefinedTable, UndefinedColumn) as error:
             raise TableChanged(relation=relation.qualified_name) from error
         except (psycopg2.Error, ServerError, OSError) as error:
-            is_standby = self._primary is not None
-            raise reading_failure(self._settings, relation, error, is_standby=is_standby) from error
+            raise self._failure(relation, error) from error
         finally:
             # After an error, or if the caller stops early, the state of the connection is unknown.
             self._end_read(is_complete)
+
+    def _check_held(self, relation: Relation) -> None:
+        """Check on a standby that the exporting session still held the snapshot after the read.
+
+        Before a standby removes rows, it ends the sessions that it has found to see them. A session
+        that imports a snapshot later is not among them, and reads on without these rows (list of
+        GetConflictingVirtualXIDs in procarray.c). The exporting session is always among them.
+
+        Raises:
+            SnapshotEnded: it did not: rows may be missing.
+        """
+        if not self._is_hot_standby:
+            return
+        try:
+            begin_at(self._current[0], self._snapshot_name)
+        except SnapshotEnded as error:
+            doing = f"the snapshot of the copy of {relation.qualified_name}"
+            raise conflict_error(self._settings.describe(), doing) from error
+        _execute(self._current[0], "rollback")
+
+    def _failure(
+        self, relation: Relation, error: psycopg2.Error | ServerError | OSError
+    ) -> PgcdcError:
+        cursor = error.cursor if isinstance(error, psycopg2.Error) else None
+        if self._primary is not None and cursor is not None:
+            if self._current and cursor.connection is self._current[-1]:
+                return reading_failure(self._primary, relation, error)
+        settings, is_standby = self._settings, self._is_hot_standby
+        failure = reading_failure(settings, relation, error, is_standby=is_standby)
+        is_lost = is_standby and isinstance(failure, ConnectionLost)
+        if is_lost and has_more_conflicts(settings, self._conflicts):
+            doing = f"the copy of {relation.qualified_name}"
+            return conflict_error(settings.describe(), doing)
+        return failure
 
     def _end_read(self, is_complete: bool) -> None:
         """Release the lock on the table; of an incomplete read, by closing the connections."""
@@ -256,6 +303,8 @@ class SnapshotReader:
             self._current = tuple(
                 open_(contextlib.closing(connect(server, "catalog"))) for server in servers
             )
+            self._is_hot_standby = is_hot_standby(conn)
+            self._conflicts = count_conflicts(self._current[0]) if self._is_hot_standby else 0
             self._conn = conn
         return self._conn, self._current
 

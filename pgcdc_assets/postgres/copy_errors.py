@@ -11,10 +11,10 @@ from pgcdc_assets.errors import (
     ConnectionLost,
     DefiniteError,
     PgcdcError,
-    SnapshotEnded,
 )
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.errors import reported_failure, statement_failure
+from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error
 from pgcdc_assets.postgres.stream.transport import ServerError
 from pgcdc_assets.table_name import quoted
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from pgcdc_assets.protocol.relation import Relation
 
 _INSUFFICIENT_PRIVILEGE = "42501"
-# A statement that only reads ends with these on a standby, by a conflict with recovery (26.4.2
-# Handling Query Conflicts).
-_CONFLICTS = frozenset({"40001", "40P01"})
 
 
 def reading_failure(
@@ -39,7 +36,7 @@ def reading_failure(
     The server's sentence may contain a value of a row.
 
     Args:
-        is_standby: the server is the standby that copies read from.
+        is_standby: the server is a standby.
     """
     name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
     server = settings.describe()
@@ -59,12 +56,8 @@ def reading_failure(
         case _:
             code, kind = error.pgcode, type(error).__name__
             failure = statement_failure(server, doing, error)
-    if is_standby and code in _CONFLICTS:
-        return SnapshotEnded(
-            reason=f"{server} canceled the copy of {name}, because the replay of WAL was in "
-            "conflict with it. Run it again; if it happens often, set hot_standby_feedback = on on "
-            "the standby, or raise its max_standby_streaming_delay."
-        )
+    if is_standby and code in CONFLICTS:
+        return conflict_error(server, f"the copy of {name}")
     if code == _INSUFFICIENT_PRIVILEGE:
         return ConfigurationError(
             reason=f"Table {name} cannot be read by this role. Grant it with: "

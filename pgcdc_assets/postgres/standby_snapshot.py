@@ -20,13 +20,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import ConfigurationError, TransientError
+import psycopg2
+
+from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import (
     ConnectionSettings,
+    connect,
     query_connection,
     sorted_failures,
 )
+from pgcdc_assets.postgres.errors import statement_failure
+from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS
 from pgcdc_assets.postgres.slot_creation import ExportedSnapshot
 from pgcdc_assets.postgres.slots import read_server_identity
 from pgcdc_assets.postgres.timelines import server_timeline
@@ -95,22 +100,45 @@ def export_standby_snapshot(
     Raises:
         ConfigurationError: the standby is not a standby of the primary, or a server does not send
             its WAL.
-        TransientError: the standby is too far behind, or commits all the time.
+        TransientError: the standby is too far behind, commits all the time, or ends each snapshot.
         ConnectionLost: a server is down, or went away.
     """
     timeline = check_standby(primary, standby)
-    with (
-        query_connection(primary, "snapshot") as current,
-        query_connection(standby, "snapshot", statement_timeout_ms=0) as conn,
-    ):
-        with sorted_failures(primary, "snapshot"):
+    with contextlib.closing(_Session(standby)) as session:
+        with query_connection(primary, "snapshot") as current:
             mark = _write_mark(current)
-        _wait_for_replay(conn, primary, standby, mark.end)
+            with sorted_failures(standby, "snapshot"):
+                _wait_for_replay(session.conn, primary, standby, mark.end)
+            snapshot = _Proof(primary, standby, timeline, mark, current, session).export()
+        yield snapshot
+
+
+class _Session:
+    """The session of a standby that exports a snapshot; opened again if the standby ends it."""
+
+    def __init__(self, standby: ConnectionSettings) -> None:
+        self._standby = standby
+        self.conn = self._open()
+
+    def _open(self) -> Connection:
+        conn = connect(self._standby, "snapshot", statement_timeout_ms=0)
         if conn.server_version >= 170000:
-            with conn.cursor() as cursor:
+            with sorted_failures(self._standby, "snapshot"), conn.cursor() as cursor:
                 cursor.execute("set transaction_timeout = 0")
-        proof = _Proof(primary, standby, timeline, mark, current, conn)
-        yield proof.export()
+        return conn
+
+    def reopen(self) -> None:
+        """Replace the connection.
+
+        Raises:
+            ConnectionLost: the standby is down.
+        """
+        self.close()
+        self.conn = self._open()
+
+    def close(self) -> None:
+        """Close the connection, and end the snapshot."""
+        self.conn.close()
 
 
 def check_standby(primary: ConnectionSettings, standby: ConnectionSettings) -> int:
@@ -121,11 +149,11 @@ def check_standby(primary: ConnectionSettings, standby: ConnectionSettings) -> i
         TransientError: the standby has not followed a failover yet.
         ConnectionLost: a server is down, or went away.
     """
+    names = f"snapshot.dsn_env names {standby.describe()}, which"
     with query_connection(primary, "check") as conn:
         source = read_server_identity(conn)
     with query_connection(standby, "check") as conn:
         other = read_server_identity(conn)
-    names = f"snapshot.dsn_env names {standby.describe()}, which"
     if source.in_recovery:
         raise ConfigurationError(
             reason=f"The capture reads from {primary.describe()}, which is a standby itself, and "
@@ -206,7 +234,7 @@ class _Proof:
     Attributes:
         mark: a commit that the standby has replayed.
         current: a connection to the primary.
-        conn: a connection to the standby, which exports the snapshot.
+        session: a session of the standby, which exports the snapshot.
     """
 
     primary: ConnectionSettings
@@ -214,7 +242,7 @@ class _Proof:
     timeline: int
     mark: _Mark
     current: Connection
-    conn: Connection
+    session: _Session
 
     def export(self) -> ExportedSnapshot:
         """Export a snapshot with an exact LSN."""
@@ -223,20 +251,33 @@ class _Proof:
             layout = cursor.fetchone()
         assert layout is not None
         deadline = time.monotonic() + _ATTEMPT_SECONDS
+        conflicts = 0
         while True:
-            snapshot = self._attempt(*layout)
+            try:
+                snapshot = self._attempt(*layout)
+            except psycopg2.Error as error:
+                self._check_ended(error)
+                conflicts += 1
+                snapshot = None
             if snapshot is not None:
                 return snapshot
             if time.monotonic() > deadline:
                 raise TransientError(
                     reason=f"No snapshot of {self.standby.describe()} had an exact LSN within "
-                    f"{_ATTEMPT_SECONDS:g} s, because the standby replays commits all the time. "
-                    "Run it again."
+                    f"{_ATTEMPT_SECONDS:g} s, because the standby replays commits all the time"
+                    f"{f', or ended it ({conflicts} times)' if conflicts else ''}. Run it again."
                 )
             time.sleep(_PAUSE_SECONDS)
 
+    def _check_ended(self, error: psycopg2.Error) -> None:
+        """Open the session again after a conflict with recovery. Raise other errors."""
+        failure = statement_failure(self.standby.describe(), "exporting a snapshot", error)
+        if error.pgcode not in CONFLICTS and not isinstance(failure, ConnectionLost):
+            raise failure or error
+        self.session.reopen()
+
     def _attempt(self, page_bytes: int, segment_bytes: int) -> ExportedSnapshot | None:
-        with self.conn.cursor() as cursor:
+        with self.session.conn.cursor() as cursor:
             cursor.execute(_ATTEMPT)
             row = cursor.fetchone()
         assert row is not None

@@ -43,7 +43,7 @@ def read_wal(settings: ConnectionSettings, timeline: int, start: Lsn, end: Lsn) 
     conn = pq.PGconn.connect_start(settings.conninfo_for("wal", replication=True).encode())
     try:
         if not connect(conn, float(settings.connect_timeout)):
-            raise connection_failure(server, conn.get_error_message())
+            raise connection_failure(server, conn.get_error_message(), settings.variable)
         command = f"START_REPLICATION PHYSICAL {start} TIMELINE {timeline}"
         begun = execute(conn, command.encode(), _LIMIT_SECONDS)
         if begun.status != pq.ExecStatus.COPY_BOTH:

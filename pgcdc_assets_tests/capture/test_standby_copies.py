@@ -5,18 +5,18 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pgcdc_assets.capture import snapshot_pool, snapshot_ranges
-from pgcdc_assets.capture.snapshot import snapshot_each_table
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshot import snapshot_each_table, snapshot_tables
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.capture.table_copy import SnapshotProgress, ignore_progress
-from pgcdc_assets.errors import ConfigurationError, SnapshotEnded
+from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SnapshotEnded
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.resumed_copies import (
     PAGE,
@@ -33,6 +33,7 @@ from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
+_DOWN = "host=127.0.0.1 port=1 dbname=shop user=postgres"
 _COPYING = "select count(*) from pg_stat_activity where application_name = 'pgcdc copy test'"
 
 
@@ -75,20 +76,6 @@ def _between_ranges(
     return begun
 
 
-@pytest.fixture
-def impatient(source: Source) -> Any:
-    """A standby that ends sessions that are in conflict with the replay of WAL at once."""
-    admin = Database(source.standby.server, "postgres")
-    admin.execute("alter system set max_standby_streaming_delay = 0")
-    admin.value("select pg_reload_conf()")
-    wait_until(
-        lambda: source.standby.value("show max_standby_streaming_delay") == "0", "the setting"
-    )
-    yield
-    admin.execute("alter system reset max_standby_streaming_delay")
-    admin.value("select pg_reload_conf()")
-
-
 @pytest.mark.every_pg
 def test_first_and_later_copies_of_a_standby_meet_the_stream_while_writers_write(
     source: Source, zone: RawZone, seed: int
@@ -115,7 +102,6 @@ def test_first_and_later_copies_of_a_standby_meet_the_stream_while_writers_write
     assert epoch.start_lsn < first < second
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_copy_that_is_in_conflict_with_the_replay_continues_in_a_new_snapshot(
     source: Source,
     zone: RawZone,
@@ -126,9 +112,8 @@ def test_a_copy_that_is_in_conflict_with_the_replay_continues_in_a_new_snapshot(
     source.primary.execute(TABLE.format(rows=400))
 
     def remove_rows() -> None:
-        source.primary.execute("delete from t where id % 7 = 3; update t set n = 5 where id < 40")
-        source.primary.execute("vacuum t")
-        source.wait_for_replay()
+        source.primary.execute("update t set n = 5 where id < 40")
+        source.remove_rows("id % 7 = 3")
 
     _between_ranges(monkeypatch, remove_rows, 4)
     report = _copy(source, zone)
@@ -138,27 +123,24 @@ def test_a_copy_that_is_in_conflict_with_the_replay_continues_in_a_new_snapshot(
     assert "was ended by a conflict with the replay of WAL" in caplog.text
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_table_without_a_key_fails_after_two_conflicts_and_names_the_remedy(
+def test_a_table_without_a_key_fails_after_three_conflicts_and_names_the_remedy(
     source: Source, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.primary.execute(TABLE.format(rows=400))
     source.primary.execute(
         "alter table t drop constraint t_pkey; alter table t replica identity full"
     )
-    ids = iter((3, 4))
+    ids = iter((3, 4, 5))
 
     def remove_rows() -> None:
-        source.primary.execute("delete from t where id %% 7 = %s", (next(ids),))
-        source.primary.execute("vacuum t")
-        source.wait_for_replay()
+        source.remove_rows(f"id % 7 = {next(ids)}")
 
-    begun = _between_ranges(monkeypatch, remove_rows, 4, 8)
+    begun = _between_ranges(monkeypatch, remove_rows, 4, 8, 12)
     failed = _copy(source, zone)
     assert isinstance(failed, SnapshotFailure)
     assert isinstance(failed.error, SnapshotEnded), failed.error
     assert "Set hot_standby_feedback = on" in str(failed.error)
-    assert len(begun) == 8
+    assert len(begun) == 12
     assert zone.snapshots.complete_snapshots() == []
     # Without a conflict, the next run copies the table.
     assert is_exact(source.primary, zone, _copy(source, zone))
@@ -226,11 +208,38 @@ def test_a_killed_copy_leaves_the_replay_running_and_continues_from_the_standby(
     assert report.ranges_continued == 4
 
 
+@pytest.mark.parametrize("place", ["_examine", "_parts"])
+def test_a_snapshot_that_ends_before_its_first_range_is_replaced(
+    source: Source,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+) -> None:
+    """C3: the session that holds the snapshot ends before the connections of the copy import it."""
+    source.primary.execute(TABLE.format(rows=400))
+    original, ids = getattr(SnapshotPool, place), iter((3, 4))
+
+    def end_and_go_on(*arguments: Any) -> Any:
+        if (rest := next(ids, None)) is not None:
+            source.remove_rows(f"id % 7 = {rest}")
+        return original(*arguments)
+
+    monkeypatch.setattr(SnapshotPool, place, end_and_go_on)
+    assert is_exact(source.primary, zone, _copy(source, zone, parallelism=2))
+    assert caplog.text.count("The snapshot of the server was ended by a conflict") == 2
+
+
 def test_with_a_wrong_standby_no_slot_is_created(source: Source, zone: RawZone) -> None:
     source.primary.execute(TABLE.format(rows=1))
     wrong = Source(source.primary, source.primary)
     with pytest.raises(ConfigurationError, match=r"snapshot.dsn_env names .* is not a standby"):
         _copy(wrong, zone)
+    down = replace(source.standby.settings(), conninfo=_DOWN, variable="SHOP_STANDBY")
+    with pytest.raises(ConnectionLost, match="connection string is in SHOP_STANDBY"):
+        snapshot_tables(
+            source.primary.settings(), zone, slot_of(source.primary), "pub", standby=down
+        )
     logical = "select count(*) from pg_replication_slots where slot_type = 'logical'"
     assert source.primary.value(logical) == 0
     assert zone.epochs.all() == []

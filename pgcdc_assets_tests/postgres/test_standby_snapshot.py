@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,18 +12,23 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SnapshotEnded, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres import standby_snapshot, wal_stream
-from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.copy import begin_at
+from pgcdc_assets.postgres.catalog import published_tables
+from pgcdc_assets.postgres.connection import connect, query_connection
+from pgcdc_assets.postgres.copy import SnapshotReader, begin_at
+from pgcdc_assets.postgres.copy_transport import copy_chunks
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.postgres.standby_snapshot import check_standby, export_standby_snapshot
+from pgcdc_assets.postgres.stream.transport import ServerError
+from pgcdc_assets.postgres.wal_records import WalRange
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
 from pgcdc_assets_tests.support.handover import writers
 from pgcdc_assets_tests.support.postgres.wire import peek
 from pgcdc_assets_tests.support.standby import Source
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -217,3 +223,115 @@ def test_a_server_that_is_no_standby_of_the_primary_is_refused(
         export_standby_snapshot(primary, standby),
     ):
         pass
+
+
+ROWS = """
+create table t (id int primary key, n int) with (autovacuum_enabled = off);
+insert into t select i, 0 from generate_series(1, 200) i;
+create publication pub for table t
+"""
+
+
+@contextlib.contextmanager
+def _reader(source: Source) -> Iterator[tuple[SnapshotReader, Any]]:
+    """Yield a reader of a snapshot of the standby, and table `t`."""
+    primary, standby = source.primary.settings(), source.standby.settings()
+    with export_standby_snapshot(primary, standby) as snapshot:
+        with query_connection(primary, "test") as conn:
+            [table] = published_tables(conn, "pub")
+        with SnapshotReader(standby, snapshot.snapshot_name, primary=primary) as reader:
+            yield reader, table
+
+
+def _end_holder(source: Source) -> None:
+    name = "application_name like 'pgcdc snapshot%'"
+    source.standby.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {name}")
+    source.wait_for_replay()
+
+
+@pytest.mark.every_pg
+def test_a_reader_that_comes_during_a_conflict_does_not_miss_rows_in_silence(
+    source: Source,
+) -> None:
+    """C1, C3: the standby removes rows as soon as the sessions that it found have ended."""
+    source.primary.execute(ROWS)
+    with source.standby_setting("max_standby_streaming_delay", "-1"):
+        with _reader(source) as (reader, table):
+            source.primary.execute("delete from t where id <= 50")
+            source.primary.execute("vacuum (truncate off) t")
+            waits = "select wait_event from pg_stat_activity where backend_type = 'startup'"
+            wait_until(
+                lambda: source.standby.value(waits) == "RecoveryConflictSnapshot", "the conflict"
+            )
+            reader.open()
+            assert sum(rows.num_rows for rows in reader.read(table)) == 200
+            rows = reader.read(table)
+            _end_holder(source)
+            count = 0
+            with pytest.raises(SnapshotEnded, match="set hot_standby_feedback = on"):
+                for batch in rows:
+                    count += batch.num_rows
+            assert count == 150
+
+
+@pytest.mark.every_pg
+def test_a_session_that_was_idle_in_a_conflict_says_so(source: Source) -> None:
+    """C3: over libpq, the standby has closed the connection without an SQLSTATE."""
+    source.primary.execute(ROWS)
+    with (
+        _reader(source) as (reader, table),
+        contextlib.closing(connect(source.standby.settings(), "raw")) as raw,
+    ):
+        reader.open()
+        begin_at(raw, reader._snapshot_name)
+        source.remove_rows("id <= 50")
+        # The connection is known as not encrypted: no statement comes before the copy.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pgcdc_assets.postgres.copy_transport._is_encrypted", lambda _: False)
+            with pytest.raises(ServerError) as ended:
+                list(copy_chunks(raw, "copy public.t to stdout"))
+        assert ended.value.sqlstate == "40001"
+        with pytest.raises(SnapshotEnded, match="the replay of WAL was in conflict"):
+            list(reader.read(table))
+
+
+@pytest.mark.every_pg
+def test_a_lost_connection_is_no_conflict_and_names_the_server_that_was_lost(
+    source: Source,
+) -> None:
+    source.primary.execute(ROWS)
+    ended = "select pg_terminate_backend(pid) from pg_stat_activity where application_name like %s"
+    for lost, purpose in ((source.standby, "pgcdc copy%"), (source.primary, "pgcdc catalog%")):
+        with _reader(source) as (reader, table):
+            reader.open()
+            lost.execute(ended, (purpose,))
+            with pytest.raises(ConnectionLost) as caught:
+                list(reader.read(table))
+            assert lost.settings().describe() in str(caught.value)
+            # A new connection imports the snapshot, which is still held.
+            assert sum(rows.num_rows for rows in reader.read(table)) == 200
+
+
+def test_a_snapshot_that_conflicts_end_is_exported_again(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3: the session that exports ends while its LSN is proved."""
+    source.primary.execute(ROWS)
+    read, turns = wal_stream.read_wal, itertools.count(1)
+
+    def read_and_remove(*arguments: Any) -> bytes:
+        if next(turns) == 1:
+            source.remove_rows("id <= 50")
+        return read(*arguments)
+
+    monkeypatch.setattr(standby_snapshot, "read_wal", read_and_remove)
+    is_proved = WalRange.has_commit
+    first = iter((True,))
+    monkeypatch.setattr(
+        WalRange,
+        "has_commit",
+        lambda *arguments: next(first, False) or is_proved(*arguments),
+    )
+    with _reader(source) as (reader, table):
+        assert sum(rows.num_rows for rows in reader.read(table)) == 150
+    assert next(turns) > 3

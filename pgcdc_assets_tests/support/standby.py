@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,6 +62,30 @@ class Source:
 
     def wait_for_replay(self) -> Lsn:
         return wait_for_replay(self.primary, self.standby)
+
+    @contextlib.contextmanager
+    def standby_setting(self, name: str, value: str) -> Iterator[None]:
+        """Change a setting of the standby for the block."""
+        admin = Database(self.standby.server, "postgres")
+        admin.execute(f"alter system set {name} = '{value}'")
+        admin.value("select pg_reload_conf()")
+        wait_until(lambda: self.standby.value(f"show {name}") == value, "the setting")
+        try:
+            yield
+        finally:
+            admin.execute(f"alter system reset {name}")
+            admin.value("select pg_reload_conf()")
+            wait_until(lambda: self.standby.value(f"show {name}") != value, "the setting")
+
+    def remove_rows(self, condition: str) -> None:
+        """Delete and vacuum rows of table `t`, which ends the standby's snapshots that see them.
+
+        Otherwise the standby waits: a conflict of a catalog would end sessions at any time.
+        """
+        with self.standby_setting("max_standby_streaming_delay", "0"):
+            self.primary.execute(f"delete from t where {condition}")
+            self.primary.execute("vacuum (truncate off) t")
+            self.wait_for_replay()
 
 
 @pytest.fixture(scope="module")
