@@ -5,6 +5,7 @@
     ├── TransientError          retry                                   exit status 3
     │   ├── ConnectionLost
     │   ├── SlotBusy
+    │   ├── SnapshotEnded
     │   └── TableChanged
     ├── DefiniteError           a person must act: no retry             exit status 4
     │   ├── SlotUnusable
@@ -120,6 +121,10 @@ class SlotBusy(TransientError):
         "Replication slot {slot} is in use by process {active_pid} ({application_name}). Wait "
         "until the process ends, or end it with: select pg_terminate_backend({active_pid})"
     )
+
+
+class SnapshotEnded(TransientError):
+    """The server ended a snapshot, or canceled a statement that read in it."""
 
 
 class TableChanged(TransientError):

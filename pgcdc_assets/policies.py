@@ -135,6 +135,8 @@ class SnapshotPolicy:
         lock_timeout_seconds: limit of each wait for a lock, also at the creation of the slot; None:
             the limit of the connection.
         statement_timeout_seconds: limit of the statement that reads a range; None: no limit.
+        dsn_env: environment variable with the libpq URI of a standby that copies of whole tables
+            read from; None: they read from the capture's server.
     """
 
     parallelism: int = 4
@@ -143,8 +145,11 @@ class SnapshotPolicy:
     max_xmin_age: int | None = None
     lock_timeout_seconds: float | None = None
     statement_timeout_seconds: float | None = None
+    dsn_env: str | None = None
 
     def __post_init__(self) -> None:
+        if self.dsn_env is not None and not self.dsn_env.strip():
+            raise ConfigurationError(reason="snapshot.dsn_env must name an environment variable")
         for name in ("parallelism", "range_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(reason=f"snapshot.{name} must be 1 or more")

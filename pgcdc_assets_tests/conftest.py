@@ -5,6 +5,7 @@ pytest_plugins = [
     "pgcdc_assets_tests.support.seed",
     "pgcdc_assets_tests.support.servers",
     "pgcdc_assets_tests.support.database",
+    "pgcdc_assets_tests.support.standby",
     "pgcdc_assets_tests.support.proxy",
     "pgcdc_assets_tests.support.dagster_storage",
     "pgcdc_assets_tests.support.lake",

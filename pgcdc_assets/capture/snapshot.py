@@ -8,7 +8,8 @@ with some complete snapshots and some ranges of others.
 
 An existing slot exports no snapshot. A session then exports the snapshot, if its LSN can be proved
 (`snapshot_export.py`), or else a temporary slot, whose creation waits for open transactions. The
-LSN is above the position of the permanent slot, so the stream contains every later change. A slot
+LSN is above the position of the permanent slot, so the stream contains every later change. With
+`snapshot.dsn_env` a standby exports all snapshots, also the first (`standby_snapshot.py`). A slot
 that another program has read is adopted with consent (`--adopt-slot`) only: a confirmation would
 remove WAL that the other program needs.
 """
@@ -18,14 +19,14 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.capture.snapshot_copies import Copies
 from pgcdc_assets.capture.snapshot_export import (
     export_by_new_slot,
     export_later,
@@ -35,7 +36,6 @@ from pgcdc_assets.capture.snapshot_pool import (
     SnapshotFailure,
     SnapshotPool,
     SnapshotReport,
-    UnfinishedSnapshot,
 )
 from pgcdc_assets.capture.table_copy import SnapshotProgress, ignore_progress
 from pgcdc_assets.errors import (
@@ -43,7 +43,6 @@ from pgcdc_assets.errors import (
     DefiniteError,
     PgcdcError,
     SlotBusy,
-    TableChanged,
     TransientError,
 )
 from pgcdc_assets.lsn import Lsn
@@ -64,6 +63,7 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
     slot_taken_error,
 )
+from pgcdc_assets.postgres.standby_snapshot import check_standby
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.table_name import TableName
@@ -73,9 +73,6 @@ if TYPE_CHECKING:
     from pgcdc_assets.raw.zone import RawZone
 
 _logger = logging.getLogger(__name__)
-
-# Number of attempts for a table that is altered during its copy.
-_ATTEMPTS = 3
 
 _POLICY = SnapshotPolicy()
 
@@ -89,6 +86,7 @@ def snapshot_tables(
     *,
     adopt_slot: bool = False,
     policy: SnapshotPolicy = _POLICY,
+    standby: ConnectionSettings | None = None,
 ) -> list[SnapshotReport]:
     """Take snapshots of tables. A failed table does not stop the others.
 
@@ -96,6 +94,7 @@ def snapshot_tables(
         tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
         policy: number of connections, size of the ranges of large tables, and time limits.
+        standby: a standby to read the tables from; None: they are read from the source database.
 
     Raises:
         ConfigurationError: a setting, a privilege or a table's name is wrong.
@@ -104,7 +103,14 @@ def snapshot_tables(
     """
     outcomes = list(
         snapshot_each_table(
-            settings, zone, slot, publication, tables, adopt_slot=adopt_slot, policy=policy
+            settings,
+            zone,
+            slot,
+            publication,
+            tables,
+            adopt_slot=adopt_slot,
+            policy=policy,
+            standby=standby,
         )
     )
     failures = [outcome for outcome in outcomes if isinstance(outcome, SnapshotFailure)]
@@ -122,6 +128,7 @@ def snapshot_each_table(
     *,
     adopt_slot: bool = False,
     policy: SnapshotPolicy = _POLICY,
+    standby: ConnectionSettings | None = None,
     on_progress: Callable[[SnapshotProgress], None] = ignore_progress,
 ) -> Iterator[SnapshotReport | SnapshotFailure]:
     """Yield the result of each table. For arguments and errors see `snapshot_tables`.
@@ -131,10 +138,17 @@ def snapshot_each_table(
     """
     zone.lake.check_writable()
     settings = limit_waits(settings, policy)
+    if standby is not None:
+        standby = limit_waits(standby, policy)
+        # Before a slot is created.
+        check_standby(settings, standby)
     with contextlib.ExitStack() as open_snapshot:
         epoch, snapshot = establish_epoch(
             settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot
         )
+        if standby is not None:
+            open_snapshot.close()
+            snapshot = None
         with query_connection(settings, "snapshot") as conn:
             # What has changed so far is in the snapshots. The copy checks that nothing changed
             # between the slot's snapshot and the copy.
@@ -143,16 +157,16 @@ def snapshot_each_table(
         read_again = partial(read_wanted, settings, zone, epoch, publication)
         if snapshot is None and relation_ids(wanted):
             snapshot, wanted = export_later(
-                settings, slot, wanted, partial(read_again, tables), open_snapshot
+                settings, slot, wanted, partial(read_again, tables), open_snapshot, standby
             )
-        copies = _Copies()
+        copies = Copies()
         while True:
             yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
             found = [outcome for outcome in wanted if isinstance(outcome, PublishedTable)]
             if not found:
                 return
             assert snapshot is not None
-            pool = SnapshotPool(settings, zone, epoch, snapshot, policy, on_progress)
+            pool = SnapshotPool(settings, zone, epoch, snapshot, policy, on_progress, standby)
             yield from copies.of(pool, found)
             open_snapshot.close()
             if not copies.left:
@@ -160,7 +174,12 @@ def snapshot_each_table(
             try:
                 left = tuple(copies.left)
                 snapshot, wanted = export_later(
-                    settings, slot, read_again(left), partial(read_again, left), open_snapshot
+                    settings,
+                    slot,
+                    read_again(left),
+                    partial(read_again, left),
+                    open_snapshot,
+                    standby,
                 )
             except PgcdcError as error:
                 yield from (SnapshotFailure(*name, error) for name in copies.left)
@@ -173,58 +192,6 @@ def limit_waits(settings: ConnectionSettings, policy: SnapshotPolicy) -> Connect
     if seconds is None:
         return settings
     return replace(settings, lock_timeout_ms=max(1, int(seconds * 1000)))
-
-
-@dataclass
-class _Copies:
-    """The copies of one run, over one or several snapshots of the server.
-
-    Attributes:
-        left: tables that need another snapshot: they were altered after the last one, or a limit of
-            its age was exceeded before their last range.
-    """
-
-    left: list[TableName] = field(default_factory=list)
-    _altered: Counter[TableName] = field(default_factory=Counter)
-    _stalled: set[TableName] = field(default_factory=set)
-
-    def of(
-        self, pool: SnapshotPool, tables: Sequence[PublishedTable]
-    ) -> Iterator[SnapshotReport | SnapshotFailure]:
-        """Copy tables in one snapshot, and yield the results of those that need no other one."""
-        self.left = []
-        for outcome in pool.copy(tables):
-            match outcome:
-                case UnfinishedSnapshot():
-                    if not outcome.has_progress and outcome.name in self._stalled:
-                        yield SnapshotFailure(*outcome.name, self._too_slow(outcome))
-                        continue
-                    if not outcome.has_progress:
-                        self._stalled.add(outcome.name)
-                    _logger.warning(
-                        "The snapshot of the server has reached %s. The copy of %s continues in a "
-                        "new one",
-                        outcome.limit,
-                        outcome.name,
-                    )
-                    self.left.append(outcome.name)
-                case SnapshotFailure(error=TableChanged() as error):
-                    self._altered[outcome.name] += 1
-                    if self._altered[outcome.name] == _ATTEMPTS:
-                        yield outcome
-                        continue
-                    _logger.warning("%s Retrying with a new snapshot", error)
-                    self.left.append(outcome.name)
-                case _:
-                    yield outcome
-
-    def _too_slow(self, unfinished: UnfinishedSnapshot) -> PgcdcError:
-        return TransientError(
-            reason=f"Table {unfinished.name} was not complete within {unfinished.limit}, twice. A "
-            "table without a key is copied in one snapshot of the server, and the ranges that "
-            "earlier snapshots have read are brought up to date in one. Raise the limit, or "
-            "snapshot.parallelism."
-        )
 
 
 def establish_epoch(

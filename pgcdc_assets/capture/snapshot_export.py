@@ -13,6 +13,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.copy import hold_snapshot
 from pgcdc_assets.postgres.plain_snapshot import export_plain_snapshot
 from pgcdc_assets.postgres.slots import ExportedSnapshot, create_slot
+from pgcdc_assets.postgres.standby_snapshot import export_standby_snapshot
 
 
 @contextlib.contextmanager
@@ -41,12 +42,19 @@ def export_later(
     wanted: Sequence[PublishedTable | SnapshotFailure],
     read_again: Callable[[], list[PublishedTable | SnapshotFailure]],
     open_snapshot: contextlib.ExitStack,
+    standby: ConnectionSettings | None = None,
 ) -> tuple[ExportedSnapshot, list[PublishedTable | SnapshotFailure]]:
     """Export a snapshot, without a slot if its LSN can be proved, and read the tables again.
 
     A column that was added before the snapshot is in the snapshot. The copy checks that the tables
     were not altered after the snapshot.
+
+    Args:
+        standby: the standby that exports the snapshot; None: the source database exports it.
     """
+    if standby is not None:
+        snapshot = open_snapshot.enter_context(export_standby_snapshot(settings, standby))
+        return snapshot, read_again()
     with contextlib.ExitStack() as held:
         plain = held.enter_context(export_plain_snapshot(settings, relation_ids(wanted)))
         if plain is not None:

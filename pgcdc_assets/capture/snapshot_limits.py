@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge
 
 if TYPE_CHECKING:
+    from pgcdc_assets.errors import PgcdcError
     from pgcdc_assets.policies import SnapshotPolicy
 
 # Share of the age at which the server warns. The rest is time for the ranges that are running.
@@ -25,6 +26,8 @@ class SnapshotLimits:
         setting: the setting that `max_transactions` comes from.
         xmin: 64-bit xmin of the snapshot.
         transactions: the age at the last measurement.
+        ended_by: why the snapshot has ended before a limit, for a sentence; None: it has not.
+        error: the error that showed this.
     """
 
     max_seconds: float | None
@@ -33,6 +36,8 @@ class SnapshotLimits:
     xmin: int
     transactions: int = 0
     began: float = field(default_factory=time.monotonic)
+    ended_by: str | None = None
+    error: PgcdcError | None = None
 
     @classmethod
     def of(cls, policy: SnapshotPolicy, xmin: int, warning_age: int) -> SnapshotLimits:
@@ -55,6 +60,8 @@ class SnapshotLimits:
     @property
     def exceeded(self) -> str | None:
         """The limit that is exceeded, for a sentence; None if none is."""
+        if self.ended_by is not None:
+            return self.ended_by
         age = self.age
         if self.max_seconds is not None and age.seconds >= self.max_seconds:
             return f"snapshot.max_seconds ({self.max_seconds:g})"

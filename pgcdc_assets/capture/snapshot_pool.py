@@ -26,12 +26,13 @@ from pgcdc_assets.capture.snapshot_ranges import (
     refresh_range,
 )
 from pgcdc_assets.capture.table_copy import SnapshotProgress, TableCopy, ignore_progress
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader, begin_at, read_page_counts
 from pgcdc_assets.postgres.copy_ranges import RangeSource, read_range_source
+from pgcdc_assets.postgres.recovery_conflicts import sorted_conflicts
 from pgcdc_assets.postgres.slots import ExportedSnapshot, read_server_identity
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_warning_age
 from pgcdc_assets.raw.ranges import LandedRange
@@ -47,6 +48,13 @@ _PAGE_BYTES = 8192
 
 # Time limit for the connections of abandoned copies to end.
 _END_SECONDS = 10.0
+
+
+def describe_end(error: PgcdcError) -> str:
+    """Describe what has ended the snapshot of a standby, for a sentence."""
+    if isinstance(error, SnapshotEnded):
+        return "a conflict with the replay of WAL"
+    return "a lost connection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +110,18 @@ class SnapshotFailure:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedSnapshot:
-    """A table that was not complete when a limit of the snapshot's age was exceeded.
+    """A table that was not complete when its snapshot ended.
 
     Attributes:
         has_progress: the next snapshot has fewer ranges to read.
-        limit: the limit, for a sentence.
+        limit: the limit of the snapshot's age, or what has ended the snapshot, for a sentence.
+        error: the error of a snapshot of a standby that has ended; None for a limit.
     """
 
     name: TableName
     has_progress: bool
     limit: str
+    error: PgcdcError | None = None
 
 
 Outcome = SnapshotReport | SnapshotFailure | UnfinishedSnapshot
@@ -129,6 +139,7 @@ class SnapshotPool:
         snapshot: the exported snapshot.
         policy: number of connections, size of the ranges of large tables, and time limits.
         on_progress: called after each range of a large table, by the caller's thread.
+        standby: the standby that the snapshot is of; None: of the source database.
         stopping: set when the copies are abandoned.
     """
 
@@ -138,6 +149,7 @@ class SnapshotPool:
     snapshot: ExportedSnapshot
     policy: SnapshotPolicy
     on_progress: Callable[[SnapshotProgress], None] = ignore_progress
+    standby: ConnectionSettings | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def copy(self, tables: Sequence[PublishedTable]) -> Generator[Outcome, None, None]:
@@ -159,9 +171,15 @@ class SnapshotPool:
                 yield crew.next_outcome()
 
     def _examine(self, tables: Sequence[PublishedTable]) -> tuple[RangeSource, dict[int, int], int]:
-        with query_connection(self.settings, "snapshot", statement_timeout_ms=0) as conn:
-            timeline = read_server_identity(conn).timeline
-            page_counts, warning_age = read_page_counts(conn, tables), read_warning_age(conn)
+        server = self.standby or self.settings
+        with contextlib.ExitStack() as open_:
+            conn = open_.enter_context(query_connection(server, "snapshot", statement_timeout_ms=0))
+            primary = conn
+            if self.standby is not None:
+                open_.enter_context(sorted_conflicts(server, "a snapshot"))
+                primary = open_.enter_context(query_connection(self.settings, "snapshot"))
+            timeline = read_server_identity(primary).timeline
+            page_counts, warning_age = read_page_counts(conn, tables), read_warning_age(primary)
             begin_at(conn, self.snapshot.snapshot_name)
             return read_range_source(conn, tables, timeline), page_counts, warning_age
 
@@ -242,9 +260,10 @@ class _Crew:
         limit = pool.policy.statement_timeout_seconds
         self._readers = [
             SnapshotReader(
-                pool.settings,
+                pool.standby or pool.settings,
                 pool.snapshot.snapshot_name,
                 statement_timeout_ms=int((limit or 0) * 1000),
+                primary=pool.settings if pool.standby else None,
             )
             for _ in range(min(pool.policy.parallelism, len(parts)))
         ]
@@ -320,7 +339,8 @@ class _Crew:
 
     def _read(self, reader: SnapshotReader, part: _Part, limit: str | None) -> None:
         copy, pages, landed = part
-        copy.cut_by = copy.cut_by or limit
+        if limit is not None and copy.cut_by is None:
+            copy.cut_by, copy.conflict = limit, self._limits.error
         if copy.failure is not None or copy.cut_by is not None:
             return
         copy.begin()
@@ -329,6 +349,14 @@ class _Crew:
                 refresh_range(reader, copy, landed)
             else:
                 read_range(reader, copy, pages, self._source, self._pool.zone.ranges)
+        except (SnapshotEnded, ConnectionLost) as error:
+            with copy.lock:
+                if self._pool.standby is None:
+                    copy.failure = copy.failure or error
+                else:
+                    # All connections read in the one snapshot that the standby has ended.
+                    self._limits.error = copy.conflict = error
+                    self._limits.ended_by = copy.cut_by = describe_end(error)
         except PgcdcError as error:
             with copy.lock:
                 copy.failure = copy.failure or error
@@ -353,7 +381,7 @@ class _Crew:
         if copy.failure is None and copy.cut_by is not None:
             copy.landing.discard()
             has_progress = copy.new_ranges > 0 or copy.began is None
-            return UnfinishedSnapshot(copy.name, has_progress, copy.cut_by)
+            return UnfinishedSnapshot(copy.name, has_progress, copy.cut_by, copy.conflict)
         if copy.failure is None:
             try:
                 return self._pool.report(copy, self._limits.age)

@@ -80,6 +80,7 @@ class TableCopy:
         open_parts: number of those that are not done.
         new_ranges: number of ranges that this copy has recorded.
         cut_by: the limit of the snapshot's age that was exceeded before the last range.
+        conflict: the error of a standby that ended the snapshot.
         failure: the first error, after which the other ranges are skipped.
     """
 
@@ -97,6 +98,7 @@ class TableCopy:
     byte_count: int = 0
     rescued_count: int = 0
     cut_by: str | None = None
+    conflict: PgcdcError | None = None
     failure: PgcdcError | None = None
     work: Activity | None = None
     shown: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

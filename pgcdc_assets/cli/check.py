@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves, read_relation_ids
 from pgcdc_assets.orchestration.project import home
+from pgcdc_assets.orchestration.resources import PostgresResource
 from pgcdc_assets.orchestration.table_list import look_at_tables
+from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
+from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
@@ -51,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         findings = check_capture(settings, loaded.capture, zone)
         for error in find_declared_moves(settings, zone, loaded.capture, "check"):
             findings.append(Finding("moved", "error", str(error), table=error.relation))
+        findings += check_snapshot_source(loaded.postgres, loaded.capture.snapshot)
         report(settings, loaded.capture.publication, _with_places(findings, declared))
         loaded.lake.lake().check_writable()
     return 0
@@ -87,6 +91,15 @@ def check_capture(
         relations = published_relations(conn, capture.publication)
     folders = check_folders(zone.lake, capture.table_names)
     return [*findings, *apart, *check_columns(relations, capture.tables, known), *folders]
+
+
+def check_snapshot_source(postgres: PostgresResource, policy: SnapshotPolicy) -> list[Finding]:
+    """Check the standby that copies read from, if the settings name one."""
+    try:
+        standby = postgres.standby_settings(policy)
+    except ConfigurationError as error:
+        return [Finding("snapshot_standby", "error", str(error))]
+    return [] if standby is None else check_snapshot_standby(postgres.settings(), standby)
 
 
 def _followed_tables(

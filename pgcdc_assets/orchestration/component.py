@@ -141,6 +141,11 @@ class SnapshotModel(dg.Model, Resolvable):
         default=None,
         description="A range that takes longer fails, and so does its table. Unset: no limit.",
     )
+    dsn_env: str | None = Field(
+        default=None,
+        description="The environment variable with the libpq URI of a standby that "
+        "copies of whole tables read from. Unset: they read from the capture's server.",
+    )
 
 
 class RetentionModel(dg.Model, Resolvable):

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import Field
 
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project import home
+from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -54,7 +57,25 @@ class PostgresResource(dg.ConfigurableResource[None]):
             connect_timeout=self.connect_timeout,
             statement_timeout_ms=self.statement_timeout_ms,
             lock_timeout_ms=self.lock_timeout_ms,
+            variable=home.DSN_VARIABLE if self.conninfo else self.dsn_env,
         )
+
+    def standby_settings(self, policy: SnapshotPolicy) -> ConnectionSettings | None:
+        """Return the connection settings of the standby that copies read from; None without one.
+
+        Raises:
+            ConfigurationError: the environment variable of the standby is not set.
+        """
+        variable = policy.dsn_env
+        if variable is None:
+            return None
+        conninfo = os.environ.get(variable, "").strip()
+        if not conninfo:
+            raise ConfigurationError(
+                reason=f"snapshot.dsn_env names the environment variable {variable}, which is not "
+                "set. Set it to the libpq URI of a standby, or remove snapshot.dsn_env."
+            )
+        return replace(self.settings(), conninfo=conninfo, variable=variable)
 
     def query_connection(self, purpose: str) -> AbstractContextManager[Connection]:
         """Open a time-limited SQL connection in autocommit mode."""

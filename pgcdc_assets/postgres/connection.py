@@ -71,6 +71,7 @@ class ConnectionSettings:
         lock_timeout_ms: limit of one wait for a lock, slot creation included; 0: no limit.
         tcp_user_timeout_ms: time without a TCP acknowledgement of sent bytes after which the
             connection counts as lost.
+        variable: the environment variable of the connection string, for errors.
     """
 
     conninfo: str = field(repr=False)
@@ -79,6 +80,7 @@ class ConnectionSettings:
     statement_timeout_ms: int = 30_000
     lock_timeout_ms: int = 10_000
     tcp_user_timeout_ms: int = 60_000
+    variable: str = "PGCDC_DSN"
 
     def parameters(self) -> dict[str, str]:
         """Return the parameters in the connection string.
@@ -91,7 +93,7 @@ class ConnectionSettings:
             parsed = conninfo_to_dict(self.conninfo)
         except InvalidConninfo:
             raise ConfigurationError(
-                reason="The connection string (PGCDC_DSN) is malformed: write it as "
+                reason=f"The connection string ({self.variable}) is malformed: write it as "
                 "postgresql://USER:PASSWORD@HOST:PORT/DATABASE with special characters "
                 "percent-encoded, or as host=HOST port=PORT dbname=DATABASE user=USER "
                 "password=PASSWORD."
@@ -186,7 +188,7 @@ def connect(
         connection = psycopg2.connect(conninfo)
         connection.autocommit = True
     except psycopg2.Error as error:
-        raise connection_failure(settings.describe(), str(error)) from error
+        raise connection_failure(settings.describe(), str(error), settings.variable) from error
     return connection
 
 

@@ -16,14 +16,7 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.errors import UndefinedColumn, UndefinedTable
 
-from pgcdc_assets.errors import (
-    ConfigurationError,
-    ConnectionLost,
-    DefiniteError,
-    PgcdcError,
-    TableChanged,
-    TransientError,
-)
+from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded, TableChanged
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import (
     SQL_ASCII,
@@ -31,21 +24,26 @@ from pgcdc_assets.postgres.connection import (
     connect,
     query_connection,
 )
+from pgcdc_assets.postgres.copy_errors import reading_failure
 from pgcdc_assets.postgres.copy_ranges import newer_sql, older_sql
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.copy_transport import CHUNK_BYTES, copy_chunks
-from pgcdc_assets.postgres.errors import reported_failure, statement_failure
+from pgcdc_assets.postgres.recovery_conflicts import (
+    conflict_error,
+    count_conflicts,
+    has_more_conflicts,
+    is_hot_standby,
+    sorted_conflicts,
+)
 from pgcdc_assets.postgres.snapshot_age import read_xmin_age
 from pgcdc_assets.postgres.stream.transport import ServerError
 from pgcdc_assets.postgres.table_lock import lock_unchanged
-from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
     from pgcdc_assets.protocol.relation import Relation
 
-_INSUFFICIENT_PRIVILEGE = "42501"
 _SCHEMA = pa.schema([pa.field("new", TEXTS, nullable=False)])
 
 # A role that may read some columns only may not read ctid.
@@ -107,6 +105,7 @@ class SnapshotReader:
         snapshot_name: name of the exported snapshot.
         chunk_bytes: bytes of COPY text per batch.
         statement_timeout_ms: limit of the copy of one range; 0: no limit.
+        primary: the primary of the server, if the server is a standby.
     """
 
     def __init__(
@@ -116,14 +115,18 @@ class SnapshotReader:
         chunk_bytes: int = CHUNK_BYTES,
         *,
         statement_timeout_ms: int = 0,
+        primary: ConnectionSettings | None = None,
     ) -> None:
         self._settings = settings
+        self._primary = primary
         self._snapshot_name = snapshot_name
         self._chunk_bytes = chunk_bytes
         self._limit_ms = statement_timeout_ms
         self._open = contextlib.ExitStack()
         self._conn: Connection | None = None
-        self._current: Connection | None = None
+        self._current: tuple[Connection, ...] = ()
+        self._is_hot_standby = False
+        self._conflicts = 0
 
     def __enter__(self) -> SnapshotReader:
         return self
@@ -136,13 +139,14 @@ class SnapshotReader:
 
         Raises:
             ConfigurationError: the role cannot connect.
-            TransientError: the exporting session has ended, and the snapshot with it.
+            SnapshotEnded: the exporting session has ended, and the snapshot with it.
             ConnectionLost: the server is not available, has no connection left, or went away.
             DefiniteError: the server refused to begin the transaction.
         """
         doing = "opening a connection for a copy"
         try:
-            self._connections()
+            with sorted_conflicts(self._settings, "a connection"):
+                self._connections()
         except OSError as error:
             raise ConnectionLost(
                 server=self._settings.describe(), doing=doing, reason=str(error)
@@ -172,7 +176,9 @@ class SnapshotReader:
             TableChanged: the table or its publication was altered after the snapshot.
             ConfigurationError: the role cannot read the table, or row-level security would hide
                 rows.
-            TransientError: the exporting session has ended, and the snapshot with it.
+            SnapshotEnded: the exporting session has ended, and the snapshot with it, or a standby
+                ended the copy by a conflict with recovery. On a standby, rows that were yielded
+                before this error may be too few.
             ConnectionLost: the connection was lost.
         """
         query = rows_of(table.relation, table.is_partitioned, table.row_filter, pages, condition)
@@ -214,14 +220,49 @@ class SnapshotReader:
                 for chunk in chunks:
                     rows = decode_copy_text(chunk, column_count)
                     yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
+            self._check_held(relation)
             is_complete = True
         except (UndefinedTable, UndefinedColumn) as error:
             raise TableChanged(relation=relation.qualified_name) from error
         except (psycopg2.Error, ServerError, OSError) as error:
-            raise reading_failure(self._settings, relation, error) from error
+            raise self._failure(relation, error) from error
         finally:
             # After an error, or if the caller stops early, the state of the connection is unknown.
             self._end_read(is_complete)
+
+    def _check_held(self, relation: Relation) -> None:
+        """Check on a standby that the exporting session still held the snapshot after the read.
+
+        Before a standby removes rows, it ends the sessions that it has found to see them. A session
+        that imports a snapshot later is not among them, and reads on without these rows (list of
+        GetConflictingVirtualXIDs in procarray.c). The exporting session is always among them.
+
+        Raises:
+            SnapshotEnded: it did not: rows may be missing.
+        """
+        if not self._is_hot_standby:
+            return
+        try:
+            begin_at(self._current[0], self._snapshot_name)
+        except SnapshotEnded as error:
+            doing = f"the snapshot of the copy of {relation.qualified_name}"
+            raise conflict_error(self._settings.describe(), doing) from error
+        _execute(self._current[0], "rollback")
+
+    def _failure(
+        self, relation: Relation, error: psycopg2.Error | ServerError | OSError
+    ) -> PgcdcError:
+        cursor = error.cursor if isinstance(error, psycopg2.Error) else None
+        if self._primary is not None and cursor is not None:
+            if self._current and cursor.connection is self._current[-1]:
+                return reading_failure(self._primary, relation, error)
+        settings, is_standby = self._settings, self._is_hot_standby
+        failure = reading_failure(settings, relation, error, is_standby=is_standby)
+        is_lost = is_standby and isinstance(failure, ConnectionLost)
+        if is_lost and has_more_conflicts(settings, self._conflicts):
+            doing = f"the copy of {relation.qualified_name}"
+            return conflict_error(settings.describe(), doing)
+        return failure
 
     def _end_read(self, is_complete: bool) -> None:
         """Release the lock on the table; of an incomplete read, by closing the connections."""
@@ -240,7 +281,8 @@ class SnapshotReader:
     def read_xmin_age(self, xmin: int) -> int | None:
         """Return the age of the snapshot's `xmin`; None without a connection after an error."""
         try:
-            return None if self._current is None else read_xmin_age(self._current, xmin)
+            # A standby does not know the newest transactions.
+            return read_xmin_age(self._current[-1], xmin) if self._current else None
         except psycopg2.Error:
             # A lost connection is the error of the next read.
             return None
@@ -252,9 +294,12 @@ class SnapshotReader:
             with contextlib.suppress(psycopg2.Error):
                 conn.cancel()
 
-    def _connections(self) -> tuple[Connection, Connection]:
-        """Return a connection that reads as of the snapshot, and one that reads the present."""
-        if self._conn is None or self._current is None:
+    def _connections(self) -> tuple[Connection, tuple[Connection, ...]]:
+        """Return a connection that reads as of the snapshot, and those that read the present.
+
+        Of a standby, the present is that of the standby and that of its primary.
+        """
+        if self._conn is None:
             self._close()
             settings = self._settings
             open_ = self._open.enter_context
@@ -265,12 +310,17 @@ class SnapshotReader:
                 # With client_encoding UTF8 the server refuses to send bytes that are not UTF-8.
                 conn.set_client_encoding(SQL_ASCII)
             begin_at(conn, self._snapshot_name)
-            self._current = open_(contextlib.closing(connect(settings, "catalog")))
+            servers = (settings,) if self._primary is None else (settings, self._primary)
+            self._current = tuple(
+                open_(contextlib.closing(connect(server, "catalog"))) for server in servers
+            )
+            self._is_hot_standby = is_hot_standby(conn)
+            self._conflicts = count_conflicts(self._current[0]) if self._is_hot_standby else 0
             self._conn = conn
         return self._conn, self._current
 
     def _close(self) -> None:
-        self._conn = self._current = None
+        self._conn, self._current = None, ()
         self._open.close()
 
 
@@ -299,7 +349,7 @@ def begin_at(conn: Connection, snapshot_name: str) -> None:
     """Begin a transaction that reads as of an exported snapshot.
 
     Raises:
-        TransientError: the exporting session has ended, and the snapshot with it.
+        SnapshotEnded: the exporting session has ended, and the snapshot with it.
     """
     with conn.cursor() as cursor:
         if conn.server_version >= 170000:
@@ -310,7 +360,7 @@ def begin_at(conn: Connection, snapshot_name: str) -> None:
         except psycopg2.DatabaseError as error:
             if error.pgcode not in {"22023", "55000", "42704"}:
                 raise
-            raise TransientError(
+            raise SnapshotEnded(
                 reason=f"Snapshot {snapshot_name} does not exist any more: the session that "
                 "exported the snapshot has ended. Run it again."
             ) from error
@@ -354,42 +404,4 @@ def _rows_where(
 ) -> sql.Composed:
     return rows_of(
         table.relation, table.is_partitioned, table.row_filter, pages, condition, selected
-    )
-
-
-def reading_failure(
-    settings: ConnectionSettings, relation: Relation, error: psycopg2.Error | ServerError | OSError
-) -> PgcdcError:
-    """Return the error for rows that cannot be read, without the server's sentence.
-
-    The server's sentence may contain a value of a row.
-    """
-    name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
-    server = settings.describe()
-    role = quoted(server.rpartition(" as ")[2])
-    if "row-level security" in str(error):
-        return ConfigurationError(
-            reason=f"Table {name} has row-level security, which would hide rows. Allow "
-            f"this role to read all rows with: alter role {role} bypassrls"
-        )
-    code: str | None
-    match error:
-        case OSError():
-            return ConnectionLost(server=server, doing=doing, reason=str(error))
-        case ServerError():
-            code, kind = error.sqlstate, "an error"
-            failure = reported_failure(server, doing, error.sqlstate, error.message)
-        case _:
-            code, kind = error.pgcode, type(error).__name__
-            failure = statement_failure(server, doing, error)
-    if code == _INSUFFICIENT_PRIVILEGE:
-        return ConfigurationError(
-            reason=f"Table {name} cannot be read by this role. Grant it with: "
-            f"grant usage on schema {quoted(relation.schema)} to {role}; grant select on "
-            f"{quoted(relation.schema, relation.table)} to {role}"
-        )
-    # The server's sentence may contain a value: name the class of the error only.
-    return failure or DefiniteError(
-        reason=f"Table {name} cannot be read: Postgres reports {kind} (SQLSTATE {code}). "
-        "Read the full message in the server's log."
     )

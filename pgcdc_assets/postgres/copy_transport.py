@@ -178,7 +178,9 @@ class _Receiver:
     def run(self, statement: bytes, put: _Put) -> None:
         """Send the statement, and pass on the rows until ReadyForQuery."""
         query = statement + b"\0"
-        self._socket.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
+        with contextlib.suppress(ConnectionError):
+            # A server that has ended the session said why before it closed the connection.
+            self._socket.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
         failure: ServerError | None = None
         is_ready = False
         awaited = 0
@@ -230,6 +232,9 @@ class _Receiver:
                 count = self._socket.recv_into(place, 0, flags)
             except BlockingIOError:
                 break
+            except ConnectionError:
+                # What was received before may have the reason.
+                return False
             if count == 0:
                 return False
             self._filled += count

@@ -33,7 +33,8 @@ from psycopg2.errors import UndefinedColumn, UndefinedTable
 from pgcdc_assets.errors import ConfigurationError, TableChanged, TransientError
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import begin_at, reading_failure, rows_of
+from pgcdc_assets.postgres.copy import begin_at, rows_of
+from pgcdc_assets.postgres.copy_errors import reading_failure
 from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.postgres.publication import explain_unpublished
 from pgcdc_assets.postgres.table_lock import lock_unchanged
@@ -168,7 +169,7 @@ def open_source_table(
         query = rows_of(relation, found.is_partitioned, found.row_filter)
         try:
             with query_connection(settings, "catalog") as current:
-                lock_unchanged(conn, current, relation, query, publication)
+                lock_unchanged(conn, [current], relation, query, publication)
         except (UndefinedTable, UndefinedColumn, TableChanged) as error:
             raise TransientError(
                 reason=f"Table {relation.qualified_name} was altered during the comparison. Run "

@@ -17,15 +17,15 @@ from pgcdc_assets.errors import ConfigurationError, ConnectionLost, PgcdcError, 
 _CONFIGURATION = [
     (
         r"password authentication failed|no password supplied",
-        "Check user and password in the connection string (PGCDC_DSN), in PGPASSWORD or in "
+        "Check user and password in the connection string ({variable}), in PGPASSWORD or in "
         "~/.pgpass.",
     ),
     (
         r"(?:PAM|LDAP|RADIUS|GSSAPI|certificate|Peer|Ident) authentication failed",
-        "Check the server's pg_hba.conf and the user in the connection string (PGCDC_DSN).",
+        "Check the server's pg_hba.conf and the user in the connection string ({variable}).",
     ),
-    (r"role .* does not exist", "Check the user in the connection string (PGCDC_DSN)."),
-    (r"database .* does not exist", "Check the database in the connection string (PGCDC_DSN)."),
+    (r"role .* does not exist", "Check the user in the connection string ({variable})."),
+    (r"database .* does not exist", "Check the database in the connection string ({variable})."),
     (r"not permitted to log in", "Allow the login with: alter role {user} login"),
     (
         r"start WAL sender|start walsender|role has no REPLICATION",
@@ -39,7 +39,7 @@ _CONFIGURATION = [
     (
         r"(?:no pg_hba\.conf entry|pg_hba\.conf rejects) .*, no encryption",
         "This connection is not encrypted: set sslmode=require in the connection string "
-        "(PGCDC_DSN). If that fails too, add a line for this user, database and address to the "
+        "({variable}). If that fails too, add a line for this user, database and address to the "
         "server's pg_hba.conf and reload it.",
     ),
     (
@@ -52,22 +52,22 @@ _CONFIGURATION = [
     ),
     (
         r"could not translate host name .*(?:not known|No address)",
-        "Check the host in the connection string (PGCDC_DSN).",
+        "Check the host in the connection string ({variable}).",
     ),
     (
         r"server does not support SSL",
-        "Set sslmode=prefer or disable in the connection string (PGCDC_DSN), or turn ssl on in the "
-        "server's settings.",
+        "Set sslmode=prefer or disable in the connection string ({variable}), or turn ssl on in "
+        "the server's settings.",
     ),
     (
         r"root certificate file .* does not exist",
         "Name the file of the server's certificate authority with sslrootcert in the connection "
-        "string (PGCDC_DSN); sslrootcert=system uses the operating system's authorities.",
+        "string ({variable}); sslrootcert=system uses the operating system's authorities.",
     ),
     (
         r"SSL was required|certificate verify failed|certificate .* does not exist"
         r"|server certificate for",
-        "Check host, sslmode and sslrootcert in the connection string (PGCDC_DSN).",
+        "Check host, sslmode and sslrootcert in the connection string ({variable}).",
     ),
     (
         r"unrecognized configuration parameter|unsupported startup parameter",
@@ -75,29 +75,33 @@ _CONFIGURATION = [
     ),
     (
         r"invalid .*(?:value|option)|invalid connection option",
-        "Check the connection string (PGCDC_DSN).",
+        "Check the connection string ({variable}).",
     ),
 ]
 
 _GONE = {"57P01", "57P02", "57P03", "57P05"}
 
 
-def connection_failure(server: str, text: str) -> PgcdcError:
+def connection_failure(server: str, text: str, variable: str = "PGCDC_DSN") -> PgcdcError:
     """Return a ConfigurationError or a ConnectionLost for a refused connection.
 
     Args:
         server: `ConnectionSettings.describe()`: `database on host:port as user`.
         text: libpq's message, one or more lines.
+        variable: the environment variable of the connection string.
     """
     message = _informative_attempt(text)
     reason = re.sub(r"^FATAL:\s+", "", message).rstrip(".") or "no reason given"
     for pattern, remedy in _CONFIGURATION:
         if re.search(pattern, message):
             user = server.rpartition(" as ")[2]
-            advice = remedy.format(user=f'"{user}"', database=f'"{server.partition(" on ")[0]}"')
+            database = server.partition(" on ")[0]
+            advice = remedy.format(user=f'"{user}"', database=f'"{database}"', variable=variable)
             return ConfigurationError(reason=f"Cannot connect to {server}: {reason}. {advice}")
     if re.search(r"refused|No such file|timeout expired|No route|unreachable", message):
         reason += " (is the server running there, and are host and port right?)"
+    if variable != "PGCDC_DSN":
+        reason += f". The connection string is in {variable}"
     return ConnectionLost(server=server, doing="connecting", reason=reason)
 
 

@@ -77,7 +77,7 @@ def _session(settings: ConnectionSettings, table: str) -> Iterator[pq.abc.PGconn
     try:
         given = settings.parameters().get("connect_timeout")
         if not connect(conn, float(given or settings.connect_timeout)):
-            raise connection_failure(server, conn.get_error_message())
+            raise connection_failure(server, conn.get_error_message(), settings.variable)
         yield conn
     except OSError as error:
         raise ConnectionLost(server=server, doing=doing, reason=str(error)) from error

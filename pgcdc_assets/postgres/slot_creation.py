@@ -128,7 +128,7 @@ def create_slot(
     try:
         connection = psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
     except psycopg2.Error as error:
-        raise connection_failure(server, str(error)) from error
+        raise connection_failure(server, str(error), settings.variable) from error
     with contextlib.closing(connection), connection.cursor() as cursor:
         try:
             if connection.server_version >= 170000:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from psycopg2 import sql
@@ -39,7 +40,7 @@ select array_agg(oid::bigint order by oid) from tree
 
 def lock_unchanged(
     conn: Connection,
-    current: Connection,
+    current: Sequence[Connection],
     relation: Relation,
     query: sql.Composable,
     publication: str = "",
@@ -50,9 +51,13 @@ def lock_unchanged(
     publication after the snapshot, some changes are missing from both the copy and the stream:
     these changes commit after the snapshot and before the publication of the table.
 
+    On a standby the lock delays the replay of an ALTER TABLE. The primary is ahead: the table must
+    be unchanged there too.
+
     Args:
         conn: inside a transaction that reads as of the snapshot.
-        current: a connection in autocommit mode, which reads the catalog as it is now.
+        current: connections in autocommit mode, which read the catalog as it is now: to the same
+            server, and of a standby to its primary.
 
     Raises:
         TableChanged: the table or its publication was altered after the snapshot.
@@ -64,6 +69,15 @@ def lock_unchanged(
         cursor.execute(sql.SQL("{} limit 0").format(query))
         cursor.execute(_REWRITTEN, (relation_id, relation_id))
         row = cursor.fetchone()
+    if row != (0,) or any(_has_changed(conn, now, relation, publication) for now in current):
+        raise TableChanged(relation=relation.qualified_name)
+
+
+def _has_changed(
+    conn: Connection, current: Connection, relation: Relation, publication: str
+) -> bool:
+    """Return whether a table or its publication differs between the snapshot and now."""
+    relation_id = relation.relation_id
     then = read_relations(conn, [relation_id]).get(relation_id)
     now = read_relations(current, [relation_id]).get(relation_id)
     is_republished = bool(publication) and (
@@ -72,17 +86,15 @@ def lock_unchanged(
     )
     is_repartitioned = _partitions(conn, relation_id) != _partitions(current, relation_id)
     published = {_shape(column) for column in relation.columns}
-    if (
+    return (
         then is None
         or now is None
-        or row != (0,)
         or is_republished
         or is_repartitioned
         or (now.schema, now.table) != (relation.schema, relation.table)
         or [_shape(column) for column in then.columns] != [_shape(column) for column in now.columns]
         or not published <= {_shape(column) for column in now.columns}
-    ):
-        raise TableChanged(relation=relation.qualified_name)
+    )
 
 
 def _partitions(conn: Connection, relation_id: int) -> list[int]:

@@ -100,7 +100,9 @@ def server_timeline(settings: ConnectionSettings) -> Iterator[ServerTimeline]:
     conn = pq.PGconn.connect_start(settings.conninfo_for("check", replication=True).encode())
     try:
         if not connect(conn, float(settings.connect_timeout)):
-            raise connection_failure(settings.describe(), conn.get_error_message())
+            raise connection_failure(
+                settings.describe(), conn.get_error_message(), settings.variable
+            )
         yield ServerTimeline.read(conn, _START_SECONDS)
     except OSError as error:
         raise ConnectionLost(

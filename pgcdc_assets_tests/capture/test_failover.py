@@ -19,7 +19,6 @@ from pgcdc_assets.capture.landing import Landing
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
-from pgcdc_assets.demo.programs import run_program
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -29,6 +28,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.standby import start_standby
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -95,21 +95,11 @@ def pair() -> Iterator[Pair]:
     try:
         primary.start()
         old = Database(primary, "postgres")
-        old.execute("select pg_create_physical_replication_slot('standby', true)")
         old.execute("create table t (id int primary key); create publication pub for table t")
         old.execute(
             "select pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", (SLOT,)
         )
-        standby._make_folders()
-        status, said = run_program(
-            standby.bin_dir / "pg_basebackup",
-            *("-D", str(standby.data_dir), "-d", primary.conninfo(), "-R"),
-            *("-S", "standby", "-c", "fast", "--no-sync"),
-        )
-        assert status == 0, said
-        # The copied port is the primary's.
-        (standby.data_dir / "pgcdc.conf").unlink()
-        standby.start()
+        start_standby(primary, standby, "standby")
         yield Pair(primary, standby)
     finally:
         primary.remove()

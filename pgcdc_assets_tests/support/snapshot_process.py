@@ -20,6 +20,9 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 
+# Environment variable with the connection string of the standby to read from.
+_STANDBY = "PGCDC_TEST_STANDBY"
+
 
 def run_snapshot_process(
     database: Database,
@@ -30,12 +33,17 @@ def run_snapshot_process(
     parallelism: int = 1,
     range_bytes: int = 8192,
     tables: tuple[str, ...] = (),
+    standby: Database | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Take snapshots in a process, which the failpoint ends."""
     arguments = [database.conninfo, zone.lake.uri, slot, str(parallelism), str(range_bytes)]
     return subprocess.run(
         [sys.executable, "-m", "pgcdc_assets_tests.support.snapshot_process", *arguments, *tables],
-        env={**os.environ, "PGCDC_FAILPOINT": failpoint},
+        env={
+            **os.environ,
+            "PGCDC_FAILPOINT": failpoint,
+            _STANDBY: "" if standby is None else standby.conninfo,
+        },
         capture_output=True,
         text=True,
         timeout=120,
@@ -53,4 +61,5 @@ if __name__ == "__main__":
         "pub",
         [TableName.parse(name) for name in names] or None,
         policy=SnapshotPolicy(int(parallelism), int(range_bytes)),
+        standby=ConnectionSettings(reached, "test") if (reached := os.environ[_STANDBY]) else None,
     )

@@ -168,7 +168,7 @@ def check_replication(settings: ConnectionSettings, server: Server) -> Iterator[
             connection_factory=LogicalReplicationConnection,
         ).close()
     except psycopg2.Error as error:
-        failure: PgcdcError = connection_failure(settings.describe(), str(error))
+        failure: PgcdcError = connection_failure(settings.describe(), str(error), settings.variable)
         yield Finding("replication", "error", f"No replication connection: {failure}")
         return
     yield Finding("replication", "ok", f"Role {server.role} may replicate; a walsender is free.")

@@ -244,7 +244,9 @@ class ReplicationStream:
         try:
             given = self._connection.parameters().get("connect_timeout")
             if not connect(conn, float(given or self._connection.connect_timeout)):
-                raise connection_failure(self._server, conn.get_error_message())
+                raise connection_failure(
+                    self._server, conn.get_error_message(), self._connection.variable
+                )
             self.backend_pid = conn.backend_pid
             facts = execute(conn, _FACTS, self._settings.wire.start_seconds)
             if facts.status != pq.ExecStatus.TUPLES_OK:

@@ -1,0 +1,71 @@
+"""The errors of a copy's statements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg2
+
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    DefiniteError,
+    PgcdcError,
+)
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.errors import reported_failure, statement_failure
+from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error
+from pgcdc_assets.postgres.stream.transport import ServerError
+from pgcdc_assets.table_name import quoted
+
+if TYPE_CHECKING:
+    from pgcdc_assets.protocol.relation import Relation
+
+_INSUFFICIENT_PRIVILEGE = "42501"
+
+
+def reading_failure(
+    settings: ConnectionSettings,
+    relation: Relation,
+    error: psycopg2.Error | ServerError | OSError,
+    *,
+    is_standby: bool = False,
+) -> PgcdcError:
+    """Return the error for rows that cannot be read, without the server's sentence.
+
+    The server's sentence may contain a value of a row.
+
+    Args:
+        is_standby: the server is a standby.
+    """
+    name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
+    server = settings.describe()
+    role = quoted(server.rpartition(" as ")[2])
+    if "row-level security" in str(error):
+        return ConfigurationError(
+            reason=f"Table {name} has row-level security, which would hide rows. Allow "
+            f"this role to read all rows with: alter role {role} bypassrls"
+        )
+    code: str | None
+    match error:
+        case OSError():
+            return ConnectionLost(server=server, doing=doing, reason=str(error))
+        case ServerError():
+            code, kind = error.sqlstate, "an error"
+            failure = reported_failure(server, doing, error.sqlstate, error.message)
+        case _:
+            code, kind = error.pgcode, type(error).__name__
+            failure = statement_failure(server, doing, error)
+    if is_standby and code in CONFLICTS:
+        return conflict_error(server, f"the copy of {name}")
+    if code == _INSUFFICIENT_PRIVILEGE:
+        return ConfigurationError(
+            reason=f"Table {name} cannot be read by this role. Grant it with: "
+            f"grant usage on schema {quoted(relation.schema)} to {role}; grant select on "
+            f"{quoted(relation.schema, relation.table)} to {role}"
+        )
+    # The server's sentence may contain a value: name the class of the error only.
+    return failure or DefiniteError(
+        reason=f"Table {name} cannot be read: Postgres reports {kind} (SQLSTATE {code}). "
+        "Read the full message in the server's log."
+    )

@@ -1,0 +1,115 @@
+"""A standby goes away, or is promoted, while copies read from it (C3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from psycopg2 import OperationalError
+
+from pgcdc_assets.capture import snapshot_pool, snapshot_ranges
+from pgcdc_assets.capture.snapshot import snapshot_each_table
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.errors import ConfigurationError, ConnectionLost
+from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
+from pgcdc_assets_tests.support.resumed_copies import (
+    PAGE,
+    STATEMENTS,
+    TABLE,
+    T,
+    is_exact,
+    slot_of,
+    source_rows,
+)
+from pgcdc_assets_tests.support.standby import Source
+from pgcdc_assets_tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.soak, pytest.mark.every_pg]
+
+
+def _copy(source: Source, zone: RawZone) -> SnapshotReport | SnapshotFailure:
+    [outcome] = snapshot_each_table(
+        source.primary.settings(),
+        zone,
+        slot_of(source.primary),
+        "pub",
+        [T],
+        policy=SnapshotPolicy(2, 8 * PAGE),
+        standby=replace(source.standby.settings(), variable="SHOP_STANDBY"),
+    )
+    return outcome
+
+
+def _before_range(monkeypatch: pytest.MonkeyPatch, turn: int, hook: Callable[[], object]) -> None:
+    """Call the hook once, before a range."""
+    begun: list[int] = []
+    read = snapshot_ranges.read_range
+
+    def read_range(*arguments: Any) -> None:
+        begun.append(1)
+        if len(begun) == turn:
+            hook()
+        read(*arguments)
+
+    monkeypatch.setattr(snapshot_pool, "read_range", read_range)
+
+
+def test_a_standby_that_stops_during_a_copy_fails_it_and_names_the_variable(
+    source: Source, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranges that were read stay."""
+    source.primary.execute(TABLE.format(rows=400))
+    _before_range(monkeypatch, 4, source.standby.server.stop)
+    try:
+        failed = _copy(source, zone)
+    finally:
+        source.standby.server.start()
+    assert isinstance(failed, SnapshotFailure), failed
+    assert isinstance(failed.error, ConnectionLost), failed.error
+    assert "SHOP_STANDBY" in str(failed.error)
+    landed = len(zone.ranges.all())
+    assert landed >= 2
+    source.primary.execute("delete from t where id % 5 = 1; update t set n = 1 where id % 9 = 2")
+    report = _copy(source, zone)
+    assert is_exact(source.primary, zone, report)
+    assert isinstance(report, SnapshotReport)
+    assert report.ranges_continued == landed
+
+
+def test_a_copy_goes_on_while_its_standby_is_promoted(
+    source: Source, zone: RawZone, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The snapshot is that of the history before the promotion; what comes later is not read."""
+    primary, promoted = source.primary, source.standby
+    primary.execute(TABLE.format(rows=400))
+
+    def is_promoted() -> bool:
+        try:
+            return bool(promoted.value("select not pg_is_in_recovery()"))
+        except OperationalError:
+            return False
+
+    def promote() -> None:
+        promoted.value("select pg_promote(false)")
+        wait_until(is_promoted, "the standby to be promoted")
+        promoted.execute("update t set n = -7; delete from t where id % 3 = 0")
+        promoted.execute("vacuum t")
+        promoted.execute("insert into t select i, -7 from generate_series(5001, 5100) i")
+
+    _before_range(monkeypatch, 4, promote)
+    with primary.connect(autocommit=False) as old, old.cursor() as cursor:
+        # No row is removed that the copy sees: the promotion would wait for the conflict.
+        cursor.execute("set transaction isolation level repeatable read")
+        cursor.execute("select count(*) from t")
+        with writers(primary, 2, seed, STATEMENTS, key_count=450):
+            report = _copy(source, zone)
+    assert isinstance(report, SnapshotReport), report
+    rows = copied_rows(zone, "t", report.snapshot_lsn)
+    assert len(rows) == report.row_count
+    assert replay(primary, slot_of(primary), rows, report.snapshot_lsn) == source_rows(primary)
+    with pytest.raises(ConfigurationError, match=r"is not a standby\. Name a standby of"):
+        _copy(source, zone)

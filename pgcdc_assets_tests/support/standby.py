@@ -1,0 +1,117 @@
+"""A primary and a streaming standby of it, made by pg_basebackup."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.demo.programs import run_program
+from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets_tests.support.database import Database, create_database, drop_database
+from pgcdc_assets_tests.support.waits import wait_until
+
+
+def start_standby(primary: EmbeddedServer, standby: EmbeddedServer, slot: str) -> None:
+    """Copy a running primary to a new standby with a physical slot, and start the standby."""
+    Database(primary, "postgres").execute(
+        "select pg_create_physical_replication_slot(%s, true)", (slot,)
+    )
+    standby._make_folders()
+    status, said = run_program(
+        standby.bin_dir / "pg_basebackup",
+        *("-D", str(standby.data_dir), "-d", primary.conninfo(), "-R"),
+        *("-S", slot, "-c", "fast", "--no-sync"),
+    )
+    assert status == 0, said
+    # The copied port is the primary's.
+    (standby.data_dir / "pgcdc.conf").unlink()
+    standby.start()
+
+
+def wait_for_replay(primary: Database, standby: Database) -> Lsn:
+    """Wait until a standby has replayed all that the primary has committed, and return the LSN."""
+    primary.transaction("set local synchronous_commit = on", "create temporary table flushed ()")
+    end = Lsn.parse(primary.value("select pg_current_wal_flush_lsn()::text"))
+    wait_until(
+        lambda: Lsn.parse(standby.value("select pg_last_wal_replay_lsn()::text")) >= end,
+        "the standby to have all",
+    )
+    return end
+
+
+@dataclass(frozen=True)
+class StandbyPair:
+    """A primary and its standby."""
+
+    primary: EmbeddedServer
+    standby: EmbeddedServer
+
+
+@dataclass(frozen=True)
+class Source:
+    """A database of a primary, and the same database of its standby."""
+
+    primary: Database
+    standby: Database
+
+    def wait_for_replay(self) -> Lsn:
+        return wait_for_replay(self.primary, self.standby)
+
+    @contextlib.contextmanager
+    def standby_setting(self, name: str, value: str) -> Iterator[None]:
+        """Change a setting of the standby for the block."""
+        admin = Database(self.standby.server, "postgres")
+        admin.execute(f"alter system set {name} = '{value}'")
+        admin.value("select pg_reload_conf()")
+        wait_until(lambda: self.standby.value(f"show {name}") == value, "the setting")
+        try:
+            yield
+        finally:
+            admin.execute(f"alter system reset {name}")
+            admin.value("select pg_reload_conf()")
+            wait_until(lambda: self.standby.value(f"show {name}") != value, "the setting")
+
+    def remove_rows(self, condition: str) -> None:
+        """Delete and vacuum rows of table `t`, which ends the standby's snapshots that see them.
+
+        Otherwise the standby waits: a conflict of a catalog would end sessions at any time.
+        """
+        with self.standby_setting("max_standby_streaming_delay", "0"):
+            self.primary.execute(f"delete from t where {condition}")
+            self.primary.execute("vacuum (truncate off) t")
+            self.wait_for_replay()
+
+
+@pytest.fixture(scope="module")
+def standby_pair(server: EmbeddedServer) -> Iterator[StandbyPair]:
+    """A primary and a standby, shared by the tests of a module."""
+    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-standby-"))
+    primary = EmbeddedServer(folder / "primary", server.version, UNSAFE_BUT_FAST)
+    standby = EmbeddedServer(folder / "standby", server.version, UNSAFE_BUT_FAST)
+    try:
+        primary.start()
+        start_standby(primary, standby, "standby")
+        yield StandbyPair(primary, standby)
+    finally:
+        primary.remove()
+        standby.remove()
+        folder.rmdir()
+
+
+@pytest.fixture
+def source(standby_pair: StandbyPair) -> Iterator[Source]:
+    """A new database of the pair."""
+    primary = create_database(standby_pair.primary)
+    found = Source(primary, Database(standby_pair.standby, primary.name))
+    try:
+        admin = Database(standby_pair.standby, "postgres")
+        wait_for_replay(Database(standby_pair.primary, "postgres"), admin)
+        yield found
+    finally:
+        drop_database(primary)
