@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 2 * 1024 * 1024
 _WAITING_CHUNKS = 8
 
-# Time limit of one receive call. Nothing follows the end of a reply, so a call that waits for a full
-# buffer waits this long at the end of each statement.
+# Time limit of one receive call. Nothing follows the end of a reply, so a call that waits for a
+# full buffer waits this long at the end of each statement.
 _RECEIVE_SECONDS = 0.002
 
 # Time after which the received rows are passed on, although the buffer is not full.

@@ -64,8 +64,8 @@ def lock_unchanged(
         cursor.execute(sql.SQL("{} limit 0").format(query))
         cursor.execute(_REWRITTEN, (relation_id, relation_id))
         row = cursor.fetchone()
-    then = read_relations(conn, [relation_id]).get(relation_id)
-    now = read_relations(current, [relation_id]).get(relation_id)
+    then = read_relations(conn, [relation_id], with_types=False).get(relation_id)
+    now = read_relations(current, [relation_id], with_types=False).get(relation_id)
     is_republished = bool(publication) and (
         read_memberships(conn, publication, [relation_id])
         != read_memberships(current, publication, [relation_id])
