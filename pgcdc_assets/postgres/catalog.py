@@ -128,6 +128,8 @@ def read_relations(
     conn: Connection,
     relation_ids: Iterable[int],
     is_kept: Callable[[int, str, str], bool] = lambda relation_id, name, generated: True,
+    *,
+    with_types: bool = True,
 ) -> dict[int, Relation]:
     """Return the existing relations by OID.
 
@@ -136,6 +138,7 @@ def read_relations(
         relation_ids: OIDs of relations; unknown OIDs are ignored.
         is_kept: function of OID, column name and `attgenerated` that selects columns; the default
             selects all columns.
+        with_types: read the base and element types of the columns, by one more query.
     """
     wanted = sorted(set(relation_ids))
     with conn.cursor() as cursor:
@@ -145,7 +148,8 @@ def read_relations(
         attributes: dict[int, list[tuple[Any, ...]]] = {}
         for owner, *attribute in cursor:
             attributes.setdefault(owner, []).append(tuple(attribute))
-    types = resolve_types(conn, (one[1] for own in attributes.values() for one in own))
+    oids = {one[1] for own in attributes.values() for one in own}
+    types = resolve_types(conn, oids) if with_types else {}
     relations: dict[int, Relation] = {}
     for oid, schema, table, identity, identity_attnums, primary_key, attribute_count in heads:
         kept: list[Column] = []

@@ -19,8 +19,8 @@ from pgcdc_assets.protocol import utf8
 from pgcdc_assets.protocol.frames import HEAD_BYTES
 
 _TAB, _NEWLINE, _BACKSLASH, _NULL_MARK = 0x09, 0x0A, 0x5C, 0x4E
-# Bytes whose escapes are found at a time.
-_PIECE_BYTES = 1024 * 1024
+# A block of this size and its intermediate arrays fit the processor's cache.
+_BLOCK_BYTES = 256 * 1024
 # A byte that is neither a separator nor an escape. The byte replaces heads, which are removed.
 _FILLER = 0x2E
 
@@ -30,6 +30,7 @@ for _letter, _byte in zip(b"bfnrtv", b"\b\f\n\r\t\v", strict=True):
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 
 TEXTS = pa.list_(pa.field("element", pa.large_string(), nullable=True))
 
@@ -71,31 +72,31 @@ def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
         row_count = int(np.count_nonzero(source == _NEWLINE))
         nothing = pa.array([], TEXTS.value_type)
         return pa.ListArray.from_arrays(np.zeros(row_count + 1, np.int32), nothing, type=TEXTS)
-    is_newline = source == _NEWLINE
-    newline_count = np.count_nonzero(is_newline)
-    is_separator = is_newline
-    is_separator |= source == _TAB
-    ends = np.flatnonzero(is_separator)
+    ends, keep, newline_count = _separators(source)
     row_count, rest = divmod(len(ends), column_count)
     row_ends = ends[column_count - 1 :: column_count]
     if rest or newline_count != row_count or not (source[row_ends] == _NEWLINE).all():
         raise _malformed(f"{len(ends)} values in {newline_count} rows of {column_count} columns")
-    if row_count and row_ends[-1] != len(source) - 1:
+    if len(source) and (not row_count or row_ends[-1] != len(source) - 1):
         raise _malformed("the last row has no newline at its end")
     if heads is not None and not np.array_equal(heads[1:], row_ends[:-1] + 1):
         raise _malformed("a message is not one row")
 
-    keep = np.logical_not(is_separator, out=is_separator)
-    offsets = np.zeros(len(ends) + 1, np.int64)
-    offsets[1:] = ends - np.arange(len(ends))
+    # Per value, the bytes before and in the value that are not part of a text. First the separator
+    # before the value.
+    removed = np.ones(len(ends), np.int64)
+    removed[:1] = 0
     if heads is not None:
+        removed[::column_count] += HEAD_BYTES
         for position in range(HEAD_BYTES):
             keep[heads + position] = False
-        by_row = offsets[1:].reshape(row_count, column_count)
-        by_row -= HEAD_BYTES * np.arange(1, row_count + 1)[:, None]
-    is_null = _unescape(source, ends, keep, offsets)
+    is_null = _unescape(source, ends, keep, removed)
+    np.cumsum(removed, out=removed)
+    offsets = np.zeros(len(ends) + 1, np.int64)
+    np.subtract(ends, removed, out=offsets[1:])
     validity = pa.py_buffer(np.packbits(~is_null, bitorder="little")) if is_null.any() else None
-    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(source[keep])]
+    text = _kept(source, keep, int(offsets[-1]))
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(text)]
     values = pa.LargeStringArray.from_buffers(len(ends), buffers[1], buffers[2], buffers[0])
     try:
         values.validate(full=True)
@@ -105,9 +106,37 @@ def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
     return pa.ListArray.from_arrays(rows, values, type=TEXTS)
 
 
-def _unescape(
-    source: Bytes, ends: Positions, keep: npt.NDArray[np.bool_], offsets: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
+def _separators(source: Bytes) -> tuple[Positions, Mask, int]:
+    """Return the positions of the separators, a flag per other byte, and the number of newlines."""
+    is_other = np.empty(len(source), np.bool_)
+    scratch = np.empty(min(len(source), _BLOCK_BYTES), np.bool_)
+    ends, newline_count = [], 0
+    for start in range(0, len(source), _BLOCK_BYTES):
+        block, flags = source[start : start + _BLOCK_BYTES], is_other[start : start + _BLOCK_BYTES]
+        is_tab = scratch[: len(block)]
+        np.equal(block, _TAB, out=is_tab)
+        np.equal(block, _NEWLINE, out=flags)
+        newline_count += int(np.count_nonzero(flags))
+        flags |= is_tab
+        found = np.flatnonzero(flags)
+        found += start
+        ends.append(found)
+        np.logical_not(flags, out=flags)
+    return np.concatenate(ends) if ends else np.zeros(0, np.intp), is_other, newline_count
+
+
+def _kept(source: Bytes, keep: Mask, size: int) -> Bytes:
+    """Return the `size` bytes with a flag."""
+    text = np.empty(size, np.uint8)
+    position = 0
+    for start in range(0, len(source), _BLOCK_BYTES):
+        block = source[start : start + _BLOCK_BYTES][keep[start : start + _BLOCK_BYTES]]
+        text[position : position + len(block)] = block
+        position += len(block)
+    return text
+
+
+def _unescape(source: Bytes, ends: Positions, keep: Mask, removed: Positions) -> Mask:
     """Replace escaped characters, and return which values are NULL.
 
     A large value may consist of escapes, and the positions of escapes need many times its size. The
@@ -117,31 +146,29 @@ def _unescape(
         source: whole rows, which are changed.
         ends: positions of the separators.
         keep: cleared at the characters that are not part of a text.
-        offsets: of the texts; reduced by these characters.
+        removed: per value, increased by the number of these characters.
     """
     is_null = np.zeros(len(ends), dtype=bool)
-    removed = np.zeros(len(ends), dtype=np.int64)
-    total, begins_escaped = 0, False
-    for start in range(0, len(source), _PIECE_BYTES):
-        stop = min(start + _PIECE_BYTES, len(source))
+    begins_escaped = False
+    for start in range(0, len(source), _BLOCK_BYTES):
+        stop = min(start + _BLOCK_BYTES, len(source))
         escapes = _escapes(source[start:stop], begins_escaped) + start
         begins_escaped = bool(len(escapes)) and int(escapes[-1]) == stop - 1
         if begins_escaped and stop == len(source):
             raise _malformed("the last escape is cut short")
-        first, last = np.searchsorted(ends, (start, stop))
-        removed[first:last] = total
         if not len(escapes):
             continue
         escaped = source[escapes + 1]
-        nulls = escapes[escaped == _NULL_MARK]
+        is_mark = escaped == _NULL_MARK
         source[escapes + 1] = _UNESCAPED[escaped]
         keep[escapes] = False
-        keep[nulls + 1] = False
-        within = ends[first:last]
-        removed[first:last] += np.searchsorted(escapes, within) + np.searchsorted(nulls, within)
-        is_null[np.searchsorted(ends, nulls)] = True
-        total += len(escapes) + len(nulls)
-    offsets[1:] -= removed
+        keep[escapes[is_mark] + 1] = False
+        first, last = np.searchsorted(ends, (escapes[0], escapes[-1]))
+        owners = np.searchsorted(ends[first : last + 1], escapes)
+        removed[first : last + 1] += np.bincount(owners) + np.bincount(
+            owners[is_mark], minlength=last + 1 - first
+        )
+        is_null[first + owners[is_mark]] = True
     return is_null
 
 

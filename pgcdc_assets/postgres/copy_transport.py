@@ -20,6 +20,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,15 @@ from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, cut_rows
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-CHUNK_BYTES = 8 * 1024 * 1024
-_WAITING_CHUNKS = 3
+CHUNK_BYTES = 2 * 1024 * 1024
+_WAITING_CHUNKS = 8
 
-# Time limit of one receive call, after which the received rows are passed on.
-_RECEIVE_SECONDS = 0.05
+# Time limit of one receive call. Nothing follows the end of a reply, so a call that waits for a
+# full buffer waits this long at the end of each statement.
+_RECEIVE_SECONDS = 0.002
+
+# Time after which the received rows are passed on, although the buffer is not full.
+_FILL_SECONDS = 0.05
 
 _ERROR, _READY = b"E", b"Z"
 # CopyOutResponse, CopyDone, CommandComplete, NoticeResponse, ParameterStatus.
@@ -219,30 +224,31 @@ class _Receiver:
             raise failure
 
     def _fill(self) -> bool:
-        """Receive until the buffer is full, the time limit is over, or the reply is complete.
+        """Receive until the buffer is full, the reply is complete, or the time limit is over.
 
         Returns:
             Whether the connection is open.
         """
         self._readable.poll()
+        deadline = time.monotonic() + _FILL_SECONDS
         flags = 0
         while room := len(self._buffer) - SLACK_BYTES - self._filled:
             place = memoryview(self._buffer.data)[self._filled : self._filled + room]
             try:
                 count = self._socket.recv_into(place, 0, flags)
+                if count == 0:
+                    return False
             except BlockingIOError:
-                break
+                count = 0
             except ConnectionError:
                 # What was received before may have the reason.
-                return False
-            if count == 0:
                 return False
             self._filled += count
             # ReadyForQuery is the last frame and has six bytes.
             last = self._buffer[max(0, self._filled - 6) : self._filled].tobytes()
-            if last[:5] == b"Z\0\0\0\5" or (flags and count < room):
+            if last[:5] == b"Z\0\0\0\5" or time.monotonic() >= deadline:
                 break
-            # The rest by one call, which waits for a full buffer without the interpreter lock.
+            # The rest by few calls, which wait for a full buffer without the interpreter lock.
             flags = socket.MSG_WAITALL
         return True
 

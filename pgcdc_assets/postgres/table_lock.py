@@ -78,8 +78,8 @@ def _has_changed(
 ) -> bool:
     """Return whether a table or its publication differs between the snapshot and now."""
     relation_id = relation.relation_id
-    then = read_relations(conn, [relation_id]).get(relation_id)
-    now = read_relations(current, [relation_id]).get(relation_id)
+    then = read_relations(conn, [relation_id], with_types=False).get(relation_id)
+    now = read_relations(current, [relation_id], with_types=False).get(relation_id)
     is_republished = bool(publication) and (
         read_memberships(conn, publication, [relation_id])
         != read_memberships(current, publication, [relation_id])

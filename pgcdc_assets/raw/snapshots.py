@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -29,6 +30,9 @@ from pgcdc_assets.raw.table import CommitRefused, RawTable
 from pgcdc_assets.table_name import TableName
 
 SnapshotIdentity = tuple[int, Lsn, str, str]
+
+# Bytes in memory of a row group. Two row groups of each connection are in memory.
+ROW_GROUP_BYTES = 24 * 1024 * 1024
 
 PARTITION_BY = ("epoch", "snapshot_lsn", "schema", "table", "relation_version")
 STATISTICS = ("relation_id",)
@@ -238,9 +242,20 @@ class SnapshotLanding:
         Raises:
             TransientError: the lake cannot be written.
         """
-        with self._writer() as writer:
-            for rows in gathered(self._complete(batches)):
-                writer.write(rows)
+        # A thread encodes a full row group while the caller's thread decodes the next one. The
+        # executor waits for its thread before the writer removes files after an error.
+        with self._writer() as writer, ThreadPoolExecutor(1, "pgcdc encode") as encoder:
+            encoding: Future[None] | None = None
+            for rows in gathered(self._complete(batches), ROW_GROUP_BYTES):
+                if encoding is not None:
+                    encoding.result()
+                if rows.nbytes < ROW_GROUP_BYTES:
+                    # The last row group, and the only one of a small table, needs no thread.
+                    writer.write(rows)
+                else:
+                    encoding = encoder.submit(writer.write, rows)
+            if encoding is not None:
+                encoding.result()
             files = writer.finish()
         self._files += files
         return files

@@ -24,7 +24,6 @@ from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.raw import snapshots
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.row_groups import gathered
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.proxy import TcpProxy
@@ -178,7 +177,7 @@ def test_a_connection_is_not_reused_after_an_error_of_the_lake(
     monkeypatch.setattr(
         snapshot_pool, "SnapshotReader", functools.partial(SnapshotReader, chunk_bytes=10_000)
     )
-    monkeypatch.setattr(snapshots, "gathered", functools.partial(gathered, budget_bytes=1))
+    monkeypatch.setattr(snapshots, "ROW_GROUP_BYTES", 1)
     original = FileWriter.write
     writes: list[pa.Table] = []
 

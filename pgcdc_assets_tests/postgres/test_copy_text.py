@@ -46,10 +46,10 @@ def test_any_rows_survive_a_round_trip(rows: list[list[str | None]]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_escapes_across_pieces_survive_a_round_trip(
+def test_escapes_across_blocks_survive_a_round_trip(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgcdc_assets.postgres.copy_text._PIECE_BYTES", size)
+    monkeypatch.setattr("pgcdc_assets.postgres.copy_text._BLOCK_BYTES", size)
     values = ["\\" * n + end for n in range(6) for end in ("", "a", "\t", "\n")]
     rows = [["N", None, value, "\\N", None] for value in (*values, "", None, "ab\\\\N")]
     assert decode_copy_text(CopyChunk.of(encode(rows)), 5).to_pylist() == rows

@@ -1,4 +1,4 @@
-"""The chunks of COPY: how many large rows wait for the decoder."""
+"""The chunks of COPY: how many large rows wait, and how long the end of a reply takes."""
 
 from __future__ import annotations
 
@@ -40,3 +40,15 @@ def test_one_large_row_waits_while_another_one_is_decoded(
         assert len(received) == 2
         assert len(first.source) + sum(len(chunk.source) for chunk in chunks) == sum(received)
     assert sum(received) >= 8_000_000
+
+
+def test_the_end_of_a_reply_is_not_awaited(database: Database) -> None:
+    """The time limit of a receive call was 50 ms, which each COPY waited after its last byte."""
+    query = "copy (select repeat('x', 100) from generate_series(1, 10000)) to stdout"
+    taken = []
+    with database.connect() as connection:
+        for _ in range(20):
+            began = time.monotonic()
+            assert sum(len(chunk.source) for chunk in copy_chunks(connection, query)) > 1_000_000
+            taken.append(time.monotonic() - began)
+    assert min(taken) < 0.05
