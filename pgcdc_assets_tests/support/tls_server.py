@@ -39,6 +39,7 @@ create role reader login password 'sesame';
 """
 _RULES = """
 hostssl all scram_user 127.0.0.1/32 scram-sha-256
+host all scram_user 127.0.0.1/32 reject
 hostssl all md5_user 127.0.0.1/32 md5
 hostssl all clear_user 127.0.0.1/32 password
 hostssl all cert_user 127.0.0.1/32 cert
@@ -152,7 +153,10 @@ class TlsFront:
 
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client:
-            if client.recv(1, socket.MSG_PEEK) != b"\x16":
+            first = client.recv(1, socket.MSG_PEEK)
+            if not first:
+                return
+            if first != b"\x16":
                 assert client.recv(8, socket.MSG_WAITALL) == _SSL_REQUEST
                 client.sendall(self._reply)
             with (
@@ -178,7 +182,6 @@ class TlsFront:
                     gulp = source.recv(64 * 1024)
                     if not gulp:
                         return
-                    # A record per message, as the walsender writes them, is no rule of TLS.
                     sink.sendall(gulp)
 
 

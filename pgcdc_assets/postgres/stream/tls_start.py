@@ -241,11 +241,9 @@ class _Start:
                     return kind, payload
             if not self.channel.has_rest:
                 self._wait()
-                if self.channel.receive() == 0:
+                if self.channel.is_ended or self.channel.receive() == 0:
                     raise ConnectionResetError("the server closed the connection")
             received += self._room[: self.channel.read_into(self._room)]
-            if self.channel.is_ended:
-                raise ConnectionResetError("the server closed the connection")
 
     def _wait(self) -> None:
         if not self._readable.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
