@@ -46,7 +46,7 @@ def measure(
 ) -> Comparison:
     """Read the stream by both sides, and by other sides, in turns."""
     comparison = Comparison(server.changes)
-    sides = {
+    sides: dict[str, Callable[[], CaptureUsage]] = {
         _PG_RECVLOGICAL: partial(server.pg_recvlogical, unix_socket=unix_socket),
         _CAPTURE: partial(server.capture, unix_socket=unix_socket),
         **(others or {}),
