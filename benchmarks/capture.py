@@ -9,7 +9,7 @@ that captures many windows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from benchmarks import workload
@@ -37,13 +37,19 @@ def run() -> Iterator[Result]:
 
 
 def measure(
-    server: Source, place: str, *, unix_socket: bool = False, repetitions: int = REPETITIONS
+    server: Source,
+    place: str,
+    *,
+    unix_socket: bool = False,
+    repetitions: int = REPETITIONS,
+    others: Mapping[str, Callable[[], CaptureUsage]] | None = None,
 ) -> Comparison:
-    """Read the stream by both sides in turns."""
+    """Read the stream by both sides, and by other sides, in turns."""
     comparison = Comparison(server.changes)
-    sides = {
+    sides: dict[str, Callable[[], CaptureUsage]] = {
         _PG_RECVLOGICAL: partial(server.pg_recvlogical, unix_socket=unix_socket),
         _CAPTURE: partial(server.capture, unix_socket=unix_socket),
+        **(others or {}),
     }
     for number in range(repetitions):
         taken = in_turns(sides, number)
@@ -54,7 +60,7 @@ def measure(
 
 
 class Comparison:
-    """The usage of both sides in each repetition.
+    """The usage of all sides in each repetition.
 
     Args:
         changes: number of changes in each repetition.
@@ -64,11 +70,11 @@ class Comparison:
         self.usages: defaultdict[str, list[CaptureUsage]] = defaultdict(list)
         self._changes = changes
 
-    def rate(self, name: str) -> Result:
+    def rate(self, name: str, baseline: str = _PG_RECVLOGICAL) -> Result:
         """Compare changes per second of whole processes."""
         ours, theirs = (
             [self._changes / usage.seconds for usage in self.usages[side]]
-            for side in (_CAPTURE, _PG_RECVLOGICAL)
+            for side in (_CAPTURE, baseline)
         )
         return Result.of(name, ours, theirs, "changes/s")
 
@@ -77,9 +83,9 @@ class Comparison:
         rates = [self._changes / usage.seconds_without_start for usage in self.usages[_CAPTURE]]
         return Result.reported(name, rates, "changes/s")
 
-    def cpu(self, name: str) -> Result:
+    def cpu(self, name: str, baseline: str = _PG_RECVLOGICAL) -> Result:
         """Compare the CPU of whole processes."""
-        ours, theirs = (self._cpu(side) for side in (_CAPTURE, _PG_RECVLOGICAL))
+        ours, theirs = (self._cpu(side) for side in (_CAPTURE, baseline))
         return Result.of(name, ours, theirs, "s per million changes")
 
     def cpu_against_limit(self, name: str) -> Result:

@@ -33,7 +33,7 @@ _SUMMARY: Sequence[tuple[str, str, str]] = (
         "the same over a Unix socket",
         "`pg_recvlogical` to a file",
     ),
-    ("capture_vs_pg_recvlogical_tls", "the same over TLS", "`pg_recvlogical` to a file"),
+    ("capture_tls_vs_pg_recvlogical", "the same over TLS", "`pg_recvlogical` to a file"),
     ("capture_cpu_vs_pg_recvlogical", "CPU of the same over TCP", "`pg_recvlogical` to a file"),
     ("capture_peak_memory", "peak memory of capture", "limit"),
     ("table_copy_vs_adbc", "copy of a table to text batches", "the same batches by ADBC"),

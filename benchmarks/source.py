@@ -65,10 +65,17 @@ class Source:
     changes: int
     tls: bool = False
 
-    def conninfo(self, *, unix_socket: bool = False) -> str:
-        """Return the connection string over loopback TCP, or over the Unix socket."""
+    def conninfo(self, *, unix_socket: bool = False, is_encrypted: bool = True) -> str:
+        """Return the connection string over loopback TCP, or over the Unix socket.
+
+        Args:
+            unix_socket: use the Unix socket.
+            is_encrypted: request encryption, if the server offers TLS.
+        """
         conninfo = self.server.conninfo(DATABASE, unix_socket=unix_socket)
-        return f"{conninfo} sslmode=require" if self.tls else conninfo
+        if not self.tls or unix_socket:
+            return conninfo
+        return f"{conninfo} sslmode={'require' if is_encrypted else 'disable'}"
 
     @contextmanager
     def slot(self, name: str | None = None, copied_from: str | None = None) -> Iterator[str]:
@@ -111,9 +118,9 @@ class Source:
             usage = run_measured(command)
         return CaptureUsage(**vars(usage), seconds_without_start=usage.seconds)
 
-    def capture(self, *, unix_socket: bool = False) -> CaptureUsage:
+    def capture(self, *, unix_socket: bool = False, is_encrypted: bool = True) -> CaptureUsage:
         """Land the stream as one window."""
-        conninfo = self.conninfo(unix_socket=unix_socket)
+        conninfo = self.conninfo(unix_socket=unix_socket, is_encrypted=is_encrypted)
         with self.slot() as slot, tempfile.TemporaryDirectory(dir=self.folder) as lake:
             window = LsnWindow.of(1, self.start, self.end)
             self.record_epoch(RawZone(Lake(lake), DATABASE), slot)

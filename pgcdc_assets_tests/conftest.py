@@ -7,6 +7,7 @@ pytest_plugins = [
     "pgcdc_assets_tests.support.database",
     "pgcdc_assets_tests.support.standby",
     "pgcdc_assets_tests.support.proxy",
+    "pgcdc_assets_tests.support.tls_server",
     "pgcdc_assets_tests.support.dagster_storage",
     "pgcdc_assets_tests.support.lake",
     "pgcdc_assets_tests.support.captures",

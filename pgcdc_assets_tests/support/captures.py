@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.tls_server import tls_fronts
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture.cancellation import CancellationToken
@@ -211,12 +212,21 @@ class Outcome:
     error: Exception | None = None
 
 
-@pytest.fixture(params=["SocketWire", "LibpqWire"])
-def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with both transports. Encrypted connections use the second transport."""
-    from pgcdc_assets.postgres.stream import connection
+@pytest.fixture(params=["SocketWire", "TlsWire", "LibpqWire"])
+def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the test with each transport.
 
-    monkeypatch.setattr(connection, "SocketWire", getattr(connection, request.param))
+    Embedded servers are built without SSL. A front encrypts the connections of `TlsWire`.
+    """
+    from pgcdc_assets.postgres.stream import connection, tls_transport
+
+    if request.param != "TlsWire":
+        monkeypatch.setattr(connection, "SocketWire", getattr(connection, request.param))
+        yield
+        return
+    with tls_fronts(request.getfixturevalue("certificates")):
+        monkeypatch.setattr(connection, "SocketWire", tls_transport.start_tls_wire)
+        yield
 
 
 @pytest.fixture

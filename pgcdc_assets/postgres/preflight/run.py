@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.preflight.encryption import check_encryption
 from pgcdc_assets.postgres.preflight.finding import Finding, raise_errors
 from pgcdc_assets.postgres.preflight.server import (
     check_replication,
@@ -51,7 +52,11 @@ def run_preflight(
     """
     with query_connection(settings, "check") as conn:
         server = read_server(conn)
-        findings = [*check_server(server), *check_replication(settings, server)]
+        findings = [
+            *check_server(server),
+            *check_encryption(conn, settings),
+            *check_replication(settings, server),
+        ]
         try:
             published = read_publication(conn, publication, tables or ())
         except ConfigurationError as error:

@@ -33,6 +33,7 @@ from pgcdc_assets.postgres.libpq import connect, execute
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 from pgcdc_assets.postgres.stream.socket_transport import SocketWire
+from pgcdc_assets.postgres.stream.tls_transport import start_tls_wire
 from pgcdc_assets.postgres.stream.transport import ServerError, StreamEnded, Wire, WireSettings
 from pgcdc_assets.postgres.timelines import ServerTimeline
 from pgcdc_assets.protocol.frames import KEEPALIVE, MessageBatch
@@ -247,7 +248,6 @@ class ReplicationStream:
                 raise connection_failure(
                     self._server, conn.get_error_message(), self._connection.variable
                 )
-            self.backend_pid = conn.backend_pid
             facts = execute(conn, _FACTS, self._settings.wire.start_seconds)
             if facts.status != pq.ExecStatus.TUPLES_OK:
                 raise self._lost("starting the stream", facts.get_error_message())
@@ -264,9 +264,14 @@ class ReplicationStream:
                 result = execute(conn, _SET_SQL_ASCII, self._settings.wire.start_seconds)
                 if result.status != pq.ExecStatus.COMMAND_OK:
                     raise self._lost("starting the stream", result.get_error_message())
-            is_encrypted = conn.ssl_in_use or is_gss_encrypted == b"t"
-            wire = LibpqWire if is_encrypted else SocketWire
-            return wire(conn, self._command().encode(), self._settings.wire)
+            start: Callable[[pq.abc.PGconn, bytes, WireSettings], Wire] = SocketWire
+            if conn.ssl_in_use:
+                start = start_tls_wire
+            elif is_gss_encrypted == b"t":
+                start = LibpqWire
+            wire = start(conn, self._command().encode(), self._settings.wire)
+            self.backend_pid = wire.backend_pid
+            return wire
         except ServerError as error:
             conn.finish()
             raise self._refused(error) from error

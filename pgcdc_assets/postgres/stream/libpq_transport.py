@@ -1,4 +1,4 @@
-"""Transport through libpq, message by message, for connections that libpq encrypts.
+"""Transport through libpq, message by message, for connections that only libpq can encrypt.
 
 Source: Postgres documentation, 32.10 Functions Associated with the COPY Command.
 """
@@ -37,6 +37,7 @@ class LibpqWire:
         self._conn = conn
         self._settings = settings
         self._lock = threading.Lock()
+        self.backend_pid = conn.backend_pid
         self.bytes_received = 0
         self.heard_at = time.monotonic()
         self._notice: ServerError | None = None

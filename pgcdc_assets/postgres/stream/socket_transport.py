@@ -41,8 +41,12 @@ class SocketWire:
 
     def __init__(self, conn: pq.abc.PGconn, command: bytes, settings: WireSettings) -> None:
         self._conn = conn
+        self._prepare(socket.socket(fileno=os.dup(conn.socket)), conn.backend_pid, settings)
+        self._start(command)
+
+    def _prepare(self, source: socket.socket, backend_pid: int, settings: WireSettings) -> None:
         self._settings = settings
-        self._socket = socket.socket(fileno=os.dup(conn.socket))
+        self._socket = source
         self._socket.setblocking(True)
         self._set(socket.SO_RCVTIMEO, timeval(settings.pause_seconds))
         self._set(socket.SO_SNDTIMEO, timeval(settings.send_seconds))
@@ -55,22 +59,22 @@ class SocketWire:
         self._awaited = 1
         self._is_at_end = False
         self._is_started = False
+        self.backend_pid = backend_pid
         self.bytes_received = 0
         self.heard_at = time.monotonic()
+
+    def _start(self, command: bytes) -> None:
         try:
-            self._start(command)
+            self._send_frame(b"Q", command + b"\0")
+            deadline = time.monotonic() + self._settings.start_seconds
+            while not self._is_started:
+                self.read()
+                if not self._is_started and time.monotonic() > deadline:
+                    raise TimeoutError(f"no answer in {self._settings.start_seconds:g} s")
         except BaseException:
             # The caller closes libpq's socket. The connection closes with the last duplicate.
             self._socket.close()
             raise
-
-    def _start(self, command: bytes) -> None:
-        self._send_frame(b"Q", command + b"\0")
-        deadline = time.monotonic() + self._settings.start_seconds
-        while not self._is_started:
-            self.read()
-            if not self._is_started and time.monotonic() > deadline:
-                raise TimeoutError(f"no answer in {self._settings.start_seconds:g} s")
 
     def read(self) -> MessageBatch | None:
         self._receive()
@@ -100,7 +104,7 @@ class SocketWire:
 
     def _receive(self) -> None:
         """Receive until the buffer is full, a pause brings few bytes, or the time limit is over."""
-        is_busy = bool(self._readable.poll(self._settings.quiet_seconds * 1000)) and self._take()
+        is_busy = self._wait() and self._take()
         deadline = time.monotonic() + READ_SECONDS
         while is_busy and self._room and time.monotonic() < deadline:
             before = self._filled
@@ -112,6 +116,10 @@ class SocketWire:
                 while self._take(socket.MSG_DONTWAIT) and time.monotonic() < deadline:
                     pass
             is_busy = self._filled - before >= self._settings.busy_bytes
+
+    def _wait(self) -> bool:
+        """Wait for the first bytes. Return whether there are bytes."""
+        return bool(self._readable.poll(self._settings.quiet_seconds * 1000))
 
     @property
     def _room(self) -> int:

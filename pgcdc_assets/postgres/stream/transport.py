@@ -1,9 +1,11 @@
 """The transport of a replication connection after START_REPLICATION.
 
-libpq connects and authenticates. Two implementations then read the stream. `SocketWire` duplicates
-libpq's socket and reads into its own buffers, without an object or a call per message. `LibpqWire`
-reads each message through libpq, for connections that libpq encrypts. Measurements:
-docs/decisions/0001-stream-over-psycopg-3.md.
+libpq connects and authenticates. Three implementations then read the stream. `SocketWire`
+duplicates libpq's socket and reads into its own buffers, without an object or a call per message.
+`TlsWire` does the same over a second connection, which the package encrypts itself. `LibpqWire`
+reads each message through libpq: for GSSAPI encryption, and for TLS with options that only libpq
+has. Measurements: docs/decisions/0001-stream-over-psycopg-3.md and
+docs/decisions/0057-tls-on-large-reads.md.
 
 The walsender determines the speed. A walsender writes each message to its socket at once. If the
 reader waits in a read, each write of about 200 bytes wakes the reader, which costs the server's
@@ -72,16 +74,22 @@ class StreamEnded(Exception):
     """The server ended the stream by CopyDone."""
 
 
+class LibpqRequired(Exception):
+    """A connection needs something that only libpq provides. The message says what."""
+
+
 class Wire(Protocol):
     """A started stream. Several threads may call `send`; one thread calls `read`.
 
     Attributes:
         bytes_received: number of bytes received.
         heard_at: time of the last received bytes by the monotonic clock.
+        backend_pid: pid of the walsender.
     """
 
     bytes_received: int
     heard_at: float
+    backend_pid: int
 
     def read(self) -> MessageBatch | None:
         """Return the next messages, a full batch or fewer; None if no message is complete.
