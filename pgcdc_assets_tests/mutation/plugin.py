@@ -1,9 +1,10 @@
 """The pytest plugin that tests mutants in one session, in which tests run repeatedly.
 
-Without mutants, the plugin records the duration of each test and the functions that it calls, also
-in threads. For each mutant, it runs the tests that call the changed function, the fastest first,
-until a test fails. After some mutants, the failed tests run on the original code. If a test fails
-there too, an earlier mutant has had a lasting effect, and the verdicts since are discarded.
+Without mutants, the plugin records the duration of each test, the functions that it calls and the
+lines that it reaches, also in threads. For each mutant, it runs the tests that reach the changed
+statement, the fastest first, until a test fails. After some mutants, the failed tests run on the
+original code. If a test fails there too, an earlier mutant has had a lasting effect, and the
+verdicts since are discarded.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Loop:
     def __init__(self, order: dict[str, Any]) -> None:
         self._mutants: list[dict[str, Any]] | None = order["mutants"]
+        self._paths: list[str] = order["paths"]
         self._out = Path(order["out"])
         self._deadline = time.monotonic() + order["seconds"]
         self._tests: dict[str, dict[str, Any]] = order["tests"]
@@ -88,7 +90,7 @@ class _Loop:
 
     def _observe(self, session: pytest.Session, items: dict[str, pytest.Item]) -> None:
         for item in items.values():
-            with _called_functions() as called:
+            with _reached(self._paths) as (functions, lines):
                 began = time.monotonic()
                 is_sound = self._passes(session, item, 600)
                 seconds = time.monotonic() - began
@@ -97,7 +99,8 @@ class _Loop:
                 seconds=seconds,
                 is_sound=is_sound,
                 reason=self._reason,
-                functions=sorted(called),
+                functions=sorted(functions),
+                lines={path: sorted(found) for path, found in lines.items()},
             )
 
     def _try_all(
@@ -232,18 +235,28 @@ class _Above:
 
 
 @contextmanager
-def _called_functions() -> Iterator[set[str]]:
-    """Record the called functions of the package, as `module:name`."""
+def _reached(paths: list[str]) -> Iterator[tuple[set[str], dict[str, set[int]]]]:
+    """Record the called functions of the package, as `module:name`, and the lines of files."""
     called: set[CodeType] = set()
     names: set[str] = set()
+    lines: dict[str, set[int]] = {path: set() for path in paths}
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
+    def note(frame: FrameType, event: str, argument: Any) -> Any:
         called.add(frame.f_code)
+        reached = lines.get(frame.f_code.co_filename)
+        if reached is None:
+            return None
+
+        def note_line(frame: FrameType, event: str, argument: Any) -> Any:
+            reached.add(frame.f_lineno)
+            return note_line
+
+        return note_line
 
     threading.settrace(note)
     sys.settrace(note)
     try:
-        yield names
+        yield names, lines
     finally:
         sys.settrace(None)
         threading.settrace(None)
