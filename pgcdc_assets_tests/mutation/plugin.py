@@ -43,8 +43,13 @@ settings.register_profile(
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def use_few_examples() -> None:
+    """Use the settings of Hypothesis for mutants."""
     settings.load_profile("mutation")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    use_few_examples()
     order = json.loads(Path(os.environ["PGCDC_MUTATION_ORDER"]).read_text())
     config.pluginmanager.register(_Loop(order), "mutation-loop")
 
@@ -75,7 +80,7 @@ class _Loop:
             raise session.Interrupted("tests cannot be collected")
         items = {item.nodeid: item for item in session.items}
         for item in items.values():
-            _shorten(item)
+            shorten(item)
         if self._mutants is None:
             self._observe(session, items)
         else:
@@ -194,9 +199,6 @@ class _Loop:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(_MODULE, mutant["module"])
             patch.setenv(_RUN_FROM_IMPORT, str(self._source))
-            if mutant["from_import"]:
-                yield
-                return
             path = sys.modules[mutant["module"]].__file__
             assert path is not None
             changed = {
@@ -216,7 +218,7 @@ class _Loop:
                 _clear_caches()
 
 
-def _shorten(item: pytest.Item) -> None:
+def shorten(item: pytest.Item) -> None:
     """Run properties on few and repeatable examples."""
     function = getattr(item, "obj", None)
     used = getattr(function, "_hypothesis_internal_use_settings", None)
