@@ -136,7 +136,7 @@ class _Loop:
         with self._active(mutant):
             for nodeid in self._in_order(mutant):
                 usual = self._tests[nodeid]["seconds"]
-                limit = 20 + 15 * usual
+                limit = 60 + 30 * usual
                 start = time.monotonic()
                 if not self._passes(session, items[nodeid], limit):
                     is_hung = time.monotonic() - start >= limit

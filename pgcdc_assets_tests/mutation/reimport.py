@@ -47,6 +47,8 @@ def _run(tests: list[str], options: list[str]) -> tuple[bool, _Recorder]:
             del sys.modules[name]
     recorder = _Recorder()
     arguments = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--timeout=120"]
+    # Plugins of pytest stay imported.
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = pytest.main([*arguments, *options, *tests], plugins=[recorder])
     return code == pytest.ExitCode.OK, recorder
 
