@@ -168,7 +168,7 @@ class SlotStatus:
         if not self.may_have_crashed or self.in_recovery:
             return False
         restart, confirmed = self.restart_lsn, self.confirmed_flush_lsn
-        return None in (restart, confirmed) or int(confirmed or 0) - int(restart or 0) > _NEW_BYTES
+        return restart is None or confirmed is None or confirmed - restart > _NEW_BYTES
 
     @property
     def lag_bytes(self) -> int | None:

@@ -66,9 +66,8 @@ class Heads(NamedTuple):
 
     def refuse(self, index: int, reason: str) -> None:
         """Raise ProtocolError for the message at `index`."""
-        action = int(self.actions[index])
         raise ProtocolError(
-            message_type=chr(action) if action else "k", offset=ACTION_AT, reason=reason
+            message_type=chr(self.actions[index]), offset=ACTION_AT, reason=reason
         ).at(int(self.starts[index]))
 
 
@@ -145,7 +144,7 @@ def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | Non
 
     def action(number: int) -> int | None:
         first = int(batch.starts[number])
-        if data[first] != XLOG_DATA or batch.ends[number] - first <= BODY_AT + 8:
+        if data[first] != XLOG_DATA or batch.ends[number] - first < BODY_AT + 8:
             return None
         return data[first + ACTION_AT]
 

@@ -83,7 +83,8 @@ def main() -> None:
         count = min(arguments.sample, len(mutants))
         seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
         print(f"{count} of {len(mutants)} mutants; to draw them again: --seed {seed}")
-        mutants = sorted(random.Random(seed).sample(mutants, count), key=lambda m: m.key)
+        # In random order, so that the mutants tested before a time limit are a random sample too.
+        mutants = random.Random(seed).sample(mutants, count)
     if arguments.again:
         verdicts = run.verdicts()
         mutants = [m for m in mutants if verdicts.get(m.key, {}).get("verdict") in UNNOTICED]
@@ -115,7 +116,7 @@ class Run:
             verdicts = self.verdicts()
             left = [mutant for mutant in mutants if mutant.key not in verdicts]
             in_place = [mutant for mutant in left if not self._runs_at_import(mutant)]
-            batch = in_place or left[:1]
+            batch = in_place or left
             if not batch:
                 return
             self._try(batch, tests, deadline)
@@ -149,6 +150,7 @@ class Run:
         self, mutants: list[Mutant], tests: dict[str, dict[str, Any]], deadline: float
     ) -> None:
         by_function = tests_by_function(tests.values())
+        seconds = {test: {"seconds": found["seconds"]} for test, found in tests.items()}
         orders: list[dict[str, Any]] = []
         for number, mutant in enumerate(mutants):
             wanted = self._tests_of(mutant, by_function, tests)
@@ -164,23 +166,19 @@ class Run:
                     "function": mutant.function,
                     "source_file": str(source),
                     "tests": wanted,
-                    "from_import": self._runs_at_import(mutant),
                 }
             )
         if not orders:
             return
-        environment: dict[str, str] = {}
-        if orders[0]["from_import"]:
-            environment = {
-                "PGCDC_MUTANT_MODULE": orders[0]["module"],
-                "PGCDC_MUTANT_SOURCE": orders[0]["source_file"],
-            }
+        at_import = self._runs_at_import(mutants[0])
         wanted_tests = sorted({test for order in orders for test in order["tests"]})
         before, begun_before = len(self.verdicts()), self._begun()
-        self._pytest(wanted_tests, orders, self._verdicts_file, tests, deadline, environment)
+        self._pytest(
+            wanted_tests, orders, self._verdicts_file, seconds, deadline, at_import=at_import
+        )
         if len(self.verdicts()) > before or time.monotonic() > deadline:
             return
-        if self._begun() == begun_before and not orders[0]["from_import"]:
+        if self._begun() == begun_before:
             raise SystemExit(f"the tests did not begin: see {self._home / 'pytest.log'}")
         # The process ended during the first mutant, by a crash or a failed import.
         self._append({"key": orders[0]["key"], "verdict": "killed", "test": "process ended"})
@@ -195,7 +193,13 @@ class Run:
         tests: dict[str, dict[str, Any]],
     ) -> list[str]:
         if mutant.function and not self._runs_at_import(mutant):
-            return by_function.get(f"{mutant.module}:{mutant.function}", [])
+            found = by_function.get(f"{mutant.module}:{mutant.function}", [])
+            path = str(ROOT / mutant.path)
+            return [
+                test
+                for test in found
+                if not mutant.statement or set(mutant.statement) & set(tests[test]["lines"][path])
+            ]
         prefix = f"{mutant.module}:"
         return sorted(
             {
@@ -214,18 +218,26 @@ class Run:
         out: Path,
         observed: dict[str, dict[str, Any]],
         deadline: float,
-        environment: dict[str, str] | None = None,
+        *,
+        at_import: bool = False,
     ) -> None:
         """Run a process, and kill the process and its children if it hangs."""
         order = self._home / "order.json"
-        seconds = max(deadline - time.monotonic(), 0)
-        order.write_text(
-            json.dumps({"mutants": orders, "out": str(out), "seconds": seconds, "tests": observed})
-        )
+        found = {
+            "mutants": orders,
+            "out": str(out),
+            "seconds": max(deadline - time.monotonic(), 0),
+            "tests": observed,
+            "paths": [str(path) for path in self.scope.paths],
+            "options": self.scope.options,
+        }
+        order.write_text(json.dumps(found))
         hooks = Path(__file__).with_name("subprocesses")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
         command += ["-p", "pgcdc_assets_tests.mutation.plugin", *self.scope.options]
         command += tests or self.scope.tests
+        if at_import:
+            command = [sys.executable, "-m", "pgcdc_assets_tests.mutation.reimport"]
         with (self._home / "pytest.log").open("w") as log:
             process = subprocess.Popen(
                 command,
@@ -237,7 +249,6 @@ class Run:
                     "PYTHONPATH": f"{ROOT}:{hooks}",
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "PGCDC_MUTATION_ORDER": str(order),
-                    **(environment or {}),
                 },
             )
             size, changed_at = -1, time.monotonic()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import MetadataWrapper
 from mutmut.mutation.file_mutation import (
     NEVER_MUTATE_FUNCTION_NAMES,
     MutationVisitor,
@@ -28,6 +29,8 @@ class Mutant:
     """One change of a module.
 
     Attributes:
+        line: the first line that differs.
+        statement: the lines of the changed statement, as in `statement_lines`.
         function: the qualified name of the outermost function that is changed; empty for code that
             runs when the module is imported.
         is_sql: the change is in the SQL of a string.
@@ -38,6 +41,7 @@ class Mutant:
     path: str
     number: int
     line: int
+    statement: range
     function: str
     is_sql: bool
     before: str
@@ -59,7 +63,6 @@ class _Visitor(MutationVisitor):
     def __init__(self, path: str, source: str, wrapper: MetadataWrapper) -> None:
         super().__init__(OPERATORS, get_ignored_lines(path, source, wrapper))
         self._prose_depth = 0
-        self.lines: list[int] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         self._prose_depth += _is_prose(node)
@@ -81,12 +84,6 @@ class _Visitor(MutationVisitor):
         if isinstance(node, cst.If) and "TYPE_CHECKING" in cst.Module([]).code_for_node(node.test):
             return True
         return super()._skip_node_and_children(node)
-
-    def _create_mutations(self, node: cst.CSTNode) -> None:
-        super()._create_mutations(node)
-        position = self.get_metadata(PositionProvider, node, None)
-        line = position.start.line if position else self.lines[-1] if self.lines else 1
-        self.lines += [line] * (len(self.mutations) - len(self.lines))
 
 
 def _is_prose(node: cst.CSTNode) -> bool:
@@ -121,10 +118,11 @@ def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
     # Generate only the changed statement, because the text of a module takes 20 ms.
     texts = [module.code_for_node(statement) for statement in module.body]
     head = "".join(module.code_for_node(line) for line in module.header)
+    statements = statement_lines(source)
     places = {
         id(node): place for place, statement in enumerate(module.body) for node in _below(statement)
     }
-    for number, (mutation, line) in enumerate(zip(visitor.mutations, visitor.lines, strict=True)):
+    for number, mutation in enumerate(visitor.mutations):
         place = places.get(id(mutation.original_node))
         if place is None:
             continue
@@ -137,12 +135,14 @@ def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
         before, after = _difference(texts[place], text)
         if before == after:
             continue
+        line = _first_difference(source, head + "".join(texts[:place]), text)
         function = mutation.contained_by_top_level_function
         yield Mutant(
             module=module_name(root, path),
             path=str(path.relative_to(root)),
             number=number,
             line=line,
+            statement=statements.get(line, range(0)),
             function=names.get(function, "") if function is not None else "",
             is_sql=isinstance(mutation.original_node, cst.BaseString | cst.FormattedStringText)
             and "XX" not in after,
@@ -150,6 +150,30 @@ def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
             after=after,
             source=head + "".join([*texts[:place], text, *texts[place + 1 :]]),
         )
+
+
+def statement_lines(source: str) -> dict[int, range]:
+    """Return the lines of the innermost statement of each line, without the statement's body."""
+    found: dict[int, range] = {}
+    # ast.walk() yields outer statements first.
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt | ast.ExceptHandler):
+            first = node.lineno
+        elif isinstance(node, ast.match_case):
+            first = node.pattern.lineno
+        else:
+            continue
+        body = getattr(node, "body", None)
+        last = max(first, body[0].lineno - 1) if body else getattr(node, "end_lineno", first)
+        lines = range(first, last + 1)
+        found.update(dict.fromkeys(lines, lines))
+    return found
+
+
+def _first_difference(source: str, before: str, text: str) -> int:
+    start = before.count("\n")
+    lines = zip(source.splitlines()[start:], text.splitlines(), strict=False)
+    return start + next(n for n, (old, new) in enumerate([*lines, ("", "x")], 1) if old != new)
 
 
 def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

@@ -1,9 +1,10 @@
 """The pytest plugin that tests mutants in one session, in which tests run repeatedly.
 
-Without mutants, the plugin records the duration of each test and the functions that it calls, also
-in threads. For each mutant, it runs the tests that call the changed function, the fastest first,
-until a test fails. After some mutants, the failed tests run on the original code. If a test fails
-there too, an earlier mutant has had a lasting effect, and the verdicts since are discarded.
+Without mutants, the plugin records the duration of each test, the functions that it calls and the
+lines that it reaches, also in threads. For each mutant, it runs the tests that reach the changed
+statement, the fastest first, until a test fails. After some mutants, the failed tests run on the
+original code. If a test fails there too, an earlier mutant has had a lasting effect, and the
+verdicts since are discarded.
 """
 
 from __future__ import annotations
@@ -42,8 +43,13 @@ settings.register_profile(
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def use_few_examples() -> None:
+    """Use the settings of Hypothesis for mutants."""
     settings.load_profile("mutation")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    use_few_examples()
     order = json.loads(Path(os.environ["PGCDC_MUTATION_ORDER"]).read_text())
     config.pluginmanager.register(_Loop(order), "mutation-loop")
 
@@ -51,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Loop:
     def __init__(self, order: dict[str, Any]) -> None:
         self._mutants: list[dict[str, Any]] | None = order["mutants"]
+        self._paths: list[str] = order["paths"]
         self._out = Path(order["out"])
         self._deadline = time.monotonic() + order["seconds"]
         self._tests: dict[str, dict[str, Any]] = order["tests"]
@@ -73,7 +80,7 @@ class _Loop:
             raise session.Interrupted("tests cannot be collected")
         items = {item.nodeid: item for item in session.items}
         for item in items.values():
-            _shorten(item)
+            shorten(item)
         if self._mutants is None:
             self._observe(session, items)
         else:
@@ -88,7 +95,7 @@ class _Loop:
 
     def _observe(self, session: pytest.Session, items: dict[str, pytest.Item]) -> None:
         for item in items.values():
-            with _called_functions() as called:
+            with _reached(self._paths) as (functions, lines):
                 began = time.monotonic()
                 is_sound = self._passes(session, item, 600)
                 seconds = time.monotonic() - began
@@ -97,7 +104,8 @@ class _Loop:
                 seconds=seconds,
                 is_sound=is_sound,
                 reason=self._reason,
-                functions=sorted(called),
+                functions=sorted(functions),
+                lines={path: sorted(found) for path, found in lines.items()},
             )
 
     def _try_all(
@@ -128,7 +136,7 @@ class _Loop:
         with self._active(mutant):
             for nodeid in self._in_order(mutant):
                 usual = self._tests[nodeid]["seconds"]
-                limit = 20 + 15 * usual
+                limit = 60 + 30 * usual
                 start = time.monotonic()
                 if not self._passes(session, items[nodeid], limit):
                     is_hung = time.monotonic() - start >= limit
@@ -191,9 +199,6 @@ class _Loop:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(_MODULE, mutant["module"])
             patch.setenv(_RUN_FROM_IMPORT, str(self._source))
-            if mutant["from_import"]:
-                yield
-                return
             path = sys.modules[mutant["module"]].__file__
             assert path is not None
             changed = {
@@ -213,7 +218,7 @@ class _Loop:
                 _clear_caches()
 
 
-def _shorten(item: pytest.Item) -> None:
+def shorten(item: pytest.Item) -> None:
     """Run properties on few and repeatable examples."""
     function = getattr(item, "obj", None)
     used = getattr(function, "_hypothesis_internal_use_settings", None)
@@ -232,18 +237,28 @@ class _Above:
 
 
 @contextmanager
-def _called_functions() -> Iterator[set[str]]:
-    """Record the called functions of the package, as `module:name`."""
+def _reached(paths: list[str]) -> Iterator[tuple[set[str], dict[str, set[int]]]]:
+    """Record the called functions of the package, as `module:name`, and the lines of files."""
     called: set[CodeType] = set()
     names: set[str] = set()
+    lines: dict[str, set[int]] = {path: set() for path in paths}
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
+    def note(frame: FrameType, event: str, argument: Any) -> Any:
         called.add(frame.f_code)
+        reached = lines.get(frame.f_code.co_filename)
+        if reached is None:
+            return None
+
+        def note_line(frame: FrameType, event: str, argument: Any) -> Any:
+            reached.add(frame.f_lineno)
+            return note_line
+
+        return note_line
 
     threading.settrace(note)
     sys.settrace(note)
     try:
-        yield names
+        yield names, lines
     finally:
         sys.settrace(None)
         threading.settrace(None)

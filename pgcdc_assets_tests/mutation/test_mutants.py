@@ -86,3 +86,33 @@ def test_functions_with_decorators_and_module_level_are_mutated(tmp_path: Path) 
     assert functions == {"", "A.n"}
     code = compile(textwrap.dedent(source), "module", "exec")
     assert [found.co_qualname for found in outer_functions(code)] == ["A.n"]
+
+
+def test_a_mutant_has_the_lines_of_its_statement_without_the_body(tmp_path: Path) -> None:
+    source = """
+        def f(a, b):
+            if (
+                a
+                < b
+            ):
+                return g(
+                    a,
+                    b - 1,
+                )
+            for x in a:
+                try:
+                    h(x)
+                except KeyError:
+                    pass
+            return "a AND b"
+    """
+    path = tmp_path / "module.py"
+    path.write_text(textwrap.dedent(source))
+    found = {(m.before, m.after): m for m in mutants_of(tmp_path, path)}
+    for changed, line, statement in [
+        (("a / < b", "a <= b"), 4, range(3, 7)),
+        (("b - 1,", "b + 1,"), 9, range(7, 11)),
+        (("h(x)", "..."), 13, range(13, 14)),
+        (('return "a AND b"', 'return "a OR b"'), 16, range(16, 17)),
+    ]:
+        assert (found[changed].line, found[changed].statement) == (line, statement)

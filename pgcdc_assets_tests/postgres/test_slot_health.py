@@ -78,14 +78,23 @@ def test_an_unknown_wal_status_is_not_sound() -> None:
 def test_a_slot_that_is_missing_or_lost_is_gone() -> None:
     missing = slot_health(None, THROUGH)
     assert (missing.wal_status, missing.is_gone, missing.can_continue) == ("missing", True, False)
-    assert isinstance(_error(missing), SlotMissing)
+    error = _error(missing)
+    assert isinstance(error, SlotMissing)
+    found = (error.slot, error.raw_zone, error.captured_through)
+    assert found == ("pgcdc_shop", "/lake/shop/raw", THROUGH)
+    assert not slot_health(replace(SOUND, confirmed_flush_lsn=None), THROUGH).can_continue
     for changed in (
         {"wal_status": SlotWalStatus.LOST},
         {"wal_status": SlotWalStatus.UNRESERVED, "invalidation_reason": "rows_removed"},
     ):
         lost = slot_health(replace(SOUND, **changed), THROUGH)
         assert (lost.is_gone, lost.can_continue, lost.is_sound) == (True, False, False)
-        assert isinstance(_error(lost), SlotLost)
+        error = _error(lost)
+        assert isinstance(error, SlotLost)
+        assert lost.status is not None
+        cause = (lost.status.wal_status.value, 900, lost.status.invalidation_reason)
+        assert (error.wal_status, error.restart_lsn, error.invalidation_reason) == cause
+        assert error.slot == "pgcdc_shop"
 
 
 def test_a_slot_that_was_confirmed_beyond_the_raw_zone_cannot_continue() -> None:
@@ -94,6 +103,8 @@ def test_a_slot_that_was_confirmed_beyond_the_raw_zone_cannot_continue() -> None
     error = _error(health)
     assert isinstance(error, SlotAdvanced)
     assert "confirmed the 1 bytes" in str(error)
+    found = (error.slot, error.confirmed_flush_lsn, error.expected, error.gap_bytes)
+    assert found == ("pgcdc_shop", 1001, THROUGH, 1)
     assert slot_health(replace(SOUND, confirmed_flush_lsn=Lsn(1001))).is_sound
 
 
@@ -122,13 +133,14 @@ def test_the_remedy_of_an_unusable_slot_names_the_capture(capture: str) -> None:
 def test_a_restarted_standby_is_transient_and_a_reset_primary_is_not() -> None:
     status = replace(SOUND, current_lsn=Lsn(999), confirmed_flush_lsn=Lsn(990))
     standby = slot_health(replace(status, in_recovery=True), THROUGH)
-    assert standby.can_continue
+    assert (standby.can_continue, standby.is_sound, standby.is_gone) == (True, False, False)
     with pytest.raises(TransientError, match="standby has replayed WAL through"):
         raise _error(standby)
     primary = slot_health(status, THROUGH)
-    assert not primary.can_continue
-    with pytest.raises(RawZoneError, match="pgcdc renew --name shop"):
+    assert (primary.can_continue, primary.is_sound, primary.is_gone) == (False, False, False)
+    with pytest.raises(RawZoneError, match="pgcdc renew --name shop") as caught:
         raise _error(primary)
+    assert caught.value.raw_zone == "/lake/shop/raw"
     assert slot_health(replace(status, current_lsn=THROUGH), THROUGH).problem is None
 
 

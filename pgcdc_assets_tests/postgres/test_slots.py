@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import psycopg2
 import pytest
@@ -13,8 +14,10 @@ from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
+    claim_slot,
     create_slot,
     drop_slot,
+    has_publication_gap,
     read_server_identity,
     read_slot_status,
 )
@@ -23,6 +26,27 @@ from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
+
+
+@contextmanager
+def _held(database: Database, slot: str) -> Iterator[None]:
+    """Hold the slot by a walsender during the block."""
+    stream = psycopg2.connect(
+        database.settings("shop").conninfo_for("capture", replication=True),
+        connection_factory=LogicalReplicationConnection,
+    )
+    with closing(stream), stream.cursor() as cursor:
+        cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})
+        yield
+    wait_until(lambda: not _is_held(database, slot), "the walsender to end")
+
+
+def _is_held(database: Database, slot: str) -> bool:
+    return bool(
+        database.value(
+            "select active_pid is not null from pg_replication_slots where slot_name = %s", (slot,)
+        )
+    )
 
 
 @pytest.mark.every_pg
@@ -213,6 +237,52 @@ def test_a_slot_is_not_created_twice(database: Database) -> None:
         create_slot(database.settings(), slot),
     ):
         pass
+
+
+@pytest.mark.every_pg
+def test_a_gap_of_the_publication_is_found_without_confirming_a_change(
+    database: Database,
+) -> None:
+    """B9: Postgres 18 and newer warn about the changes of a gap; earlier versions refuse them."""
+    slot, name = f"s_{database.name}", 'a "pub"'
+    quoted = f'"{name.replace(chr(34), chr(34) * 2)}"'
+    database.execute(f"create table t (id int); create publication {quoted} for table t")
+    with create_slot(database.settings(), slot):
+        pass
+    with query_connection(database.settings(), "test") as conn:
+
+        def has_gap(publication: str = name, limit: str = "10min") -> bool:
+            with conn.cursor() as cursor:
+                cursor.execute("reset statement_timeout")
+            status = read_slot_status(conn, slot)
+            assert status is not None
+            return has_publication_gap(conn, status, publication, limit)
+
+        def change(*statements: str) -> None:
+            database.transaction("set local synchronous_commit = on", *statements)
+
+        # To decode these rows takes longer than a millisecond.
+        change("insert into t select generate_series(1, 20000)")
+        # The publication is older than the slot: the changes are not decoded.
+        assert not has_gap()
+        assert not has_gap("missing")
+        confirmed = database.value("select confirmed_flush_lsn from pg_replication_slots")
+        change(f"drop publication {quoted}")
+        change("insert into t values (2)")
+        change(f"create publication {quoted} for table t")
+        assert not has_gap(limit="1ms")
+        with _held(database, slot):
+            assert not has_gap()
+        assert has_gap()
+    assert database.value("select confirmed_flush_lsn from pg_replication_slots") == confirmed
+
+
+def test_a_failed_claim_leaves_the_connection_usable(database: Database) -> None:
+    with query_connection(database.settings(), "test") as conn:
+        claim_slot(conn, "missing", "pub")
+        assert read_slot_status(conn, "missing") is None
+        conn.close()
+        claim_slot(conn, "missing", "pub")
 
 
 @pytest.mark.every_pg

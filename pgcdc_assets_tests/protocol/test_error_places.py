@@ -63,6 +63,40 @@ def test_an_error_of_a_message_without_a_table_names_no_table() -> None:
     assert "table" not in str(error)
 
 
+def test_an_error_names_the_table_of_a_change_only_if_the_message_has_a_tuple() -> None:
+    one = Relation(16401, "shop", "one", ReplicaIdentity("d"), ())
+    for row, table in ((encoding.insert(16401, [None]), "table shop.one"), (SHORT, None)):
+        with pytest.raises(ProtocolError) as caught:
+            decode([*transaction(encoding.relation(one)), encoding.xlog_data(row)], [4])
+        error = caught.value
+        assert "outside a transaction" in str(error)
+        assert ("table" in str(error)) is (table is not None)
+        assert (table or "") in str(error)
+
+
+@pytest.mark.parametrize("relation_id", [9, 16399, 16401])
+@pytest.mark.parametrize("others", [(), (5, 20000)])
+def test_a_change_of_a_relation_that_was_never_announced_is_refused(
+    relation_id: int, others: tuple[int, ...]
+) -> None:
+    known = [encoding.relation(Relation(i, "s", "t", ReplicaIdentity("d"), ())) for i in others]
+    payloads = transaction(*known, ROW, encoding.insert(relation_id, [b"1", b"a", None]), ROW)
+    error = _error(payloads)
+    assert f"relation {relation_id} was never announced" in str(error)
+    assert error.start == sum(map(len, payloads[: 3 + len(known)]))
+
+
+def test_a_relation_announced_after_its_change_is_refused() -> None:
+    other = Relation(16401, "shop", "other", ReplicaIdentity("d"), ())
+    row = encoding.insert(16401, [])
+    assert "never announced" in str(_error(transaction(row, encoding.relation(other), row)))
+
+
+def test_the_lsns_of_begin_and_commit_are_compared_exactly() -> None:
+    begin, commit = encoding.begin(2**60, 7), encoding.commit(2**60 + 1)
+    assert "is not the LSN" in str(_error(encoding.stream([begin, commit])))
+
+
 @pytest.mark.parametrize("lsn", [2**63, 2**64 - 1])
 def test_a_commit_lsn_that_exceeds_the_column_is_refused_without_its_value(lsn: int) -> None:
     error = _error(encoding.stream([encoding.begin(lsn, 1), ROW]))

@@ -205,3 +205,21 @@ def test_a_row_of_more_than_sixteen_megabytes_is_one_frame() -> None:
     rows = [b"a\n", b"x" * (17 * 1024 * 1024) + b"\n", b"b\n"]
     data = b"".join(encoding.frame(row) for row in rows)
     assert payloads_of(frames.cut_rows(buffer_of(data), 0, len(data)).batch) == rows
+
+
+@pytest.mark.parametrize("missing_bytes", [0, 3])
+def test_rows_are_found_without_following_their_lengths(
+    missing_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The length 0x6400 holds the letter d before a zero, as at the head of a frame."""
+    monkeypatch.setattr(frames, "_walk", None)
+    rows = [b"x" * (length - 5) + b"\n" for length in (0x6400, 0x64, 0x6400, 7)]
+    data = b"".join(encoding.frame(row) for row in rows)
+    found = frames.cut_rows(buffer_of(data), 0, len(data) - missing_bytes)
+    assert payloads_of(found.batch) == (rows[:-1] if missing_bytes else rows)
+
+
+def test_a_frame_without_a_payload_is_found_at_the_end_of_the_bytes() -> None:
+    data = encoding.frame(b"")
+    found = frames.cut(buffer_of(data), 0, len(data))
+    assert (payloads_of(found.batch), found.consumed) == ([b""], 5)

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol import parked
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.protocol.test_decoder import FAR, decode, numbering, transaction
 from pgcdc_assets_tests.support.protocol import encoding, reference
 from pgcdc_assets_tests.support.protocol.streams import streams
@@ -128,7 +130,42 @@ def test_the_first_bytes_of_a_huge_message_are_kept(monkeypatch: pytest.MonkeyPa
     damaged = encoding.insert(16400, [b"x" * 50])
     [row], _ = decode(transaction(damaged))
     assert row["new"][1] == "\0\\x" + damaged[:10].hex()
-    assert row["new"][0].endswith(f"; the first 10 of {len(damaged)} bytes are kept")
+    reason = "byte 31: the tuple does not have the 3 columns of its relation"
+    assert row["new"][0] == f"{reason}; the first 10 of {len(damaged)} bytes are kept"
+
+    monkeypatch.setattr(parked, "_MOST_BYTES", len(damaged))
+    [row], _ = decode(transaction(damaged))
+    assert row["new"] == [reason, "\0\\x" + damaged.hex()]
+
+
+def test_parked_rows_are_counted_by_table_with_first_reason_and_lsns() -> None:
+    other = Relation(16401, "shop", "other", ReplicaIdentity.DEFAULT, (Column("id", 23),))
+    wide, empty = encoding.insert(16401, [b"1", b"2"]), _HEAD
+    short = encoding.insert(16400, _NULLS)[:-1]
+    payloads = [
+        *transaction(_GOOD, encoding.relation(other), short, wide, empty, _GOOD),
+        *transaction(empty, wide, _GOOD, lsn=2000),
+        *transaction(_GOOD, lsn=3000),
+    ]
+    # The batches end within the first transaction, and after each transaction.
+    for cuts in ([], [5, 8, 13], [4, 6]):
+        _, decoder = decode(payloads, list(cuts))
+        assert decoder.parked == {
+            16400: parked.ParkedRows(
+                TableName("shop", "orders"),
+                3,
+                Lsn(1000),
+                Lsn(2000),
+                "byte 35: the message ends in the middle of a tuple",
+            ),
+            16401: parked.ParkedRows(
+                TableName("shop", "other"),
+                2,
+                Lsn(1000),
+                Lsn(2000),
+                "byte 31: the tuple does not have the 1 columns of its relation",
+            ),
+        }
 
 
 def test_the_cost_of_a_damaged_batch_grows_linearly() -> None:

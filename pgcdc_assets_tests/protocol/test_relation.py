@@ -100,3 +100,36 @@ def test_a_cleared_missing_value_needs_no_new_version(
 
 def test_another_identity_is_another_version() -> None:
     assert not _relation("d", A).describes(_relation("f", A))
+
+
+@pytest.mark.parametrize(
+    ("columns", "attribute_count", "highest"),
+    [
+        ((), None, 0),
+        ((A, B), None, 0),
+        ((replace(A, attnum=3), B, replace(B, attnum=2)), None, 3),
+        ((replace(A, attnum=3),), 7, 7),
+        ((), 7, 7),
+    ],
+)
+def test_the_highest_attnum_includes_dropped_columns_if_it_is_known(
+    columns: tuple[Column, ...], attribute_count: int | None, highest: int
+) -> None:
+    relation = replace(_relation("d", *columns), attribute_count=attribute_count)
+    assert relation.highest_attnum == highest
+
+
+def test_columns_are_matched_by_attnum_else_by_name() -> None:
+    a1, b2 = replace(A, attnum=1), replace(B, attnum=2)
+    for old, new, expected in [
+        # Renamed columns keep their attnum.
+        ([a1, b2], [replace(a1, name="b"), replace(b2, name="a")], {0: 0, 1: 1}),
+        ([a1, b2], [b2, a1], {0: 1, 1: 0}),
+        # A dropped column and a new column of the same name are two columns.
+        ([a1, b2], [replace(a1, attnum=3), b2], {1: 1}),
+        # Without attnums in one of the versions, the name decides.
+        ([A, B], [b2, replace(A, name="c", attnum=1)], {0: 1}),
+        ([a1, b2], [B, A, Column("c", 23)], {0: 1, 1: 0}),
+        ([a1], [], {}),
+    ]:
+        assert _relation("d", *old).match_columns(_relation("d", *new)) == expected

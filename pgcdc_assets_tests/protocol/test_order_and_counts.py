@@ -1,0 +1,59 @@
+"""The order of a batch's rows, the counts of its warnings, and the sizes of its parts."""
+
+from __future__ import annotations
+
+from pgcdc_assets.protocol.decoder import Decoder
+from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.heads import split_by_values
+from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
+from pgcdc_assets_tests.protocol.test_decoder import FAR, decode, numbering, transaction
+from pgcdc_assets_tests.support.protocol import encoding
+from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED
+
+_ROW = encoding.insert(16400, [b"1", b"a", None])
+
+
+def test_the_rows_of_a_truncate_of_many_tables_keep_their_order() -> None:
+    """The rows are sorted by message, and a Truncate has one row per table."""
+    ids = [20000 + (i * 37) % 100 for i in range(100)]
+    tables = [Relation(i, "s", f"t{i}", ReplicaIdentity.DEFAULT, ()) for i in ids]
+    messages = [*map(encoding.relation, tables), _ROW, encoding.truncate(ids), _ROW]
+
+    rows, _ = decode(transaction(*messages))
+
+    assert [row["relation_id"] for row in rows] == [16400, *ids, 16400]
+    assert [row["ordinal"] for row in rows] == list(range(102))
+
+
+def test_warnings_add_up_over_batches() -> None:
+    update = encoding.update(16400, [b"1", b"b", None], [b"1", UNCHANGED, UNCHANGED], b"O")
+    bad = encoding.insert(16400, [b"1", b"\xff", None])
+
+    rows, decoder = decode(transaction(update, bad, update, bad), [4])
+
+    assert [row["old"] for row in rows] == [["1", None, None], None] * 2
+    assert decoder.warnings == {
+        "unchanged TOAST in an old tuple, landed as NULL": 4,
+        "shop.orders: values that are not UTF-8, landed as hex": 2,
+    }
+
+
+def test_a_batch_without_a_row_of_the_window_has_no_rows() -> None:
+    decoder = Decoder(numbering(), FAR, 1500)
+    assert decoder.decode(MessageBatch.of(transaction(_ROW))) is None
+
+
+def test_only_an_update_with_an_old_tuple_counts_twice() -> None:
+    new = [None] * 3
+    messages = [
+        encoding.update(16400, new),
+        encoding.delete(16400, new, b"O"),
+        encoding.insert(16400, new),
+        encoding.delete(16400, new, b"K"),
+        encoding.update(16400, new, new, b"K"),
+        encoding.update(16400, new),
+    ]
+    parts = split_by_values(MessageBatch.of(encoding.stream(messages)), 3)
+    assert [len(part.starts) for part in parts] == [1] * 6
+    parts = split_by_values(MessageBatch.of(encoding.stream(messages)), 6)
+    assert [len(part.starts) for part in parts] == [2, 2, 1, 1]

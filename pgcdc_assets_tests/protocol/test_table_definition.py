@@ -1,0 +1,52 @@
+"""The column list of a publication, and rewrites of a table or its partitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
+from pgcdc_assets.protocol.table_definition import Membership, Partition, TableDefinition
+
+_LISTED: dict[str, Any] = {"puballtables": False}
+_ALL: dict[str, Any] = {"puballtables": True}
+
+
+@pytest.mark.parametrize(
+    ("publication", "lists", "schemas", "expected"),
+    [
+        (_LISTED, [["a", "b"]], (), {"a", "b"}),
+        # The table and its ancestor have a list each.
+        (_LISTED, [["a"], ["b", "c"]], (), {"a", "b", "c"}),
+        (_LISTED, [["a"], None], (), None),
+        (_LISTED, [], (), None),
+        (_LISTED, [["a"]], ({"oid": 1},), None),
+        (_ALL, [["a"]], (), None),
+        (None, [["a"]], (), None),
+    ],
+)
+def test_the_column_list_has_the_columns_of_all_lists(
+    publication: Any, lists: list[Any], schemas: Any, expected: set[str] | None
+) -> None:
+    membership = Membership(publication, tuple({"columns": each} for each in lists), schemas)
+    assert membership.column_list == expected
+
+
+def test_a_new_file_of_the_table_or_of_a_common_partition_is_a_rewrite() -> None:
+    relation = Relation(1, "s", "t", ReplicaIdentity.DEFAULT, ())
+    one, two = Partition("s.one", 1, False, 11), Partition("s.two", 1, False, 12)
+    old = TableDefinition(
+        relation, True, Membership(None), relfilenode=10, partitions={1: one, 2: two}
+    )
+    for changes, is_rewritten in (
+        ({}, False),
+        ({"relfilenode": 13}, True),
+        ({"partitions": {1: one, 2: replace(two, relfilenode=13)}}, True),
+        # An attached or detached partition is not a rewrite.
+        ({"partitions": {1: one, 3: replace(two, relfilenode=13)}}, False),
+        ({"partitions": {}}, False),
+        ({"partitions": {1: replace(one, name="s.other", xmin=2)}}, False),
+    ):
+        assert replace(old, **changes).is_rewritten_since(old) is is_rewritten
