@@ -16,7 +16,13 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.errors import UndefinedColumn, UndefinedTable
 
-from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded, TableChanged
+from pgcdc_assets.errors import (
+    ConnectionLost,
+    DefiniteError,
+    PgcdcError,
+    SnapshotEnded,
+    TableChanged,
+)
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import (
     SQL_ASCII,
@@ -28,6 +34,7 @@ from pgcdc_assets.postgres.copy_errors import reading_failure
 from pgcdc_assets.postgres.copy_ranges import newer_sql, older_sql
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.copy_transport import CHUNK_BYTES, copy_chunks
+from pgcdc_assets.postgres.errors import statement_failure
 from pgcdc_assets.postgres.recovery_conflicts import (
     conflict_error,
     count_conflicts,
