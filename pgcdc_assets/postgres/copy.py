@@ -16,13 +16,7 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.errors import UndefinedColumn, UndefinedTable
 
-from pgcdc_assets.errors import (
-    ConnectionLost,
-    DefiniteError,
-    PgcdcError,
-    SnapshotEnded,
-    TableChanged,
-)
+from pgcdc_assets.errors import PgcdcError, SnapshotEnded, TableChanged
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import (
     SQL_ASCII,
@@ -30,11 +24,10 @@ from pgcdc_assets.postgres.connection import (
     connect,
     query_connection,
 )
-from pgcdc_assets.postgres.copy_errors import reading_failure
+from pgcdc_assets.postgres.copy_errors import opening_failure, reading_failure
 from pgcdc_assets.postgres.copy_ranges import newer_sql, older_sql
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.copy_transport import CHUNK_BYTES, copy_chunks
-from pgcdc_assets.postgres.errors import statement_failure
 from pgcdc_assets.postgres.recovery_conflicts import (
     conflict_error,
     count_conflicts,
@@ -150,20 +143,11 @@ class SnapshotReader:
             ConnectionLost: the server is not available, has no connection left, or went away.
             DefiniteError: the server refused to begin the transaction.
         """
-        doing = "opening a connection for a copy"
         try:
             with sorted_conflicts(self._settings, "a connection"):
                 self._connections()
-        except OSError as error:
-            raise ConnectionLost(
-                server=self._settings.describe(), doing=doing, reason=str(error)
-            ) from error
-        except psycopg2.Error as error:
-            failure = statement_failure(self._settings.describe(), doing, error)
-            raise failure or DefiniteError(
-                reason=f"No table can be copied: Postgres reports {type(error).__name__} (SQLSTATE "
-                f"{error.pgcode}) while {doing}. Read the full message in the server's log."
-            ) from error
+        except (psycopg2.Error, OSError) as error:
+            raise opening_failure(self._settings, error) from error
 
     def read(
         self, table: PublishedTable, pages: Pages | None = None, condition: str = ""

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 _INSUFFICIENT_PRIVILEGE = "42501"
 
 
+def opening_failure(settings: ConnectionSettings, error: psycopg2.Error | OSError) -> PgcdcError:
+    """Return the error for a connection that cannot begin to read as of a snapshot."""
+    server, doing = settings.describe(), "opening a connection for a copy"
+    if isinstance(error, OSError):
+        return ConnectionLost(server=server, doing=doing, reason=str(error))
+    return statement_failure(server, doing, error) or DefiniteError(
+        reason=f"No table can be copied: Postgres reports {type(error).__name__} (SQLSTATE "
+        f"{error.pgcode}) while {doing}. Read the full message in the server's log."
+    )
+
+
 def reading_failure(
     settings: ConnectionSettings,
     relation: Relation,
