@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pgcdc_assets.errors import ConfigurationError, RawZoneError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import schema
+from pgcdc_assets.raw import schema, snapshots
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
@@ -72,6 +74,27 @@ def test_a_failed_snapshot_leaves_nothing(zone: RawZone) -> None:
         zone.snapshots.land_snapshot(1, Lsn(50), relation(), 1, broken())
     assert zone.snapshots.complete_snapshots() == []
     assert list(Path(zone.snapshots.table.uri).glob("*.parquet")) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_row_groups_encoded_beside_the_source_are_in_order_or_leave_nothing(
+    fails: bool, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "ROW_GROUP_BYTES", 1)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from (texts([str(number)] * 1000) for number in range(50))
+        if fails:
+            raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError) if fails else contextlib.nullcontext():
+        zone.snapshots.land_snapshot(1, Lsn(50), relation(), 1, batches())
+    files = list(Path(zone.snapshots.table.uri).glob("*.parquet"))
+    found = [pq.ParquetFile(file).read(columns=["new"]) for file in files]
+    assert [row[0] for table in found for row in table.column("new").to_pylist()] == (
+        [] if fails else [str(number) for number in range(50)]
+    )
+    assert [pq.read_metadata(file).num_row_groups for file in files] == ([] if fails else [50])
 
 
 def test_the_snapshot_of_an_lsn_is_landed_once(zone: RawZone) -> None:
