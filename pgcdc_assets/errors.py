@@ -269,11 +269,7 @@ class RawExpired(DefiniteError):
     )
 
     def __init__(
-        self,
-        *,
-        remedy: str | None = None,
-        capture: str = UNKNOWN_CAPTURE,
-        **facts: Any,
+        self, *, remedy: str | None = None, capture: str = UNKNOWN_CAPTURE, **facts: Any
     ) -> None:
         if remedy in (None, resnapshot_remedy(UNKNOWN_CAPTURE)):
             remedy = resnapshot_remedy(capture)
@@ -391,8 +387,6 @@ class CaptureCancelled(PgcdcError):
 
 class DifferenceFound(PgcdcError):
     """Source and target hold different contents."""
-
-    exit_status = 1
 
 
 def error_named(name: str) -> type[PgcdcError] | None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from psycopg2 import sql
 from psycopg2.errors import UndefinedColumn, UndefinedTable
 
-from pgcdc_assets.errors import PgcdcError, SnapshotEnded, TableChanged
+from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded, TableChanged
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import (
     SQL_ASCII,
