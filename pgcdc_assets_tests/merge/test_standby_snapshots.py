@@ -114,7 +114,7 @@ def test_tables_equal_the_source_after_copies_of_a_standby_with_conflicts(
     with writers(source.primary, 2, seed, STATEMENTS, key_count=200), _vacuums(source.primary):
         while not copy(None):
             pass
-        for delay in ("0", "50ms", "300ms", "30s"):
+        for delay in ("0", "50ms", "300ms", "20s"):
             with source.standby_setting("max_standby_streaming_delay", delay):
                 failed += not copy([T, BAG])
             pipeline.capture()
