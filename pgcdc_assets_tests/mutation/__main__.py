@@ -144,6 +144,9 @@ class Run:
             raise SystemExit(
                 "\n".join(["tests fail on the original code:", *failing, f"see {log}"])
             )
+        if not lines[-1].get("stamp"):
+            with self._tests_file.open("a") as file:
+                file.write(json.dumps({"stamp": stamp}) + "\n")
         return tests
 
     def _try(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +14,9 @@ from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets_tests.support.merge.history import column, relation
 
-_WITH_DEFAULT = replace(column("w", "text"), missing="{old}", has_default=True)
 _TABLES = (
     relation(column("id"), column("v", "text")),
-    relation(column("id"), column("v", "text"), _WITH_DEFAULT),
+    relation(column("id"), column("v", "text"), column("w", "text")),
 )
 
 
@@ -59,7 +57,7 @@ def test_changes_become_contents_and_departures(spark: SparkSession) -> None:
         spark,
         [
             ("I", 2, None, None, ["1", "a", "b"], None),
-            # The default of a later column.
+            # Without the later column.
             ("I", 1, None, None, ["2", "a"], None),
             ("U", 2, None, None, ["3", "a", None], None),
             ("U", 2, "K", ["4", None, None], ["5", "a", "b"], None),
@@ -72,7 +70,7 @@ def test_changes_become_contents_and_departures(spark: SparkSession) -> None:
     )
     contents = {
         (0, "I", 1): ["1", "a", "b"],
-        (1, "I", 2): ["2", "a", "old"],
+        (1, "I", 2): ["2", "a", None],
         (2, "U", 3): ["3", "a", None],
         (3, "U", 5): ["5", "a", "b"],
         (4, "U", 6): ["6", "a", "b"],
@@ -135,7 +133,7 @@ def test_unchanged_toast_is_taken_from_the_old_tuple_or_unknown(spark: SparkSess
         (9, False): (None, False, False),
     }
     assert [r.tuple for r in rows if r.key_0 == 7] == [["7", "of old", "b"]]
-    assert [r.tuple for r in rows if r.key_0 == 8] == [["8", None, "old"]]
+    assert [r.tuple for r in rows if r.key_0 == 8] == [["8", None, None]]
 
 
 @pytest.mark.spark
@@ -153,9 +151,9 @@ def test_a_bag_has_each_row_that_is_added_or_removed(spark: SparkSession) -> Non
     fold = _fold(1, 2, has_old_tuples=True, old_kinds={"O"}, unchanged={2: {1}})
     rows = build_bag(changes, fold).collect()
     assert sorted((r.ordinal, r.is_content, r.op, r.key_0, r.tuple) for r in rows) == [
-        (0, True, "I", 1, ["1", "a", "old"]),
-        (1, False, "U", 2, ["2", "a", "old"]),
-        (1, True, "U", 3, ["3", "b", "old"]),
+        (0, True, "I", 1, ["1", "a", None]),
+        (1, False, "U", 2, ["2", "a", None]),
+        (1, True, "U", 3, ["3", "b", None]),
         (2, False, "U", 4, ["4", "a", "x"]),
         (2, True, "U", 4, ["4", "a", "y"]),
         (3, False, "D", 5, ["5", "a", "x"]),
