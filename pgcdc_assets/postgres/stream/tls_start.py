@@ -32,12 +32,13 @@ _MAX_MESSAGE_BYTES = 1024 * 1024
 
 _OK, _CLEARTEXT, _MD5, _SASL, _SASL_CONTINUE, _SASL_FINAL = 0, 3, 5, 10, 11, 12
 
-# Options of libpq that are options of the socket: Postgres documentation, 32.1.2.
+# Options of libpq that are options of the socket (Postgres documentation, 32.1.2), where the system
+# has them.
 _SOCKET_OPTIONS = {
-    "keepalives_idle": socket.TCP_KEEPIDLE,
-    "keepalives_interval": socket.TCP_KEEPINTVL,
-    "keepalives_count": socket.TCP_KEEPCNT,
-    "tcp_user_timeout": socket.TCP_USER_TIMEOUT,
+    "keepalives_idle": "TCP_KEEPIDLE",
+    "keepalives_interval": "TCP_KEEPINTVL",
+    "keepalives_count": "TCP_KEEPCNT",
+    "tcp_user_timeout": "TCP_USER_TIMEOUT",
 }
 
 
@@ -66,6 +67,17 @@ def start_session(conn: pq.abc.PGconn, settings: WireSettings) -> TlsSession:
             connection reached another server.
         OSError: the connection failed, or the server was not verified.
     """
+    try:
+        return _start_session(conn, settings)
+    except OSError:
+        # A refused certificate is a ValueError too.
+        raise
+    except (ValueError, LookupError, struct.error) as error:
+        # A name that is no host name for `ssl`, or a malformed message. The text may hold a secret.
+        raise LibpqRequired("an option or a message of the start is malformed") from error
+
+
+def _start_session(conn: pq.abc.PGconn, settings: WireSettings) -> TlsSession:
     options = {
         option.keyword.decode(): option.val.decode()
         for option in conn.info
@@ -95,8 +107,9 @@ def _set_options(source: socket.socket, options: dict[str, str]) -> None:
     source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if options.get("keepalives", "1") != "0":
         source.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for keyword, option in _SOCKET_OPTIONS.items():
-        if value := int(options.get(keyword) or 0):
+    for keyword, name in _SOCKET_OPTIONS.items():
+        option, value = getattr(socket, name, None), int(options.get(keyword) or 0)
+        if option is not None and value > 0:
             source.setsockopt(socket.IPPROTO_TCP, option, value)
 
 

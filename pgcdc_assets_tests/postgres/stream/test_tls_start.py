@@ -222,6 +222,14 @@ def test_another_server_at_the_address_is_refused(
         assert len(fronts) == 1
 
 
+def test_a_host_that_is_no_name_for_python_is_left_to_libpq(
+    tls_server: TlsServer, tls_database: Database
+) -> None:
+    named = tls_server.conninfo(tls_database).replace("host=localhost", "host=.localhost")
+    with libpq(named) as conn, pytest.raises(LibpqRequired, match="malformed"):
+        start(conn)
+
+
 @pytest.mark.parametrize("reply", [b"N", b"E", b"SZ\0\0\0\5I"])
 def test_a_second_connection_is_never_in_clear_text(
     tls_server: TlsServer, tls_database: Database, reply: bytes
@@ -276,9 +284,11 @@ def test_an_update_of_the_keys_continues_the_session(certificates: Certificates)
         server.stdin.write(b"before\n")
         server.stdin.flush()
         received = _read(channel, 7)
-        # The program takes a command only at the start of what it reads.
+        # The program takes a command only at the start of what it reads: wait for the update.
         server.stdin.write(b"K\n")
         server.stdin.flush()
+        assert channel.receive() > 0
+        assert channel.read_into(memoryview(bytearray(10))) == 0
         channel.send(b"one\n")
         server.stdin.write(b"after\n")
         server.stdin.flush()
