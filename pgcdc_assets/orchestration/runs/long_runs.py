@@ -22,7 +22,7 @@ from pgcdc_assets.policies import WindowPolicy
 SECONDS_TAG = "pgcdc/run_seconds"
 
 _LONGEST_POLL_SECONDS = 0.5
-_POLLS_PER_WINDOW = 5
+_POLLS_PER_WINDOW = 10
 # Without work, a run ends this long after `max_age_seconds`, at which a window would be opened.
 IDLE_SECONDS = 10.0
 # An instance may limit the number of its runs. A run that is queued for longer than this time may

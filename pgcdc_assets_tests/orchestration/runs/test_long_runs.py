@@ -29,8 +29,8 @@ from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.checks.raw import WINDOW_CHECKS
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.runs import long_runs as module
-from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG, LongRun
-from pgcdc_assets.policies import StreamPolicy
+from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG, LongRun, poll_seconds
+from pgcdc_assets.policies import StreamPolicy, WindowPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.settings import CdcTable
@@ -293,7 +293,7 @@ def test_a_capture_ends_when_the_server_does_not_answer(
 
 def following(continuing: Orchestrated, run: dg.DagsterRun, idle_seconds: float = 5.0) -> LongRun:
     names = Names.of(continuing.capture)
-    return LongRun(continuing.instance, run.run_id, names.slot_pool, 60.0, idle_seconds)
+    return LongRun(continuing.instance, run.run_id, names.slot_pool, 60.0, idle_seconds, 0.1)
 
 
 def started(continuing: Orchestrated) -> dg.DagsterRun:
@@ -349,6 +349,12 @@ def test_a_run_ends_if_a_step_waits_for_its_pool(continuing: Orchestrated) -> No
     assert following(continuing, run).find(lambda: "more") == "more"
     assert not storage.claim_concurrency_slot(pool, other.run_id, "a step").is_claimed
     assert following(continuing, run).find(lambda: "more") is None
+
+
+def test_a_run_looks_for_work_several_times_per_window() -> None:
+    ages = (0.0, 1.0, 3.0, 5.0, 60.0)
+    found = [poll_seconds(WindowPolicy(max_age_seconds=age)) for age in ages]
+    assert found == [0.1, 0.1, 0.3, 0.5, 0.5]
 
 
 def test_an_idle_run_ends(continuing: Orchestrated) -> None:
