@@ -36,6 +36,7 @@ IS_RARE[[RELATION, TYPE, ORIGIN, TRUNCATE, MESSAGE]] = True
 
 
 NOT_TRANSACTIONAL = "non-transactional logical message, not landed"
+OLD_UNCHANGED = "unchanged TOAST in an old tuple, landed as NULL"
 
 
 class Announcement(NamedTuple):
@@ -200,22 +201,25 @@ def read_rows(
     return BatchRows(row_messages, operations, relations, found, parked)
 
 
-def count_warnings(rows: BatchRows, relations: Sequence[Relation]) -> Counter[str]:
-    """Return the counts of values that are not landed as sent, by description.
+def count_values(
+    rows: BatchRows,
+    relations: Sequence[Relation],
+    is_counted: npt.NDArray[np.bool_] | None = None,
+) -> Counter[str]:
+    """Return the counts of values and rows that are not landed as sent, by table.
 
     Args:
         rows: the rows.
         relations: the relation versions that the rows index.
+        is_counted: a flag per row; None: count all rows.
     """
-    warnings: Counter[str] = Counter()
-    if rows.found.old_unchanged:
-        warnings["unchanged TOAST in an old tuple, landed as NULL"] += rows.found.old_unchanged
+    counts: Counter[str] = Counter()
     for numbers, description in (
         (rows.found.rescued, "values that are not UTF-8, landed as hex"),
         (rows.parked, "rows that cannot be decoded, parked with their bytes"),
     ):
-        for relation, count in zip(
-            *np.unique(rows.relations[numbers], return_counts=True), strict=True
-        ):
-            warnings[f"{relations[relation].qualified_name}: {description}"] += int(count)
-    return warnings
+        counted = numbers if is_counted is None else numbers[is_counted[numbers]]
+        found = np.unique(rows.relations[counted], return_counts=True)
+        for relation, count in zip(*found, strict=True):
+            counts[f"{relations[relation].qualified_name}: {description}"] += int(count)
+    return counts

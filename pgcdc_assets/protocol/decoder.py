@@ -33,10 +33,11 @@ from pgcdc_assets.protocol.batch_rows import (
     IS_CHANGE,
     IS_RARE,
     NOT_TRANSACTIONAL,
+    OLD_UNCHANGED,
     Announcement,
     BatchRows,
     Extra,
-    count_warnings,
+    count_values,
     find_relations,
     read_logical_message,
     read_rare,
@@ -58,6 +59,7 @@ from pgcdc_assets.protocol.heads import (
 )
 from pgcdc_assets.protocol.parked import ParkedRows, add_parked
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.protocol.transaction_messages import TWO_PHASE, two_phase_error
 
 Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
 
@@ -66,6 +68,8 @@ _COMMIT_BYTES = BODY_AT + 25
 
 _IS_KNOWN = IS_CHANGE | IS_RARE
 _IS_KNOWN[list(b"BC")] = True
+_IS_TWO_PHASE = np.zeros(256, np.bool_)
+_IS_TWO_PHASE[list(TWO_PHASE)] = True
 
 
 class Decoder:
@@ -150,6 +154,7 @@ class Decoder:
 
         Raises:
             ProtocolError: a message is malformed. Discard the decoder after this error.
+            ConfigurationError: the slot decodes transactions at PREPARE.
         """
         if self.is_finished or len(batch.starts) == 0:
             return None
@@ -163,6 +168,8 @@ class Decoder:
         heads, transactions = self._read_transactions(heads)
         if len(heads.starts) == 0:
             return None
+        if _IS_TWO_PHASE[heads.actions].any():
+            raise two_phase_error()
         heads.check(
             _IS_KNOWN[heads.actions] | (heads.actions == 0),
             slice(None),
@@ -285,8 +292,10 @@ class Decoder:
         self._carry(heads, transactions, transaction)
         if rows is None:
             return None
-        self.warnings += count_warnings(rows, [a.relation for a in self._announced])
         found = rows.found
+        if found.old_unchanged:
+            self.warnings[OLD_UNCHANGED] += found.old_unchanged
+        self.warnings.update(count_values(rows, [a.relation for a in self._announced]))
         decoded = arrow_batch.build(
             arrow_batch.Rows(
                 transaction,
