@@ -80,9 +80,8 @@ def test_any_history_has_the_same_rows_streamed_and_whole(
     history: Publisher, data: st.DataObject
 ) -> None:
     whole = Decoder(by_width, FAR)
-    expected = (
-        [] if not history.whole else whole.decode(MessageBatch.of(encoding.stream(history.whole)))
-    )
+    batch = whole.decode(MessageBatch.of(encoding.stream(history.whole)))
+    expected = [] if batch is None else batch.to_pylist()
     cuts = data.draw(st.lists(st.integers(0, len(history.streamed)), max_size=6))
     decoder, spool = streaming(most_values=data.draw(st.sampled_from([1, 5, MOST_VALUES])))
 
@@ -90,7 +89,7 @@ def test_any_history_has_the_same_rows_streamed_and_whole(
     for first, last in itertools.pairwise([0, *sorted(cuts), len(history.streamed)]):
         rows += decode(decoder, history.streamed[first:last])
 
-    assert rows == (expected.to_pylist() if expected else [])
+    assert rows == expected
     assert Counter(decoder.warnings) == whole.warnings
     assert decoder.parked == whole.parked
     assert len(spool.rows) <= decoder.open_transaction_count
