@@ -47,7 +47,8 @@ def default_folder() -> Path:
 class TransactionSpool:
     """A spool of this process, a context manager. It implements `open_transaction.Spool`.
 
-    The folder is created at the first write to disk.
+    The folder is created at the first write to disk. Leftovers of other processes are removed at
+    once, because they contain row values.
 
     Args:
         folder: the common folder; None: `default_folder`.
@@ -68,6 +69,11 @@ class TransactionSpool:
         self._folder: Path | None = None
         self._lock = contextlib.ExitStack()
         self.written_bytes = 0
+        # A write reports a folder that cannot be used: most captures do not write.
+        with contextlib.suppress(OSError, ConfigurationError):
+            _check_private(self._common)
+            with locked(self._common / _LOCK):
+                _remove_leftovers(self._common)
 
     @property
     def disk_bytes(self) -> int:
@@ -160,7 +166,6 @@ class TransactionSpool:
             self._common.mkdir(mode=0o700, parents=True)
         _check_private(self._common)
         with locked(self._common / _LOCK):
-            _remove_leftovers(self._common)
             prefix = f"{os.getpid()}-{int(time.time())}-"
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._common))
             self._lock.enter_context(locked(folder / _LOCK, is_awaited=False))
@@ -173,7 +178,7 @@ class TransactionSpool:
         cause = os.strerror(number) if number else type(error).__name__
         return TransientError(
             reason=f"The spool of open transactions in {self._common} cannot be {done}: {cause}. "
-            f"{remedy}, or set `stream.spool_folder` to another folder. Nothing un-landed was "
+            f"{remedy}, or set TMPDIR to another folder. Nothing un-landed was "
             "confirmed; run it again."
         )
 
@@ -188,7 +193,7 @@ def _check_private(folder: Path) -> None:
         raise ConfigurationError(
             reason=f"The spool folder {folder} must be a folder of this user with mode 0700, and "
             "other users must not be able to replace it, because the folder will contain row "
-            "values. Remove it, or set `stream.spool_folder` to another folder."
+            "values. Remove it, or set TMPDIR to another folder."
         )
 
 

@@ -159,7 +159,9 @@ def capture(
     return sorted(rows, key=lambda r: (r["commit_lsn"], r["ordinal"])), spool, delimiters
 
 
-@pytest.mark.parametrize("mode", [Streaming.ON, Streaming.PARALLEL])
+@pytest.mark.parametrize(
+    "mode", [Streaming.ON, pytest.param(Streaming.PARALLEL, marks=pytest.mark.soak)]
+)
 def test_raw_rows_are_equal_with_and_without_streaming(
     database: Database, tmp_path: Path, mode: Streaming
 ) -> None:
