@@ -41,10 +41,17 @@ NO_RELATION = -1
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """One version of a relation, announced by the stream and completed from the catalog."""
+    """One version of a relation, announced by the stream and completed from the catalog.
+
+    Attributes:
+        relation: the relation.
+        version: its version number.
+        number: position of the announcement among the announcements of the stream.
+    """
 
     relation: Relation
     version: int
+    number: int = 0
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ are not monotonic and are 0/0 for some messages (src/backend/replication/walsend
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,55 +29,51 @@ import pyarrow as pa
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol import arrow_batch, messages
+from pgcdc_assets.protocol.batch_rows import (
+    IS_CHANGE,
+    IS_RARE,
+    NOT_TRANSACTIONAL,
+    OLD_UNCHANGED,
+    Announcement,
+    BatchRows,
+    Extra,
+    count_values,
+    find_relations,
+    read_logical_message,
+    read_rare,
+    read_rows,
+    read_truncate,
+)
 from pgcdc_assets.protocol.frames import MessageBatch, Positions
 from pgcdc_assets.protocol.heads import (
-    ACTION_AT,
     BEGIN,
     BODY_AT,
     COMMIT,
+    ORIGIN,
+    RELATION,
+    TRUNCATE,
+    TYPE,
     Heads,
     find_context,
     read_heads,
 )
-from pgcdc_assets.protocol.parked import PARKED, ParkedRows, add_parked, read_or_park
+from pgcdc_assets.protocol.parked import ParkedRows, add_parked
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.protocol.row_messages import ChangeMessages, LogicalTexts
+from pgcdc_assets.protocol.transaction_messages import TWO_PHASE, two_phase_error
 
 Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
-
-_RELATION, _TYPE, _ORIGIN, _TRUNCATE, _MESSAGE = b"RYOTM"
 
 _BEGIN_BYTES = BODY_AT + 20
 _COMMIT_BYTES = BODY_AT + 25
 
-_IS_CHANGE = np.zeros(256, np.bool_)
-_IS_CHANGE[list(b"IUD")] = True
-_IS_RARE = np.zeros(256, np.bool_)
-_IS_RARE[list(b"RYOTM")] = True
-_IS_KNOWN = _IS_CHANGE | _IS_RARE
+_IS_KNOWN = IS_CHANGE | IS_RARE
 _IS_KNOWN[list(b"BC")] = True
-
-_MAX_LSN = 2**63 - 1
-
-
-class _Event(NamedTuple):
-    """A relation announced in the middle of a batch."""
-
-    message: int
-    relation_id: int
-    relation_index: int
-
-
-class _Extra(NamedTuple):
-    """A row of a Truncate or a Message."""
-
-    message: int
-    relation_index: int
-    texts: LogicalTexts | None
+_IS_TWO_PHASE = np.zeros(256, np.bool_)
+_IS_TWO_PHASE[list(TWO_PHASE)] = True
 
 
 class Decoder:
-    """Decoder of a stream, one window after the other.
+    """Decoder of a stream of whole transactions, one window after the other.
 
     Args:
         resolve: function that completes an announced relation from the catalog and returns the
@@ -98,6 +94,7 @@ class Decoder:
         self._resolve = resolve
         self._announced: list[arrow_batch.Announced] = []
         self._relation_indexes: dict[int, int] = {}
+        self._announcement_count = 0
         zero = np.zeros(1, np.int64)
         self._open = arrow_batch.Transactions(zero, zero, zero, [None])
         self._is_open = False
@@ -119,6 +116,36 @@ class Decoder:
         self.warnings: Counter[str] = Counter()
         self.parked: dict[int, ParkedRows] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the last message was inside a transaction."""
+        return self._is_open
+
+    @property
+    def last_commit_lsn(self) -> int:
+        """The commit LSN of the last transaction; 0 before the first transaction."""
+        return int(self._open.commit_lsns[-1])
+
+    def number_announcement(self) -> int:
+        """Return the position of the next announcement among the announcements of the stream."""
+        self._announcement_count += 1
+        return self._announcement_count
+
+    def add_streamed(self, commit_lsn: int, announced: Iterable[arrow_batch.Announced]) -> None:
+        """Add the commit of a streamed transaction, between two transactions.
+
+        After the commit, pgoutput does not announce the transaction's relations again, unless they
+        were altered after their announcement (pgoutput.c, cleanup_rel_sync_cache). The later one of
+        two announcements is therefore valid.
+        """
+        lsns = np.array([commit_lsn], np.int64)
+        self._open = replace(self._open, commit_lsns=lsns)
+        for each in announced:
+            index = self._relation_indexes.get(each.relation.relation_id)
+            if index is None or self._announced[index].number < each.number:
+                self._relation_indexes[each.relation.relation_id] = len(self._announced)
+                self._announced.append(each)
+
     def decode(self, batch: MessageBatch) -> pa.RecordBatch | None:
         """Return the rows of the next messages, in the schema `arrow_batch.DECODED`.
 
@@ -127,6 +154,7 @@ class Decoder:
 
         Raises:
             ProtocolError: a message is malformed. Discard the decoder after this error.
+            ConfigurationError: the slot decodes transactions at PREPARE.
         """
         if self.is_finished or len(batch.starts) == 0:
             return None
@@ -140,17 +168,23 @@ class Decoder:
         heads, transactions = self._read_transactions(heads)
         if len(heads.starts) == 0:
             return None
+        if _IS_TWO_PHASE[heads.actions].any():
+            raise two_phase_error()
         heads.check(
             _IS_KNOWN[heads.actions] | (heads.actions == 0),
             slice(None),
             "the action byte is unknown",
         )
-        changes = np.flatnonzero(_IS_CHANGE[heads.actions])
+        changes = np.flatnonzero(IS_CHANGE[heads.actions])
         heads.check(heads.is_inside[changes], changes, "a change outside a transaction")
         before = dict(self._relation_indexes)
-        events, extras = self._read_rare(heads, transactions)
-        relation_indexes = self._find_relations(heads, changes, before, events)
-        return self._build(heads, transactions, changes, relation_indexes, extras)
+        announcements, extras = self._read_rare(heads, transactions)
+        relation_indexes = find_relations(
+            heads, changes, before, self._relation_indexes, announcements
+        )
+        column_counts = np.array([len(a.relation.columns) for a in self._announced], np.int64)
+        rows = read_rows(heads, changes, relation_indexes, column_counts, extras)
+        return self._build(heads, transactions, rows)
 
     def _add_context(self, error: ProtocolError, batch: MessageBatch) -> ProtocolError:
         """Return the error with the table and the transaction of the malformed message."""
@@ -209,151 +243,65 @@ class Decoder:
         keepalives = np.flatnonzero((heads.actions == 0) & ~heads.is_inside)
         positions = heads.wire.uint64[heads.starts[keepalives] + 1]
         # A server may send a position above every possible LSN: ignore such a keepalive.
-        has_reached = (positions >= self._window_end) & (positions <= _MAX_LSN)
+        has_reached = (positions >= self._window_end) & (positions <= messages.MAX_LSN)
         ends = np.concatenate((begins[lsns >= self._window_end], keepalives[has_reached]))
         return int(ends.min()) if len(ends) else None
 
     def _read_rare(
         self, heads: Heads, transactions: arrow_batch.Transactions
-    ) -> tuple[list[_Event], list[_Extra]]:
-        events: list[_Event] = []
-        extras: list[_Extra] = []
-        for index in np.flatnonzero(_IS_RARE[heads.actions]).tolist():
-            try:
-                self._read_one(heads, transactions, index, events, extras)
-            except ProtocolError as error:
-                raise error.at(int(heads.starts[index])) from None
-        return events, extras
+    ) -> tuple[list[Announcement], list[Extra]]:
+        announcements: list[Announcement] = []
+        extras: list[Extra] = []
 
-    def _read_one(
-        self,
-        heads: Heads,
-        transactions: arrow_batch.Transactions,
-        index: int,
-        events: list[_Event],
-        extras: list[_Extra],
-    ) -> None:
-        start = int(heads.starts[index]) + ACTION_AT
-        data = heads.wire.bytes[start : heads.ends[index]].tobytes()
-        action, transaction = data[0], int(heads.begun[index])
-        is_inside = bool(heads.is_inside[index])
-        if action == _RELATION:
-            commit_lsn = Lsn(int(transactions.commit_lsns[transaction]))
-            xid = int(transactions.xids[transaction])
-            announced = arrow_batch.Announced(
-                *self._resolve(messages.parse_relation(data), commit_lsn, xid)
-            )
-            self._relation_indexes[announced.relation.relation_id] = len(self._announced)
-            events.append(_Event(index, announced.relation.relation_id, len(self._announced)))
-            self._announced.append(announced)
-        elif action == _TYPE:
-            # Check the layout only: `resolve` reads types from the catalog, in more detail.
-            messages.parse_type(data)
-        elif action == _ORIGIN:
-            if not is_inside:
-                heads.refuse(index, "an origin outside a transaction")
-            transactions.origins[transaction] = messages.parse_origin(data)
-        elif action == _TRUNCATE:
-            if not is_inside:
-                heads.refuse(index, "a change outside a transaction")
-            for relation_id in messages.parse_truncate(data).relation_ids:
-                if relation_id not in self._relation_indexes:
-                    heads.refuse(index, f"relation {relation_id} was never announced")
-                extras.append(_Extra(index, self._relation_indexes[relation_id], None))
-        else:
-            message = messages.parse_logical_message(data)
-            if not message.is_transactional:
-                self.warnings["non-transactional logical message, not landed"] += 1
-            elif not is_inside:
-                heads.refuse(index, "a transactional message outside a transaction")
+        def read_one(index: int, action: int, data: bytes) -> None:
+            transaction = int(heads.begun[index])
+            if action == RELATION:
+                commit_lsn = Lsn(int(transactions.commit_lsns[transaction]))
+                relation = messages.parse_relation(data)
+                resolved = self._resolve(relation, commit_lsn, int(transactions.xids[transaction]))
+                announced = arrow_batch.Announced(*resolved, self.number_announcement())
+                relation_id = announced.relation.relation_id
+                self._relation_indexes[relation_id] = len(self._announced)
+                announcements.append(Announcement(index, relation_id, len(self._announced)))
+                self._announced.append(announced)
+            elif action == TYPE:
+                # Check the layout only: `resolve` reads types from the catalog, in more detail.
+                messages.parse_type(data)
+            elif action == ORIGIN:
+                if not heads.is_inside[index]:
+                    heads.refuse(index, "an origin outside a transaction")
+                transactions.origins[transaction] = messages.parse_origin(data)
+            elif action == TRUNCATE:
+                extras.extend(read_truncate(heads, index, data, self._relation_indexes))
             else:
-                texts = LogicalTexts.of(message, data, start)
-                extras.append(_Extra(index, arrow_batch.NO_RELATION, texts))
+                extra = read_logical_message(heads, index, data)
+                if extra is None:
+                    self.warnings[NOT_TRANSACTIONAL] += 1
+                else:
+                    extras.append(extra)
 
-    def _find_relations(
-        self, heads: Heads, changes: Positions, before: dict[int, int], events: list[_Event]
-    ) -> Positions:
-        """Return the index of each change's relation version in `_announced`.
-
-        Args:
-            before: index by relation id at the start of the batch.
-            events: announcements within the batch; an announcement is valid for the messages
-                after the announcement.
-        """
-        body = heads.starts[changes] + BODY_AT
-        heads.check(body + 4 <= heads.ends[changes], changes, "the message names no relation")
-        wanted = heads.wire.uint32[body].astype(np.int64)
-        known = np.array(sorted(self._relation_indexes), np.int64)
-        if len(changes) and len(known) == 0:
-            heads.refuse(int(changes[0]), f"relation {wanted[0]} was never announced")
-        places = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-        relation_indexes = np.array(
-            [before.get(int(i), arrow_batch.NO_RELATION) for i in known], np.int64
-        )[places]
-        for event in events:
-            first = int(np.searchsorted(changes, event.message))
-            is_meant = places[first:] == np.searchsorted(known, event.relation_id)
-            relation_indexes[first:][is_meant] = event.relation_index
-        is_known = (known[places] == wanted) & (relation_indexes != arrow_batch.NO_RELATION)
-        if not is_known.all():
-            first = int(np.flatnonzero(~is_known)[0])
-            heads.refuse(int(changes[first]), f"relation {wanted[first]} was never announced")
-        return relation_indexes
+        read_rare(heads, read_one)
+        return announcements, extras
 
     def _build(
-        self,
-        heads: Heads,
-        transactions: arrow_batch.Transactions,
-        changes: Positions,
-        relation_indexes: Positions,
-        extras: list[_Extra],
+        self, heads: Heads, transactions: arrow_batch.Transactions, rows: BatchRows | None
     ) -> pa.RecordBatch | None:
-        row_messages, relations = changes, relation_indexes
-        row_numbers = np.arange(len(changes))
-        extra_rows = np.empty(0, np.int64)
-        if extras:
-            row_messages = np.concatenate((changes, [extra.message for extra in extras]))
-            order = np.argsort(row_messages, kind="stable")
-            row_messages = row_messages[order]
-            relations = np.concatenate(
-                (relation_indexes, [extra.relation_index for extra in extras])
-            )[order]
-            numbers = np.argsort(order)
-            row_numbers, extra_rows = numbers[: len(changes)], numbers[len(changes) :]
+        row_messages = np.empty(0, np.int64) if rows is None else rows.messages
         transaction = heads.begun[row_messages]
         ordinals = self._ordinals(transaction)
         self._carry(heads, transactions, transaction)
-        if len(row_messages) == 0:
+        if rows is None:
             return None
-        column_counts = np.array([len(a.relation.columns) for a in self._announced], np.int64)
-        found, parked = read_or_park(
-            heads.wire,
-            ChangeMessages(
-                heads.starts[changes] + BODY_AT,
-                heads.ends[changes],
-                heads.actions[changes],
-                row_numbers,
-                column_counts[relation_indexes] if len(relation_indexes) else relation_indexes,
-            ),
-            len(row_messages),
-            {
-                int(row): extra.texts
-                for row, extra in zip(extra_rows, extras, strict=True)
-                if extra.texts is not None
-            },
-        )
+        found = rows.found
         if found.old_unchanged:
-            self.warnings["unchanged TOAST in an old tuple, landed as NULL"] += found.old_unchanged
-        self._count(relations[found.rescued], "values that are not UTF-8, landed as hex")
-        self._count(relations[parked], "rows that cannot be decoded, parked with their bytes")
-        operations = heads.actions[row_messages]
-        operations[parked] = PARKED
+            self.warnings[OLD_UNCHANGED] += found.old_unchanged
+        self.warnings.update(count_values(rows, [a.relation for a in self._announced]))
         decoded = arrow_batch.build(
             arrow_batch.Rows(
                 transaction,
                 ordinals,
-                operations,
-                relations,
+                rows.operations,
+                rows.relations,
                 found.old_kinds,
                 found.old,
                 found.new,
@@ -366,15 +314,9 @@ class Decoder:
         if commit_lsns[0] < self._window_start:
             # Commit LSNs rise, so the rows of the previous window are the first rows.
             decoded = decoded.slice(int(np.searchsorted(commit_lsns, self._window_start)))
-        if len(parked):
+        if len(rows.parked):
             add_parked(self.parked, decoded)
         return decoded if decoded.num_rows else None
-
-    def _count(self, relations: Positions, description: str) -> None:
-        """Add rows or values to the warnings, by table."""
-        for relation, count in zip(*np.unique(relations, return_counts=True), strict=True):
-            name = self._announced[relation].relation.qualified_name
-            self.warnings[f"{name}: {description}"] += int(count)
 
     def _ordinals(self, transaction: Positions) -> Positions:
         """Return each row's position in its transaction, continued from the last batch."""

@@ -20,6 +20,9 @@ ACTION_AT = 25
 BODY_AT = 26
 
 BEGIN, COMMIT, INSERT, UPDATE, DELETE = b"BCIUD"
+RELATION, TYPE, ORIGIN, TRUNCATE, MESSAGE = b"RYOTM"
+
+XID_BYTES = 4
 
 _KEEPALIVE_BYTES = 18
 
@@ -35,6 +38,8 @@ class Heads(NamedTuple):
     Attributes:
         starts: offset of the payload.
         ends: offset behind the payload.
+        bodies: offset behind the action byte, and behind the transaction id of a message in a block
+            of a streamed transaction.
         actions: the plugin's action byte; 0 for a keepalive.
         begun: number of Begin messages up to and including this message, which is the index of
             the message's transaction.
@@ -44,6 +49,7 @@ class Heads(NamedTuple):
     wire: WireBuffer
     starts: Positions
     ends: Positions
+    bodies: Positions
     actions: npt.NDArray[np.uint8]
     begun: Positions
     is_inside: npt.NDArray[np.bool_]
@@ -54,6 +60,7 @@ class Heads(NamedTuple):
             self.wire,
             self.starts[:index],
             self.ends[:index],
+            self.bodies[:index],
             self.actions[:index],
             self.begun[:index],
             self.is_inside[:index],
@@ -81,9 +88,56 @@ def read_heads(batch: MessageBatch, is_open: bool) -> Heads:
     Raises:
         ProtocolError: a message is neither a keepalive nor WAL data.
     """
-    wire = WireBuffer(batch.buffer)
-    starts, ends = batch.starts, batch.ends
-    kinds, lengths = wire.bytes[starts], ends - starts
+    actions = read_actions(batch)
+    begun = np.cumsum(actions == BEGIN)
+    ended = np.cumsum(actions == COMMIT)
+    return Heads(
+        WireBuffer(batch.buffer),
+        batch.starts,
+        batch.ends,
+        batch.starts + BODY_AT,
+        actions,
+        begun,
+        begun - ended + int(is_open) == 1,
+    )
+
+
+def read_block_heads(batch: MessageBatch) -> tuple[Heads, Positions]:
+    """Return the heads of messages in a block of a streamed transaction, and transaction ids.
+
+    In a block, the id of the transaction or subtransaction precedes the body of each message except
+    Origin (proto.c). The id of an Origin or a keepalive is 0.
+
+    Raises:
+        ProtocolError: a message is neither a keepalive nor WAL data, or has no transaction id.
+    """
+    wire, actions = WireBuffer(batch.buffer), read_actions(batch)
+    has_xid = (actions != 0) & (actions != ORIGIN)
+    bodies = batch.starts + BODY_AT + np.where(has_xid, XID_BYTES, 0)
+    count = len(actions)
+    heads = Heads(
+        wire,
+        batch.starts,
+        batch.ends,
+        bodies,
+        actions,
+        np.zeros(count, np.int64),
+        np.ones(count, np.bool_),
+    )
+    heads.check(~has_xid | (bodies <= batch.ends), slice(None), "the message has no transaction id")
+    xids = np.zeros(count, np.int64)
+    xids[has_xid] = wire.uint32[batch.starts[has_xid] + BODY_AT]
+    return heads, xids
+
+
+def read_actions(batch: MessageBatch) -> npt.NDArray[np.uint8]:
+    """Return the plugin's action byte of each message; 0 for a keepalive.
+
+    Raises:
+        ProtocolError: a message is neither a keepalive nor WAL data.
+    """
+    starts, lengths = batch.starts, batch.ends - batch.starts
+    kinds = batch.buffer[starts]
     is_keepalive = kinds == KEEPALIVE
     is_good = np.where(
         is_keepalive,
@@ -98,46 +152,53 @@ def read_heads(batch: MessageBatch, is_open: bool) -> Heads:
             offset=0,
             reason=f"{lengths[first]} bytes are neither a keepalive nor WAL data",
         )
-    actions = np.where(is_keepalive, np.uint8(0), wire.bytes[starts + ACTION_AT])
-    begun = np.cumsum(actions == BEGIN)
-    ended = np.cumsum(actions == COMMIT)
-    return Heads(wire, starts, ends, actions, begun, begun - ended + int(is_open) == 1)
+    return np.where(is_keepalive, np.uint8(0), batch.buffer[starts + ACTION_AT])
 
 
-def split_by_values(batch: MessageBatch, most_values: int = MOST_VALUES) -> Iterator[MessageBatch]:
+def split_by_values(
+    batch: MessageBatch, most_values: int = MOST_VALUES, xid_bytes: int = 0
+) -> Iterator[MessageBatch]:
     """Yield the messages of a batch in parts of about `most_values` column values.
 
     The parts share the buffer. A part exceeds the bound by less than one message.
+
+    Args:
+        batch: the messages.
+        most_values: the bound.
+        xid_bytes: size of the transaction ids in a block of a streamed transaction; 0 outside.
     """
-    counts = _count_values(batch)
+    counts = _count_values(batch, xid_bytes)
     before = np.cumsum(counts) - counts
     borders = np.flatnonzero(np.diff(before // most_values)) + 1
     for first, last in pairwise([0, *borders.tolist(), len(counts)]):
         yield batch._replace(starts=batch.starts[first:last], ends=batch.ends[first:last])
 
 
-def _count_values(batch: MessageBatch) -> Positions:
+def _count_values(batch: MessageBatch, xid_bytes: int) -> Positions:
     """Return the number of column values per message, from the column count of the first tuple.
 
     A malformed message may have any number: the decoder refuses the message.
     """
     wire = WireBuffer(batch.buffer)
     counts = np.zeros(len(batch.starts), np.int64)
-    long = np.flatnonzero(batch.ends - batch.starts >= _TUPLE_AT)
+    long = np.flatnonzero(batch.ends - batch.starts >= _TUPLE_AT + xid_bytes)
     actions = wire.bytes[batch.starts[long] + ACTION_AT]
     changes = long[np.isin(actions, [INSERT, UPDATE, DELETE])]
-    at = batch.starts[changes]
-    has_two = (wire.bytes[at + ACTION_AT] == UPDATE) & (wire.bytes[at + _MARKER_AT] != ord("N"))
+    is_update = wire.bytes[batch.starts[changes] + ACTION_AT] == UPDATE
+    at = batch.starts[changes] + xid_bytes
+    has_two = is_update & (wire.bytes[at + _MARKER_AT] != ord("N"))
     counts[changes] = wire.uint16[at + _COUNT_AT].astype(np.int64) * np.where(has_two, 2, 1)
     return counts
 
 
-def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | None]:
+def find_context(
+    batch: MessageBatch, start: int, xid_bytes: int = 0
+) -> tuple[int | None, Lsn | None]:
     """Return the relation id and the commit LSN of the message at offset `start`.
 
     The relation id is None for a message without a tuple. The commit LSN is None if the
-    transaction began in an earlier batch. The search walks back to the message's Begin: use this
-    function for error sentences only.
+    transaction began in an earlier batch, and in a block of a streamed transaction. The search
+    walks back to the message's Begin: use this function for error sentences only.
     """
     data = batch.buffer.data
     index = int(np.searchsorted(batch.starts, start, side="right")) - 1
@@ -152,7 +213,9 @@ def find_context(batch: MessageBatch, start: int) -> tuple[int | None, Lsn | Non
         first = int(batch.starts[number]) + BODY_AT
         return int.from_bytes(data[first : first + size], "big")
 
-    relation_id = body(index, 4) if action(index) in (INSERT, UPDATE, DELETE) else None
+    relation_id = None
+    if action(index) in (INSERT, UPDATE, DELETE):
+        relation_id = body(index, xid_bytes + 4) & 0xFFFFFFFF
     for number in range(index, -1, -1):
         if action(number) == BEGIN:
             lsn = body(number, 8)

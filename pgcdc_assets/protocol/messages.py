@@ -23,6 +23,8 @@ POSTGRES_EPOCH_US = 946_684_800_000_000
 # The first and the last microsecond that a datetime can represent: years 1 and 9999.
 FIRST_TIME_US = -62_135_596_800_000_000
 LAST_TIME_US = 253_402_300_799_999_999
+# The highest LSN of the columns of the raw zone.
+MAX_LSN = 2**63 - 1
 
 _status = struct.Struct("!cQQQqB").pack
 _relation_head = struct.Struct("!I")
@@ -87,7 +89,7 @@ def parse_relation(data: bytes) -> Relation:
     Raises:
         ProtocolError: the bytes are no Relation message.
     """
-    reader = _Reader(data)
+    reader = MessageReader(data)
     (relation_id,) = reader.unpack(_relation_head)
     # An empty namespace means pg_catalog (proto.c, logicalrep_write_namespace).
     schema = reader.text() or "pg_catalog"
@@ -113,7 +115,7 @@ def parse_type(data: bytes) -> tuple[int, str]:
     Raises:
         ProtocolError: the bytes are no Type message.
     """
-    reader = _Reader(data)
+    reader = MessageReader(data)
     (type_oid,) = reader.unpack(_relation_head)
     schema = reader.text() or "pg_catalog"
     name = reader.text()
@@ -127,7 +129,7 @@ def parse_origin(data: bytes) -> str:
     Raises:
         ProtocolError: the bytes are no Origin message.
     """
-    reader = _Reader(data)
+    reader = MessageReader(data)
     reader.unpack(_origin_lsn)
     name = reader.text()
     reader.end()
@@ -140,7 +142,7 @@ def parse_truncate(data: bytes) -> Truncate:
     Raises:
         ProtocolError: the bytes are no Truncate message.
     """
-    reader = _Reader(data)
+    reader = MessageReader(data)
     count, options = reader.unpack(_truncate_head)
     if count < 1 or count * 4 != reader.left:
         raise reader.error(f"the list of {count} relations has {reader.left} bytes")
@@ -154,7 +156,7 @@ def parse_logical_message(data: bytes) -> LogicalMessage:
     Raises:
         ProtocolError: the bytes are no Message.
     """
-    reader = _Reader(data)
+    reader = MessageReader(data)
     flags, _lsn = reader.unpack(_logical_head)
     prefix = (reader.position, reader.position + len(reader.name()))
     (length,) = reader.unpack(_count)
@@ -163,7 +165,19 @@ def parse_logical_message(data: bytes) -> LogicalMessage:
     return LogicalMessage(bool(flags & 1), prefix, (reader.position, reader.position + length))
 
 
-class _Reader:
+def check_time(reader: MessageReader, postgres_us: int) -> int:
+    """Convert microseconds since 2000 to microseconds since 1970.
+
+    Raises:
+        ProtocolError: the time is outside the years 1 to 9999.
+    """
+    time_us = postgres_us + POSTGRES_EPOCH_US
+    if not FIRST_TIME_US <= time_us <= LAST_TIME_US:
+        raise reader.error("the time is outside the years 1 to 9999")
+    return time_us
+
+
+class MessageReader:
     """Reader of a message's fields in order, from the byte after the action byte."""
 
     def __init__(self, data: bytes) -> None:

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol import utf8
 from pgcdc_assets.protocol.frames import Positions
-from pgcdc_assets.protocol.heads import ACTION_AT, BODY_AT
 from pgcdc_assets.protocol.row_messages import (
     ChangeMessages,
     FoundTuples,
@@ -99,10 +98,11 @@ def read_or_park(
 
 
 def _texts(wire: WireBuffer, changes: ChangeMessages, index: int, reason: str) -> LogicalTexts:
-    start = int(changes.bodies[index]) - BODY_AT + ACTION_AT
-    end = int(changes.ends[index])
-    if end - start > _MOST_BYTES:
-        reason += f"; the first {_MOST_BYTES} of {end - start} bytes are kept"
-        end = start + _MOST_BYTES
-    message = wire.bytes[start:end].tobytes()
+    start, end = int(changes.bodies[index]), int(changes.ends[index])
+    size = end - start + 1
+    if size > _MOST_BYTES:
+        reason += f"; the first {_MOST_BYTES} of {size} bytes are kept"
+        end = start + _MOST_BYTES - 1
+    # A message of a streamed transaction has a transaction id between the action and the body.
+    message = bytes((int(changes.actions[index]),)) + wire.bytes[start:end].tobytes()
     return LogicalTexts((start, start), (start, start), (reason, utf8.bytes_as_text(message)))

@@ -90,6 +90,29 @@ def logical_message(prefix: str, content: bytes, *, is_transactional: bool = Tru
     return b"M" + head + prefix.encode() + b"\0" + struct.pack("!i", len(content)) + content
 
 
+def with_xid(message: bytes, xid: int) -> bytes:
+    """Return a message of a block of a streamed transaction."""
+    return message if message[:1] == b"O" else message[:1] + struct.pack("!I", xid) + message[1:]
+
+
+def stream_start(xid: int, *, is_first: bool) -> bytes:
+    return b"S" + struct.pack("!IB", xid, is_first)
+
+
+def stream_stop() -> bytes:
+    return b"E"
+
+
+def stream_commit(xid: int, commit_lsn: int, commit_us: int = POSTGRES_EPOCH_US) -> bytes:
+    times = struct.pack("!q", commit_us - POSTGRES_EPOCH_US)
+    return b"c" + struct.pack("!IBQQ", xid, 0, commit_lsn, commit_lsn + 8) + times
+
+
+def stream_abort(xid: int, subxid: int, place: tuple[int, int] | None = None) -> bytes:
+    """Return a Stream Abort, with LSN and time as with `streaming 'parallel'` if given."""
+    return b"A" + struct.pack("!II", xid, subxid) + (struct.pack("!Qq", *place) if place else b"")
+
+
 def frame(payload: bytes, kind: bytes = b"d") -> bytes:
     return kind + struct.pack("!I", len(payload) + 4) + payload
 

@@ -1,0 +1,65 @@
+"""The options of pgoutput in START_REPLICATION, by the version of the server.
+
+Protocol versions (src/include/replication/logicalproto.h): 1 since Postgres 10, 2 (streaming) since
+14, 3 (two-phase commit) since 15, 4 (`streaming 'parallel'`) since 16. The version is the lowest
+one that has the options. The server refuses an option that needs a higher version (pgoutput.c,
+pgoutput_startup).
+
+With `parallel`, the server sends the same blocks as with `on`. Only Stream Abort has LSN and time
+in addition.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from pgcdc_assets.errors import ConfigurationError
+
+
+class Streaming(enum.StrEnum):
+    """When the server sends the changes of a transaction."""
+
+    OFF = "off"
+    ON = "on"
+    PARALLEL = "parallel"
+
+
+# The protocol version of each mode, and the first server version that has it.
+_VERSIONS = {Streaming.OFF: (1, 10), Streaming.ON: (2, 14), Streaming.PARALLEL: (4, 16)}
+
+
+@dataclass(frozen=True)
+class PluginOptions:
+    """The options of pgoutput.
+
+    Attributes:
+        streaming: `off`, at the commit; `on` and `parallel`, before the commit if the transaction
+            exceeds `logical_decoding_work_mem`.
+    """
+
+    streaming: Streaming = Streaming.OFF
+
+    def clause(self, publication: str, server_version: int) -> str:
+        """Return the option list of START_REPLICATION, with parentheses.
+
+        Args:
+            publication: name of the publication.
+            server_version: version of the server as of `server_version_num`, such as 160004.
+
+        Raises:
+            ConfigurationError: the server is too old for the options.
+        """
+        version, first = _VERSIONS[self.streaming]
+        if server_version // 10000 < first:
+            raise ConfigurationError(
+                reason=f"`stream.streaming: {self.streaming}` requires Postgres {first}, and the "
+                f"server has version {server_version // 10000}. Set it to "
+                f"{'on or off' if server_version >= 140000 else 'off'}."
+            )
+        name = publication.replace('"', '""').replace("'", "''")
+        streaming = "" if version == 1 else f", streaming '{self.streaming}'"
+        return (
+            f"(proto_version '{version}', publication_names '\"{name}\"', messages 'true'"
+            f"{streaming})"
+        )

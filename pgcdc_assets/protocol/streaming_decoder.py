@@ -1,0 +1,272 @@
+"""Decoding of protocol versions 1 to 4, with streaming of open transactions.
+
+With `streaming 'on'` the server sends a large transaction before its commit, in blocks between
+Stream Start and Stream Stop (53.5 Logical Streaming Replication Protocol). Blocks of several
+transactions alternate with each other and with whole transactions, but do not overlap. Stream
+Commit ends a streamed transaction. Stream Abort drops the transaction, or one of its
+subtransactions.
+
+The rows of a block go to a spool (see `open_transaction`). Stream Commit brings the commit LSN: the
+rows then leave the spool, with the same columns, ordinals and relation versions as without
+streaming. Whole transactions are decoded by `Decoder`. Stream Commit and Commit arrive in the order
+of the commit LSNs, so the order of the rows stays (commit_lsn, ordinal).
+
+An open transaction at the window's end belongs to a later window. If the stream ends, the spool is
+worthless: the server sends an open transaction again from its start, because `restart_lsn` is not
+above the start of the oldest open transaction.
+
+A batch without a delimiter of the versions 2 to 4 is decoded as a whole. Other batches are cut at
+the delimiters, which are rare: a block has up to `logical_decoding_work_mem` of changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.decoder import Decoder, Resolve
+from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.heads import (
+    ACTION_AT,
+    MOST_VALUES,
+    XID_BYTES,
+    find_context,
+    read_actions,
+    split_by_values,
+)
+from pgcdc_assets.protocol.open_transaction import (
+    Commit,
+    CommittedRows,
+    OpenTransaction,
+    Spool,
+)
+from pgcdc_assets.protocol.parked import ParkedRows, add_parked
+from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.protocol.transaction_messages import (
+    STREAM_ABORT,
+    STREAM_COMMIT,
+    STREAM_START,
+    STREAM_STOP,
+    TWO_PHASE,
+    check_stream_stop,
+    parse_stream_abort,
+    parse_stream_commit,
+    parse_stream_start,
+    two_phase_error,
+)
+
+_IS_DELIMITER = np.zeros(256, np.bool_)
+_IS_DELIMITER[[STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT, *TWO_PHASE]] = True
+
+
+class StreamingDecoder:
+    """Decoder of a stream of any protocol version, one window after the other.
+
+    Args:
+        resolve: see `Decoder`. The relations of a streamed transaction are completed at its commit.
+        spool: keeps the rows of open transactions. The decoder clears the spool.
+        window_end: see `Decoder`.
+        window_start: see `Decoder`.
+        most_values: bound of the column values that are decoded at once.
+    """
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        spool: Spool,
+        window_end: int,
+        window_start: int = 0,
+        most_values: int = MOST_VALUES,
+    ) -> None:
+        self._resolve = resolve
+        self._spool = spool
+        self._most_values = most_values
+        self._whole = Decoder(resolve, window_end, window_start)
+        self._transactions: dict[int, OpenTransaction] = {}
+        self._block: OpenTransaction | None = None
+        self._begin(window_end, window_start)
+        spool.clear()
+
+    def begin_window(self, window_end: int, window_start: int) -> None:
+        """Continue with the next window of the same stream. Open transactions stay open."""
+        self._whole.begin_window(window_end, window_start)
+        self._begin(window_end, window_start)
+
+    def _begin(self, window_end: int, window_start: int) -> None:
+        self._window_start, self._window_end = int(window_start), int(window_end)
+        self._rest: MessageBatch | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the decoder has seen the end of the window. It ignores later messages."""
+        return self._rest is not None
+
+    @property
+    def rest(self) -> MessageBatch | None:
+        """The messages from the window's end on in the last batch; None before the end."""
+        return self._rest
+
+    @property
+    def warnings(self) -> Counter[str]:
+        """Counts of messages and values of committed transactions that are not landed as sent."""
+        return self._whole.warnings
+
+    @property
+    def parked(self) -> dict[int, ParkedRows]:
+        """The parked rows of committed transactions so far, by relation id."""
+        return self._whole.parked
+
+    @property
+    def open_transaction_count(self) -> int:
+        """Number of streamed transactions without a commit or abort so far."""
+        return len(self._transactions)
+
+    def decode(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the transactions that commit in the next messages.
+
+        The batches have the schema `arrow_batch.DECODED`. The decoder bounds the values that are
+        decoded at once, so the caller does not split batches. Exhaust the iterator.
+
+        Raises:
+            ProtocolError: a message is malformed. Discard the decoder after this error.
+            ConfigurationError: the slot decodes transactions at PREPARE.
+            TransientError: the spool failed.
+        """
+        if self.is_finished:
+            return
+        delimiters = np.flatnonzero(_IS_DELIMITER[read_actions(batch)]).tolist()
+        first = 0
+        for index in [*delimiters, len(batch.starts)]:
+            yield from self._run(batch, first, index)
+            if self.is_finished or index == len(batch.starts):
+                return
+            start = int(batch.starts[index])
+            data = batch.buffer[start + ACTION_AT : batch.ends[index]].tobytes()
+            try:
+                yield from self._delimiter(batch, index, data)
+            except ProtocolError as error:
+                raise error if error.start is not None else error.at(start) from None
+            if self.is_finished:
+                return
+            first = index + 1
+
+    def _run(self, batch: MessageBatch, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """Decode the messages between two delimiters."""
+        if first == last:
+            return
+        run = MessageBatch(batch.buffer, batch.starts[first:last], batch.ends[first:last])
+        if self._block is not None:
+            self._read_block(self._block, run)
+            return
+        for part in split_by_values(run, self._most_values):
+            rows = self._whole.decode(part)
+            if rows is not None:
+                yield rows
+            if self._whole.rest is not None:
+                end = np.searchsorted(batch.starts, self._whole.rest.starts[0])
+                self._finish(batch, int(end))
+                return
+
+    def _finish(self, batch: MessageBatch, index: int) -> None:
+        """End the window before the message at `index`."""
+        self._rest = MessageBatch(batch.buffer, batch.starts[index:], batch.ends[index:])
+
+    def _read_block(self, transaction: OpenTransaction, run: MessageBatch) -> None:
+        number = self._whole.number_announcement
+        for part in split_by_values(run, self._most_values, XID_BYTES):
+            try:
+                rows = transaction.read_block(part, number)
+            except ProtocolError as error:
+                raise _with_relation(error, part, transaction) from None
+            if rows is not None:
+                self._spool.append(transaction.xid, rows)
+
+    def _delimiter(self, batch: MessageBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
+        action = data[0]
+        if action in TWO_PHASE:
+            raise two_phase_error()
+        if self._whole.is_open:
+            raise _refused(data, "a streamed transaction inside a transaction")
+        if action == STREAM_STOP:
+            check_stream_stop(data)
+            if self._block is None:
+                raise _refused(data, "the end of a block outside a block")
+            self._block = None
+        elif self._block is not None:
+            raise _refused(data, "a streamed transaction inside a block")
+        elif action == STREAM_START:
+            self._start_block(data)
+        elif action == STREAM_ABORT:
+            self._abort(data)
+        else:
+            yield from self._commit(batch, index, data)
+
+    def _start_block(self, data: bytes) -> None:
+        start = parse_stream_start(data)
+        known = self._transactions.get(start.xid)
+        if start.is_first is (known is not None):
+            raise _refused(data, "the flag of the transaction's first block is wrong")
+        self._block = self._transactions.setdefault(start.xid, OpenTransaction(start.xid))
+
+    def _abort(self, data: bytes) -> None:
+        abort = parse_stream_abort(data)
+        transaction = self._find(data, abort.xid)
+        if abort.subxid != abort.xid:
+            transaction.abort(abort.subxid)
+            return
+        del self._transactions[abort.xid]
+        self._spool.drop(abort.xid)
+
+    def _commit(self, batch: MessageBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
+        commit = parse_stream_commit(data)
+        transaction = self._find(data, commit.xid)
+        if commit.commit_lsn <= self._whole.last_commit_lsn:
+            raise _refused(data, "the commit LSN is not above the last one")
+        if commit.commit_lsn >= self._window_end:
+            self._finish(batch, index)
+            return
+        lsn = Lsn(commit.commit_lsn)
+
+        def resolve(relation: Relation) -> tuple[Relation, int]:
+            return self._resolve(relation, lsn, commit.xid)
+
+        rows = CommittedRows(transaction, Commit(lsn, commit.time_us), resolve)
+        self._whole.add_streamed(lsn, rows.valid_relations())
+        if lsn >= self._window_start:
+            self.warnings.update(transaction.committed_warnings())
+            for spooled in self._spool.read(commit.xid):
+                decoded = rows.build(spooled)
+                if decoded is not None:
+                    if rows.has_parked(spooled):
+                        add_parked(self.parked, decoded)
+                    yield decoded
+        del self._transactions[commit.xid]
+        self._spool.drop(commit.xid)
+
+    def _find(self, data: bytes, xid: int) -> OpenTransaction:
+        transaction = self._transactions.get(xid)
+        if transaction is None:
+            raise _refused(data, f"transaction {xid} was never streamed")
+        return transaction
+
+
+def _refused(data: bytes, reason: str) -> ProtocolError:
+    return ProtocolError(message_type=chr(data[0]), offset=ACTION_AT, reason=reason)
+
+
+def _with_relation(
+    error: ProtocolError, batch: MessageBatch, transaction: OpenTransaction
+) -> ProtocolError:
+    """Return the error with the table of the malformed message. The commit LSN is unknown."""
+    if error.start is None:
+        return error
+    relation_id, _ = find_context(batch, error.start, XID_BYTES)
+    index = transaction.valid.get(relation_id or 0)
+    if index is None:
+        return error.of(relation_id, None)
+    return error.of(transaction.announced[index].relation.qualified_name, None)
