@@ -13,6 +13,7 @@ from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.capture.cancellation import Work
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.source_stream import SourceStream
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.lease import Lease
@@ -85,16 +86,20 @@ class Landing:
         decoder = self.source.decoder
         for batch in self.source.messages():
             self.work.check()
-            decoded = decoder.decode(batch)
-            if decoder.parked and not self.parks:
-                raise UndecodableRows
-            self.bytes_decoded += _size(batch) - _size(decoder.rest)
-            if decoded is not None:
+            for decoded in decoder.decode(batch):
+                self.work.check()
+                if decoder.parked and not self.parks:
+                    raise UndecodableRows
                 progress.count += decoded.num_rows
                 yield decoded
+            self.bytes_decoded += _size(batch) - _size(decoder.rest)
             failpoints.reach(failpoints.MID_STREAM)
             if decoder.is_finished:
                 return
+        raise TransientError(
+            reason=f"The stream ended before the end of window {self.window.key}. Nothing "
+            "un-landed was confirmed; run it again."
+        )
 
     def _timeline(self) -> int:
         """Return the timeline of the window's end.

@@ -189,7 +189,7 @@ class CaptureSession:
         try:
             return source.stream.finish()
         finally:
-            source.stream.close()
+            source.close()
 
     def _resumed(self, call: Callable[[], _Result]) -> _Result:
         """Call, and repeat the call after the loss of a connection."""
@@ -356,7 +356,7 @@ class CaptureSession:
     def _end_stream(self) -> None:
         source, self._source = self._source, None
         if source is not None:
-            source.stream.close()
+            source.close()
 
     def _release(self) -> None:
         """Close both connections at once, which releases slot and lease."""

@@ -9,14 +9,14 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.capture.schema_watch import SchemaWatch
+from pgcdc_assets.capture.spool import TransactionSpool
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
-from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
-from pgcdc_assets.protocol.heads import split_by_values
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
@@ -54,9 +54,17 @@ class SourceStream:
         self._read_look = cache(lambda: zone.definitions.read(self._epoch))
         self._catalog = CatalogResolver(settings, conn, publication, self._known)
         self._schema: SchemaWatch | None = None
-        self._parts = chain.from_iterable(map(split_by_values, stream.batches()))
+        self._batches = stream.batches()
+        self._spool = TransactionSpool()
         self._rest: MessageBatch | None = None
-        self.decoder = Decoder(self._resolve, position, position)
+        self.decoder = StreamingDecoder(self._resolve, self._spool, position, position)
+
+    def close(self) -> None:
+        """Close the stream, and remove the rows of open transactions."""
+        try:
+            self.stream.close()
+        finally:
+            self._spool.close()
 
     def begin_window(self, window: LsnWindow, schema: SchemaWatch) -> None:
         """Continue with a window.
@@ -73,14 +81,13 @@ class SourceStream:
         self.decoder.begin_window(window.end, window.start)
 
     def messages(self) -> Iterator[MessageBatch]:
-        """Yield the messages in hand, and then those that arrive, without an end.
+        """Return the messages in hand, and then those that arrive, without an end.
 
         For errors see `ReplicationStream.batches`.
         """
-        if self._rest is not None:
-            rest, self._rest = self._rest, None
-            yield rest
-        yield from self._parts
+        rest, self._rest = self._rest, None
+        # Not a generator: its end would close `_batches`, which the next window reads.
+        return chain([] if rest is None else [rest], self._batches)
 
     def end_window(self, window: LsnWindow) -> None:
         """Keep the messages that follow the window's end."""

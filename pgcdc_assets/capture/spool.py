@@ -2,9 +2,8 @@
 
 Each process has a folder of its own below a common folder. The process holds the lock (flock) of a
 file in its folder until it ends, also by SIGKILL. A folder whose lock is free is a leftover: the
-next process removes it. The pid and the time in the
-folder's name are for people. The common folder's
-lock excludes that a folder is removed between its creation and its lock.
+next process removes it. The pid and the time in the folder's name are for people. The common
+folder's lock excludes that a folder is removed between its creation and its lock.
 
 The files contain row values. The folders therefore belong to the process's user, with mode 0700,
 and a folder that another user prepared is refused.
@@ -41,7 +40,12 @@ MEMORY_BYTES = 96 * 1024 * 1024
 
 def default_folder() -> Path:
     """Return the common folder of this user's spools, in the folder of temporary files."""
-    return Path(tempfile.gettempdir()) / f"pgcdc-spool-{os.geteuid()}"
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        # No folder can be written. Most captures do not write, and a write reports it.
+        folder = "/tmp"
+    return Path(folder) / f"pgcdc-spool-{os.geteuid()}"
 
 
 class TransactionSpool:

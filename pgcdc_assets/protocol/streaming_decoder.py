@@ -16,7 +16,8 @@ worthless: the server sends an open transaction again from its start, because `r
 above the start of the oldest open transaction.
 
 A batch without a delimiter of the versions 2 to 4 is decoded as a whole. Other batches are cut at
-the delimiters, which are rare: a block has up to `logical_decoding_work_mem` of changes.
+the delimiters. Blocks of one transaction that follow each other in a batch are decoded together,
+because a block may be small: it has up to `logical_decoding_work_mem` of changes.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class StreamingDecoder:
         self._whole = Decoder(resolve, window_end, window_start)
         self._transactions: dict[int, OpenTransaction] = {}
         self._block: OpenTransaction | None = None
+        # The messages of the last blocks of a transaction that are not decoded yet.
+        self._waiting: tuple[OpenTransaction, list[slice]] | None = None
         self._begin(window_end, window_start)
         spool.clear()
 
@@ -143,7 +146,10 @@ class StreamingDecoder:
         first = 0
         for index in [*delimiters, len(batch.starts)]:
             yield from self._run(batch, first, index)
-            if self.is_finished or index == len(batch.starts):
+            if self.is_finished:
+                return
+            if index == len(batch.starts):
+                self._read_blocks(batch)
                 return
             start = int(batch.starts[index])
             data = batch.buffer[start + ACTION_AT : batch.ends[index]].tobytes()
@@ -159,10 +165,13 @@ class StreamingDecoder:
         """Decode the messages between two delimiters."""
         if first == last:
             return
-        run = MessageBatch(batch.buffer, batch.starts[first:last], batch.ends[first:last])
         if self._block is not None:
-            self._read_block(self._block, run)
+            if self._waiting is None:
+                self._waiting = (self._block, [])
+            self._waiting[1].append(slice(first, last))
             return
+        self._read_blocks(batch)
+        run = MessageBatch(batch.buffer, batch.starts[first:last], batch.ends[first:last])
         for part in split_by_values(run, self._most_values):
             rows = self._whole.decode(part)
             if rows is not None:
@@ -176,7 +185,16 @@ class StreamingDecoder:
         """End the window before the message at `index`."""
         self._rest = MessageBatch(batch.buffer, batch.starts[index:], batch.ends[index:])
 
-    def _read_block(self, transaction: OpenTransaction, run: MessageBatch) -> None:
+    def _read_blocks(self, batch: MessageBatch) -> None:
+        """Decode the blocks that wait. They are of one transaction, without an abort between."""
+        if self._waiting is None:
+            return
+        (transaction, slices), self._waiting = self._waiting, None
+        starts, ends = (
+            np.concatenate([positions[each] for each in slices])
+            for positions in (batch.starts, batch.ends)
+        )
+        run = MessageBatch(batch.buffer, starts, ends)
         number = self._whole.number_announcement
         for part in split_by_values(run, self._most_values, XID_BYTES):
             try:
@@ -200,18 +218,22 @@ class StreamingDecoder:
         elif self._block is not None:
             raise _refused(data, "a streamed transaction inside a block")
         elif action == STREAM_START:
-            self._start_block(data)
+            self._start_block(batch, data)
         elif action == STREAM_ABORT:
+            self._read_blocks(batch)
             self._abort(data)
         else:
+            self._read_blocks(batch)
             yield from self._commit(batch, index, data)
 
-    def _start_block(self, data: bytes) -> None:
+    def _start_block(self, batch: MessageBatch, data: bytes) -> None:
         start = parse_stream_start(data)
         known = self._transactions.get(start.xid)
         if start.is_first is (known is not None):
             raise _refused(data, "the flag of the transaction's first block is wrong")
         self._block = self._transactions.setdefault(start.xid, OpenTransaction(start.xid))
+        if self._waiting is not None and self._waiting[0] is not self._block:
+            self._read_blocks(batch)
 
     def _abort(self, data: bytes) -> None:
         abort = parse_stream_abort(data)

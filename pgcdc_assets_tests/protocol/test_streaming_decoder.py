@@ -341,3 +341,19 @@ def test_a_block_is_decoded_in_parts_of_bounded_values() -> None:
     decoder, spool = streaming(most_values=9)
     decode(decoder, block(701, encoding.relation(ORDERS), *[ROW] * 10))
     assert [batch.num_rows for batch in spool.rows[701]] == [3, 3, 3, 1]
+
+
+def test_consecutive_blocks_of_a_transaction_are_decoded_together() -> None:
+    decoder, spool = streaming()
+    announced = encoding.relation(ORDERS)
+    blocks = [
+        *block(7, announced, ROW),
+        *block(7, ROW, is_first=False),
+        *block(8, announced, ROW),
+        *block(7, ROW, is_first=False),
+        *block(7, is_first=False),
+        *block(7, ROW, is_first=False),
+    ]
+    assert decode(decoder, blocks) == []
+    assert [rows.num_rows for rows in spool.rows[7]] == [2, 2]
+    assert [rows.num_rows for rows in spool.rows[8]] == [1]

@@ -32,6 +32,7 @@ from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets.postgres.libpq import connect, execute
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
+from pgcdc_assets.postgres.stream.plugin_options import PluginOptions
 from pgcdc_assets.postgres.stream.socket_transport import SocketWire
 from pgcdc_assets.postgres.stream.tls_transport import start_tls_wire
 from pgcdc_assets.postgres.stream.transport import ServerError, StreamEnded, Wire, WireSettings
@@ -64,6 +65,7 @@ class StreamSettings:
         queued_batches: size of the queue in batches; the thread stops reading at a full queue.
         end_seconds: time limit of the stream's end.
         wire: the settings of the transport.
+        plugin: the options of pgoutput.
     """
 
     status_seconds: float = 10.0
@@ -72,6 +74,7 @@ class StreamSettings:
     queued_batches: int = 2
     end_seconds: float = 10.0
     wire: WireSettings = field(default_factory=WireSettings)
+    plugin: PluginOptions = field(default_factory=PluginOptions)
 
 
 def nothing() -> None:
@@ -269,7 +272,8 @@ class ReplicationStream:
                 start = start_tls_wire
             elif is_gss_encrypted == b"t":
                 start = LibpqWire
-            wire = start(conn, self._command().encode(), self._settings.wire)
+            command = self._command(conn.server_version)
+            wire = start(conn, command.encode(), self._settings.wire)
             self.backend_pid = wire.backend_pid
             return wire
         except ServerError as error:
@@ -282,12 +286,9 @@ class ReplicationStream:
             conn.finish()
             raise
 
-    def _command(self) -> str:
-        publication = self._publication.replace('"', '""').replace("'", "''")
-        return (
-            f'START_REPLICATION SLOT "{self._slot}" LOGICAL {self._flush_lsn} '
-            f"(proto_version '1', publication_names '\"{publication}\"', messages 'true')"
-        )
+    def _command(self, server_version: int) -> str:
+        options = self._settings.plugin.clause(self._publication, server_version)
+        return f'START_REPLICATION SLOT "{self._slot}" LOGICAL {self._flush_lsn} {options}'
 
     def _run(self) -> None:
         """Read messages, reply to keepalives and send status packets: the reader thread."""
