@@ -86,6 +86,10 @@ class WindowPolicy:
         return min(doubled, self.max_retry_seconds)
 
 
+# When the server sends the changes of a large transaction (`stream.streaming`).
+STREAMING_MODES = ("off", "on", "parallel")
+
+
 @dataclass(frozen=True)
 class StreamPolicy:
     """The time limits and sizes of a capture's replication stream.
@@ -101,6 +105,10 @@ class StreamPolicy:
             tries to resume, and fails; 0: a run fails at the loss of a connection.
         resume_pause_seconds: the longest pause between two attempts to resume. The first pause is
             0.1 s at most; the pauses double, each shortened at random by up to a half.
+        streaming: when the server sends a transaction that exceeds its logical_decoding_work_mem:
+            `off`, at the commit; `on`, while the transaction runs; `parallel`, as `on` by a later
+            version of the protocol (Postgres 16). YAML reads off and on as booleans, which are
+            accepted.
     """
 
     batch_bytes: int = 8 * MEGABYTE
@@ -110,8 +118,16 @@ class StreamPolicy:
     slot_wait_seconds: float = 5.0
     resume_seconds: float = 60.0
     resume_pause_seconds: float = 10.0
+    streaming: str = "off"
 
     def __post_init__(self) -> None:
+        if isinstance(self.streaming, bool):
+            object.__setattr__(self, "streaming", "on" if self.streaming else "off")
+        if self.streaming not in STREAMING_MODES:
+            raise ConfigurationError(
+                reason=f"stream.streaming must be {', '.join(STREAMING_MODES[:-1])} or "
+                f"{STREAMING_MODES[-1]}"
+            )
         for name in ("batch_bytes", "status_seconds", "silence_seconds", "resume_pause_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(reason=f"stream.{name} must be above zero")

@@ -133,6 +133,8 @@ def test_windows_without_a_size_are_refused() -> None:
         WindowPolicy(max_bytes=0)
     with pytest.raises(ConfigurationError, match=r"stream\.batch_bytes"):
         StreamPolicy(batch_bytes=0)
+    with pytest.raises(ConfigurationError, match=r"stream\.streaming must be off, on or parallel"):
+        StreamPolicy(streaming="auto")
 
 
 @pytest.mark.parametrize("count", [0, 0.5, -1, float("nan")])
@@ -166,7 +168,7 @@ def test_settings_survive_a_round_trip_through_an_asset_s_metadata() -> None:
         ),
         slot="other",
         windows=WindowPolicy(keep=5),
-        stream=StreamPolicy(total_seconds=60),
+        stream=StreamPolicy(total_seconds=60, streaming="on"),
         checks=CheckPolicy(None),
     )
     assert read_capture_settings(write_capture_settings(capture)) == capture

@@ -106,6 +106,12 @@ class StreamModel(dg.Model, Resolvable):
         description="The longest pause between two attempts to resume. The first pause is 0.1 s at "
         "most; the pauses double, each shortened at random by up to a half.",
     )
+    streaming: bool | Literal["off", "on", "parallel"] = Field(
+        default="off",
+        description="When the server sends a transaction that exceeds its "
+        "`logical_decoding_work_mem`. `off`: at the commit. `on`: while it runs, and the rows wait "
+        "on the local disk for the commit. `parallel`: as `on`, by the protocol of Postgres 16.",
+    )
 
 
 class SnapshotModel(dg.Model, Resolvable):

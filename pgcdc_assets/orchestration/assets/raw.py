@@ -38,6 +38,7 @@ from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
 from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
@@ -254,5 +255,6 @@ def capture_limits(policy: StreamPolicy) -> CaptureLimits:
             status_seconds=policy.status_seconds,
             silence_seconds=policy.silence_seconds,
             wire=WireSettings(batch_bytes=policy.batch_bytes),
+            plugin=PluginOptions(Streaming(policy.streaming)),
         ),
     )

@@ -273,9 +273,11 @@ class _File:
         options = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
         words = [word for o in options if get_origin(o) is Literal for word in get_args(o)]
         if words and isinstance(node, yaml.ScalarNode):
-            if value not in words:
-                self.fail(node, f"`{place}` must be {_allowed(options[0])}, or {words[0]}")
-            return value
+            # YAML reads the words off and on as booleans.
+            if value in words or (bool in options and isinstance(value, bool)):
+                return value
+            known = ", ".join(words[:-1]) if bool in options else f"{_allowed(options[0])},"
+            self.fail(node, f"`{place}` must be {known} or {words[-1]}")
         if value is None and type(None) in options:
             return None
         kind = next(option for option in options if option is not type(None))

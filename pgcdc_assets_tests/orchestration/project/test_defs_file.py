@@ -11,7 +11,9 @@ import pytest
 
 from pgcdc_assets.cli import main
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.assets.raw import capture_limits
 from pgcdc_assets.orchestration.project.code_location import find_captures, load_defs_folders
+from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 
 HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n"
 GOOD = HEAD + "  name: shop\n  publication: shop\n"
@@ -59,6 +61,14 @@ WRONG = {
     "another word for all tables": (
         GOOD + "  tables: everything\n",
         "5:11: `tables` must be a list, with `- name: ...` for each entry, or all",
+    ),
+    "another word for streaming": (
+        GOOD + TABLE + "  stream: {streaming: sometimes}\n",
+        "7:23: `stream.streaming` must be off, on or parallel",
+    ),
+    "a number for streaming": (
+        GOOD + TABLE + "  stream: {streaming: 1}\n",
+        "7:23: `stream.streaming` must be off, on or parallel",
     ),
     "a pattern without a schema": (
         GOOD + "  tables: all\n  all_tables: {exclude: [tmp_*]}\n",
@@ -223,7 +233,7 @@ def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
   spark_remote: null
   spark_config: {spark.driver.memory: 8g}
   windows: {max_bytes: 1000000, min_bytes: 1000, max_age_seconds: 0.5, retry_seconds: 1, keep: 50}
-  stream: {batch_bytes: 1000, total_seconds: null, slot_wait_seconds: 1}
+  stream: {batch_bytes: 1000, total_seconds: null, slot_wait_seconds: 1, streaming: parallel}
   retention: {raw_days: 30, old_version_days: 7, schedule: "0 4 * * *"}
   checks: {schedule: null}
   merge_step: {changes: 1000, bytes: 1000000}
@@ -239,6 +249,28 @@ def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
     capture = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"].capture
     assert [str(table.name) for table in capture.tables] == ["shop.orders", '"a.b"."Order Lines"']
     assert capture.windows.max_age_seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("written_as", "mode"),
+    [
+        ("off", Streaming.OFF),
+        ("on", Streaming.ON),
+        ("'on'", Streaming.ON),
+        ("false", Streaming.OFF),
+        ("true", Streaming.ON),
+        ("'{{ env.STREAMING }}'", Streaming.ON),
+        ("parallel", Streaming.PARALLEL),
+    ],
+)
+def test_streaming_is_written_as_a_word_or_as_the_boolean_of_yaml(
+    written_as: str, mode: Streaming, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMING", "on")
+    written(tmp_path, GOOD + TABLE + f"  stream: {{streaming: {written_as}}}\n")
+    policy = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"].capture.stream
+    assert policy.streaming == str(mode)
+    assert capture_limits(policy).stream.plugin == PluginOptions(mode)
 
 
 @pytest.mark.parametrize("command", ["check", "sync", "status", "verify"])
