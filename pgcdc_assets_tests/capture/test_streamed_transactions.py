@@ -15,15 +15,16 @@ import pytest
 from pgcdc_assets.capture.spool import TransactionSpool
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
-from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.streamed_captures import OptionStream, payloads, read_window
+from pgcdc_assets_tests.support.streamed_captures import payloads, read_window
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
@@ -130,14 +131,7 @@ def capture(
     )
     window = LsnWindow.of(1, start, end)
     settings = database.settings()
-    catalog = CatalogResolver(settings, "pub", lambda oid: zone.relations.registered(1, oid))
-
-    def resolve(announced: Relation, lsn: Lsn, xid: int) -> tuple[Relation, int]:
-        relation = catalog.complete(announced, lsn, xid).relation
-        return relation, zone.relations.register(1, relation, lsn)
-
-    options = PluginOptions(streaming)
-    version = int(database.value("show server_version_num"))
+    stream_settings = StreamSettings(plugin=PluginOptions(streaming))
     delimiters: list[bytes] = []
 
     def watch(message: bytes) -> None:
@@ -145,14 +139,22 @@ def capture(
             delimiters.append(message)
 
     with (
+        query_connection(settings, "test") as conn,
         TransactionSpool(folder / "spool", memory_bytes=200_000) as spool,
-        OptionStream(settings, slot, "pub", start, options=options, version=version) as stream,
+        ReplicationStream(settings, slot, "pub", start, stream_settings) as stream,
     ):
+        catalog = CatalogResolver(
+            settings, conn, "pub", lambda oid: zone.relations.registered(1, oid)
+        )
+
+        def resolve(announced: Relation, lsn: Lsn, xid: int) -> tuple[Relation, int]:
+            relation = catalog.complete(announced, lsn, xid).relation
+            return relation, zone.relations.register(1, relation, lsn)
+
         decoder = StreamingDecoder(resolve, spool, end, start)
         zone.changes.land(window, read_window(stream, decoder, watch), zone.relations.flush)
         stream.confirm(end)
         stream.finish()
-    catalog.close()
     table = zone.changes.table.load()
     assert table is not None
     rows = table.to_pyarrow_table().drop_columns(["window"]).to_pylist()
@@ -235,21 +237,17 @@ class LiveStream:
             self.error = error
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        version = int(self._database.value("show server_version_num"))
-
         def resolve(announced: Relation, lsn: Lsn, xid: int) -> tuple[Relation, int]:
             return announced, len(announced.columns)
 
         with (
             TransactionSpool(self._folder / "spool", memory_bytes=200_000) as spool,
-            OptionStream(
+            ReplicationStream(
                 self._database.settings(),
                 self._slot,
                 "pub",
                 Lsn(0),
-                StreamSettings(status_seconds=0.1),
-                options=PluginOptions(self._mode),
-                version=version,
+                StreamSettings(status_seconds=0.1, plugin=PluginOptions(self._mode)),
             ) as stream,
         ):
             decoder = StreamingDecoder(resolve, spool, FAR)

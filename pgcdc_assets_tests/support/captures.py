@@ -130,12 +130,14 @@ class Capturing:
         failpoint: str = "",
         batch_bytes: int = 8 * 1024 * 1024,
         timeout: float = 120,
+        streaming: str = "off",
     ) -> subprocess.CompletedProcess[str]:
         """Capture by one session in a child process, which the failpoint kills."""
         keys = ",".join(window.key for window in windows)
-        arguments = [self.conninfo, self.zone.lake.uri, self.slot, keys, str(batch_bytes)]
+        where = [self.conninfo, self.zone.lake.uri, self.slot, keys]
+        program = "pgcdc_assets_tests.support.capture_process"
         return subprocess.run(
-            [sys.executable, "-m", "pgcdc_assets_tests.support.capture_process", *arguments],
+            [sys.executable, "-m", program, *where, str(batch_bytes), streaming],
             env={**os.environ, "PGCDC_FAILPOINT": failpoint},
             capture_output=True,
             text=True,

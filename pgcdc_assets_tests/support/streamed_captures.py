@@ -1,31 +1,18 @@
-"""Streams with options of pgoutput, and the landing of their rows."""
+"""The rows and messages of a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pgcdc_assets.postgres.stream.connection import ReplicationStream
-from pgcdc_assets.postgres.stream.plugin_options import PluginOptions
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.heads import ACTION_AT
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pgcdc_assets.postgres.stream.connection import ReplicationStream
     from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
-
-
-class OptionStream(ReplicationStream):
-    """A replication stream with options of pgoutput."""
-
-    def __init__(self, *arguments: Any, options: PluginOptions, version: int, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._options, self._version = options, version
-
-    def _command(self) -> str:
-        clause = self._options.clause(self._publication, self._version)
-        return f'START_REPLICATION SLOT "{self._slot}" LOGICAL {self._flush_lsn} {clause}'
 
 
 def read_window(
