@@ -50,6 +50,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "capture": Benchmark("capture", _STREAM, 5),
     "tls": Benchmark("capture_tls", _STREAM, 4, postgres=15),
     "large": Benchmark("capture_large", "one transaction of 5,000,000 inserts", 8),
+    "streaming": Benchmark("capture_streaming", "one transaction of 5,000,000 inserts", 12),
     "wide": Benchmark(
         "capture_wide", "40,000 rows of 800 columns; 900,000 rows of 8 columns, 51 MB each", 1
     ),
