@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -186,3 +187,14 @@ def test_a_damaged_file_is_a_transient_error(tmp_path: Path) -> None:
         file.unlink()
         with pytest.raises(TransientError, match="No such file"):
             list(spool.read(7))
+
+
+def test_a_machine_without_a_writable_folder_has_a_spool_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(tempfile, "gettempdir", missing)
+    with TransactionSpool() as spool:
+        assert list(spool.read(7)) == []
