@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import run
-from pgcdc_assets.merge.kinds import base
+from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.merge.history import (
@@ -175,7 +175,7 @@ def test_an_overtaken_merge_writes_nothing(
     merge(spark, landing, _TARGET)
     first = _land_changes(landing)
     landing.land([update(str(_FIRST + 1), "1", "c", "1.00", "x")])
-    overtake(monkeypatch, base, "find_affected_rows", lambda: merge(spark, landing, _TARGET, first))
+    overtake(monkeypatch, accumulating, "find_affected_rows", lambda: merge(spark, landing, _TARGET, first))
     assert_overtaken(spark, landing, _TARGET)
     report = merge(spark, landing, _TARGET)
     versions = (
