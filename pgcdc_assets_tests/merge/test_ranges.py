@@ -175,7 +175,12 @@ def test_an_overtaken_merge_writes_nothing(
     merge(spark, landing, _TARGET)
     first = _land_changes(landing)
     landing.land([update(str(_FIRST + 1), "1", "c", "1.00", "x")])
-    overtake(monkeypatch, accumulating, "find_affected_rows", lambda: merge(spark, landing, _TARGET, first))
+    overtake(
+        monkeypatch,
+        accumulating,
+        "find_affected_rows",
+        lambda: merge(spark, landing, _TARGET, first),
+    )
     assert_overtaken(spark, landing, _TARGET)
     report = merge(spark, landing, _TARGET)
     versions = (

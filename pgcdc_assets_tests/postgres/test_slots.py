@@ -30,13 +30,22 @@ pytestmark = pytest.mark.postgres
 
 @contextmanager
 def _held(database: Database, slot: str) -> Iterator[None]:
-    """Hold the slot by a walsender during the block."""
+    """Hold the slot by a walsender during the block.
+
+    The walsender starts at the end of the WAL: earlier changes may belong to no publication, which
+    would end it on Postgres 17 and older.
+    """
     stream = psycopg2.connect(
         database.settings("shop").conninfo_for("capture", replication=True),
         connection_factory=LogicalReplicationConnection,
     )
     with closing(stream), stream.cursor() as cursor:
-        cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})
+        cursor.start_replication(
+            slot,
+            start_lsn=database.value("select pg_current_wal_insert_lsn()::text"),
+            options={"proto_version": "1", "publication_names": "pub"},
+        )
+        wait_until(lambda: _is_held(database, slot), "the walsender to hold the slot")
         yield
     wait_until(lambda: not _is_held(database, slot), "the walsender to end")
 
