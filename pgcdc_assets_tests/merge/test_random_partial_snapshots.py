@@ -22,7 +22,6 @@ from pgcdc_assets_tests.support.partial_snapshots import take
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 T = CdcTable("public", "t", (1, 2))
-ROUNDS = 3
 KEYS = 40
 PREDICATES = ("id % 3 = 0", "id < 20", "v like '%1%'", "true", "id = 7 or big is null")
 
@@ -72,9 +71,17 @@ def changed_at(pipeline: Pipeline, taken: Sequence[SnapshotReport]) -> set[tuple
     }
 
 
-@pytest.mark.parametrize("identity", ["default", "full"])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("identity", "rounds"),
+    [
+        pytest.param("full", 1, id="full"),
+        pytest.param("full", 3, id="full, long", marks=pytest.mark.soak),
+        pytest.param("default", 3, id="default, long", marks=pytest.mark.soak),
+    ],
+)
 def test_partial_snapshots_change_nothing_that_is_right(
-    pipeline: Pipeline, spark: SparkSession, rng: random.Random, identity: str
+    pipeline: Pipeline, spark: SparkSession, rng: random.Random, identity: str, rounds: int
 ) -> None:
     """C12: a partial snapshot opens no version, so each one is exact at its LSN.
 
@@ -95,7 +102,7 @@ def test_partial_snapshots_change_nothing_that_is_right(
     taken = []
     writers.start()
     try:
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             taken += [take(pipeline, rng.choice(PREDICATES)) for _ in range(rng.randint(1, 3))]
             pipeline.capture()
             through = rng.choice(pipeline.windows)
