@@ -14,7 +14,7 @@ from pgcdc_assets.demo.programs import find_binaries
 
 ROOT = Path(__file__).resolve().parents[1]
 # `make bench` itself changes these files.
-_WRITTEN_BY_BENCHMARKS = ("benchmarks/results.json", "docs/benchmarks.md")
+_WRITTEN_BY_BENCHMARKS = ("benchmarks/results.json", "docs/benchmarks.md", "README.md")
 
 
 def find_commit(root: Path = ROOT) -> str | None:

@@ -147,6 +147,7 @@ def test_a_dirty_tree_is_visible_in_the_commit(tmp_path: Path) -> None:
     git("init", "--quiet")
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "results.json").write_text("[]")
+    (tmp_path / "README.md").write_text("")
     (tmp_path / "code.py").write_text("1")
     git("add", ".")
     git("commit", "--quiet", "-m", "first")
@@ -154,6 +155,7 @@ def test_a_dirty_tree_is_visible_in_the_commit(tmp_path: Path) -> None:
     assert clean is not None and not clean.endswith("-dirty")
     # A benchmark writes its results. The code of the next benchmark is still that of the commit.
     (tmp_path / "benchmarks" / "results.json").write_text("[1]")
+    (tmp_path / "README.md").write_text("figures")
     assert find_commit(tmp_path) == clean
     (tmp_path / "code.py").write_text("2")
     assert find_commit(tmp_path) == f"{clean}-dirty"
