@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets_tests.support import class_archive, coverage_floor
+from pgcdc_assets_tests.support import coverage_floor
 from pgcdc_assets_tests.support.balance import choose_group, group_of, kinds_of
 from pgcdc_assets_tests.support.postgres_binaries import RELEASES, install, main
 from pgcdc_assets_tests.support.spark import CONNECT, EMBEDDED
@@ -86,27 +85,6 @@ def test_a_coverage_below_the_floor_fails(
     report.write_text(json.dumps({"summary": {"percent_covered": covered}}))
     assert coverage_floor.main(str(report)) == status
     assert f"{covered} %" in capsys.readouterr().out
-
-
-def test_an_unusable_class_archive_has_no_effect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(class_archive, "FOLDER", tmp_path)
-    assert class_archive.archive_options() == ""
-    class_archive.archive_path().write_bytes(b"cut off")
-    options = class_archive.archive_options().split()
-    assert options[0] == f"-XX:SharedArchiveFile={class_archive.archive_path()}"
-    home = os.environ.get("JAVA_HOME")
-    done = subprocess.run(
-        [f"{home}/bin/java" if home else "java", *options, "-version"],
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == ""
-    assert "archive" not in done.stderr
 
 
 EMBEDDED_TEST, CONNECT_TEST, OTHER_TEST = "a.py::t[embedded]", "a.py::t[connect-x]", "b.py::t"

@@ -144,12 +144,14 @@ def build_parser() -> argparse.ArgumentParser:
     spark = _command(
         commands,
         "spark",
-        "start, stop or describe a Spark server, with which merges start no JVM",
+        "prepare sooner starts of Spark, or start, stop or describe a Spark server",
     )
     spark.add_argument(
         "action",
-        choices=("start", "stop", "status"),
-        help="start: the merges of this folder use the server until it is stopped",
+        choices=("prepare", "start", "stop", "status"),
+        help="prepare: write an archive of Java classes, with which each JVM of this user starts "
+        "sooner; start: the merges of this folder use the server until it is stopped, and start no "
+        "JVM",
     )
     spark.add_argument(
         "--memory", metavar="SIZE", help="maximum heap of the server, for start (default: 4g)"

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from pgcdc_assets.cli.output import say
+from pgcdc_assets.cli.spark_prepare import prepare
 from pgcdc_assets.cli.tables import duration
 from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, state_folder
 from pgcdc_assets.spark.server import SparkServer
@@ -13,9 +14,18 @@ from pgcdc_assets.spark.server_process import RunningServer
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start, stop or describe the Spark server of this state folder."""
+    """Prepare this machine, or start, stop or describe the Spark server of this state folder."""
+    if options.action == "prepare":
+        return _prepare()
     server = SparkServer(state_folder(), _settings(options))
     return {"start": _start, "stop": _stop, "status": _status}[options.action](server)
+
+
+def _prepare() -> int:
+    say("Preparing Spark, which takes half a minute; the first time downloads 87 MB of jars")
+    archive, is_new = prepare()
+    print(f"{'Prepared' if is_new else 'Already prepared'}: {archive}")
+    return 0
 
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:

@@ -128,8 +128,8 @@ class SparkResource(dg.ConfigurableResource[None]):
         # Import here: definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
-        from pgcdc_assets.spark.session import connecting, release_at_exit, runs_embedded
-        from pgcdc_assets.spark.settings import embedded_conf
+        from pgcdc_assets.spark.session import connecting, runs_embedded, started
+        from pgcdc_assets.spark.settings import embedded_conf, start_conf
 
         remote = self._chosen_remote()
         if remote is None and not runs_embedded():
@@ -138,8 +138,9 @@ class SparkResource(dg.ConfigurableResource[None]):
         conf = {"spark.remote": remote} if remote else embedded_conf()
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
         with connecting(remote):
-            session: SparkSession = LazyPySparkResource(spark_config=config).spark_session
-            return release_at_exit(session)
+            used = config if remote else start_conf(config)
+            session: SparkSession = LazyPySparkResource(spark_config=used).spark_session
+            return started(session, config)
 
     def _chosen_remote(self) -> str | None:
         return self.remote or os.environ.get(home.SPARK_VARIABLE, "").strip() or None

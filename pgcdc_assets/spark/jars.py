@@ -1,18 +1,41 @@
-"""A lock for the resolution of Spark's jars, one process of a user at a time.
+"""The jars of `spark.jars.packages`: one resolution at a time, and none for known jars.
 
-Spark resolves the jars of `spark.jars.packages` with Ivy, whose cache has no lock. With an empty
-cache, processes that start at the same time (steps of a run, workers of a test run) overwrite each
-other's files and fail.
+Spark resolves packages with Ivy, whose cache has no lock. With an empty cache, processes that start
+at the same time (steps of a run, workers of a test run) overwrite each other's files and fail.
+
+A resolution takes seconds even with a filled cache. After a start, the paths of the resolved jars
+are therefore written to a file. A later session with the same packages on this machine gets the
+jars on its class path, without a resolution. The jars are then loaded by the JVM's own class
+loader, so an archive of classes can contain their classes.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
-from collections.abc import Iterator
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pgcdc_assets.local import locked
+
+PACKAGES = "spark.jars.packages"
+CLASS_PATH = "spark.driver.extraClassPath"
+MASTER = "spark.master"
+# With one of these settings, the user determines which jars are loaded, or from where.
+_OF_USERS = (
+    "spark.jars",
+    "spark.jars.excludes",
+    "spark.jars.repositories",
+    "spark.jars.ivySettings",
+)
+# Libraries with the same classes as a library of Spark that has another name.
+_PROVIDED_BY = {"commons-logging": "jcl-over-slf4j"}
+_VERSION = re.compile(r"-\d[\w.\-]*\.jar$")
 
 
 @contextmanager
@@ -23,10 +46,110 @@ def looking_up_alone() -> Iterator[None]:
     """
     with ExitStack() as held:
         with suppress(OSError, RuntimeError):
-            held.enter_context(locked(_lock_file()))
+            held.enter_context(locked(cache_folder() / "spark-jars.lock"))
         yield
 
 
-def _lock_file() -> Path:
+def cache_folder() -> Path:
+    """Return this user's folder for files that any project of the machine can use."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "pgcdc" / "spark-jars.lock"
+    return Path(cache) / "pgcdc"
+
+
+def spark_jars() -> list[Path]:
+    """Return the jars inside the PySpark package, in order of their names; none without PySpark."""
+    package = importlib.util.find_spec("pyspark")
+    if package is None or package.origin is None:
+        return []
+    return sorted((Path(package.origin).parent / "jars").glob("*.jar"))
+
+
+def with_known_jars(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return settings with the known jars of the packages on the driver's class path.
+
+    The settings are returned unchanged if the jars are not known, if one of them is missing, or if
+    executors need the jars too (a master that is not local).
+    """
+    packages = conf.get(PACKAGES, "")
+    if not packages or not conf.get(MASTER, "").startswith("local") or _is_of_user(conf):
+        return dict(conf)
+    jars = _read().get(_key(packages))
+    if not jars or not all(_is_there(path, size) for path, size in jars.items()):
+        return dict(conf)
+    class_path = [*jars, *filter(None, [conf.get(CLASS_PATH)])]
+    return {**conf, PACKAGES: "", CLASS_PATH: os.pathsep.join(class_path)}
+
+
+def remember_jars(conf: Mapping[str, str], resolved: str) -> None:
+    """Write the paths of resolved jars for later sessions. A file error has no effect.
+
+    Args:
+        conf: the settings of the session.
+        resolved: the session's setting `spark.jars` after its start: URIs, separated by commas.
+    """
+    packages = conf.get(PACKAGES, "")
+    if not packages or not resolved or _is_of_user(conf):
+        return
+    with suppress(OSError, RuntimeError, ValueError):
+        jars = {str(path): path.stat().st_size for path in _lacking(resolved.split(","))}
+        known = _read()
+        if known.get(_key(packages)) == jars:
+            return
+        file = _file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as draft:
+            json.dump({**known, _key(packages): jars}, draft, indent=1)
+        Path(draft.name).replace(file)
+
+
+def _is_of_user(conf: Mapping[str, str]) -> bool:
+    return any(conf.get(name) for name in _OF_USERS)
+
+
+def _lacking(uris: Sequence[str]) -> list[Path]:
+    """Return the jars that Spark's own jars do not include, in order.
+
+    The driver's class path precedes Spark's jars. Another version of a library there would replace
+    Spark's own.
+
+    Raises:
+        ValueError: a URI is not a local file.
+    """
+    present = {_VERSION.sub("", path.name) for path in spark_jars()}
+    lacking = []
+    for uri in uris:
+        parts = urlsplit(uri)
+        if parts.scheme not in ("", "file"):
+            raise ValueError(f"{parts.scheme} is not a local file")
+        path = Path(unquote(parts.path))
+        # Ivy names a file group_artifact-version.jar; a group has no underscore.
+        artifact = _VERSION.sub("", path.name.partition("_")[2])
+        if not present & {artifact, _PROVIDED_BY.get(artifact)}:
+            lacking.append(path)
+    return lacking
+
+
+def _is_there(path: str, size: int) -> bool:
+    with suppress(OSError):
+        return os.stat(path).st_size == size and os.pathsep not in path
+    return False
+
+
+def _key(packages: str) -> str:
+    """Return the key of the packages for this installation of PySpark."""
+    jars = spark_jars()
+    return f"{packages} {jars[0].parent if jars else ''} {len(jars)}"
+
+
+def _read() -> dict[str, dict[str, int]]:
+    """Return the known jars with their sizes in bytes, by key."""
+    with suppress(OSError, RuntimeError, ValueError, AttributeError, TypeError):
+        known = json.loads(_file().read_text())
+        return {
+            key: {path: int(size) for path, size in jars.items()} for key, jars in known.items()
+        }
+    return {}
+
+
+def _file() -> Path:
+    return cache_folder() / "spark-jars.json"

@@ -14,6 +14,12 @@ _INSTALL = "Install Java 17 or 21 (Debian: apt-get install openjdk-17-jre-headle
 _SECONDS_TO_ANSWER = 30.0
 
 
+def find_java() -> str | None:
+    """Return the path of the `java` that Spark's scripts would run; None without one."""
+    home = os.environ.get("JAVA_HOME", "")
+    return os.path.join(home, "bin", "java") if home else shutil.which("java")
+
+
 def check_java() -> None:
     """Check that Spark can start a JVM on this machine.
 
@@ -21,7 +27,7 @@ def check_java() -> None:
         ConfigurationError: Java is missing, does not run, or is too old.
     """
     home = os.environ.get("JAVA_HOME", "")
-    program = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    program = find_java()
     if program is None:
         raise ConfigurationError(reason=f"Spark needs Java, but no java is on the PATH. {_INSTALL}")
     if not os.access(program, os.X_OK) or os.path.isdir(program):

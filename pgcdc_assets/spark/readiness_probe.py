@@ -5,7 +5,8 @@ not hang on a server that accepts connections without a reply. The probe reads t
 from standard input, because the address contains a token and other users can read a command line.
 
 The probe writes and reads a small Delta table, which tests Spark, Delta and the folder. The server
-also loads many classes that the first merge needs.
+also loads many classes that the first merge needs. At the end the probe remembers the jars that the
+server has resolved, for the next start.
 """
 
 from __future__ import annotations
@@ -19,18 +20,23 @@ from typing import Any
 
 from pyspark.sql.connect.session import SparkSession
 
+from pgcdc_assets.spark.jars import remember_jars
 from pgcdc_assets.spark.sql import delta_table
 
 _POLL_SECONDS = 0.1
 
 
 def main() -> None:
-    """Read `{"remote": ..., "port": ..., "folder": ...}`; exit with 0 after a query succeeds."""
+    """Read a request as JSON; exit with 0 after a query succeeds.
+
+    The request has `remote` and `port` of the server, a `folder`, and the server's settings `conf`.
+    """
     request: dict[str, Any] = json.load(sys.stdin)
     _wait_for_port(request["port"])
     session = SparkSession.builder.remote(request["remote"]).create()
     try:
         _write_and_read(session, f"{request['folder']}/probe")
+        remember_jars(request["conf"], session.conf.get("spark.jars", "") or "")
     finally:
         session.stop()
 

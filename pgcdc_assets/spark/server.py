@@ -30,7 +30,7 @@ from pgcdc_assets.local import free_port, locked
 from pgcdc_assets.spark.jars import looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.server_process import RunningServer, launch
-from pgcdc_assets.spark.settings import server_conf
+from pgcdc_assets.spark.settings import server_conf, start_conf
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
 
@@ -130,11 +130,11 @@ class SparkServer:
             self.log_file.replace(self.log_file.with_name(f"{self.log_file.name}.old"))
         conf = {**server_conf(port, str(self.work_folder)), **self.conf}
         token = secrets.token_hex(16)
-        self._child = launch(conf, token, self.work_folder, self.log_file)
+        self._child = launch(start_conf(conf), token, self.work_folder, self.log_file)
         server = RunningServer(self._child.pid, port, token, time.time())
         try:
             self._write(server)
-            status = self._wait(self._child, server, say)
+            status = self._wait(self._child, server, conf, say)
             if status is None:
                 server = replace(server, ready=True)
                 self._write(server)
@@ -151,11 +151,15 @@ class SparkServer:
         )
 
     def _wait(
-        self, process: subprocess.Popen[bytes], server: RunningServer, say: Say
+        self,
+        process: subprocess.Popen[bytes],
+        server: RunningServer,
+        conf: Mapping[str, str],
+        say: Say,
     ) -> int | None:
         """Wait until a client's query succeeds. Return the exit status of an ended server."""
         began = news = time.monotonic()
-        probe = self._probe(server)
+        probe = self._probe(server, conf)
         try:
             while probe.poll() is None:
                 time.sleep(_POLL_SECONDS)
@@ -182,8 +186,13 @@ class SparkServer:
             )
         return None
 
-    def _probe(self, server: RunningServer) -> subprocess.Popen[bytes]:
-        request = {"remote": server.remote, "port": server.port, "folder": str(self.work_folder)}
+    def _probe(self, server: RunningServer, conf: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        request = {
+            "remote": server.remote,
+            "port": server.port,
+            "folder": str(self.work_folder),
+            "conf": dict(conf),
+        }
         with tempfile.TemporaryFile("w+") as stdin, self.log_file.open("ab") as log:
             json.dump(request, stdin)
             stdin.seek(0)

@@ -28,9 +28,9 @@ from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.spark.errors import condition_of, text_of
-from pgcdc_assets.spark.jars import looking_up_alone
+from pgcdc_assets.spark.jars import looking_up_alone, remember_jars
 from pgcdc_assets.spark.java import check_java
-from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf
+from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf
 
 # A local server that refuses connections has ended. By default the client retries for ten minutes,
 # which suits clusters behind a network.
@@ -65,9 +65,24 @@ def spark_session(
         settings = {**(SESSION_CONF if remote else embedded_conf()), **(conf or {})}
         if remote:
             builder = builder.remote(remote)
-        for key, value in settings.items():
+        for key, value in (settings if remote else start_conf(settings)).items():
             builder = builder.config(key, value)
-        return release_at_exit(_with_escapes(builder.getOrCreate()))
+        return started(_with_escapes(builder.getOrCreate()), settings)
+
+
+def started(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
+    """Return a session that this process started, with what follows from its start arranged.
+
+    The process remembers the jars that an embedded session has resolved, and releases a session on
+    a server at its end.
+
+    Args:
+        session: the session.
+        conf: the requested settings, before `start_conf`.
+    """
+    if _client(session) is None:
+        remember_jars(conf, session.sparkContext.getConf().get("spark.jars") or "")
+    return release_at_exit(session)
 
 
 def runs_embedded() -> bool:

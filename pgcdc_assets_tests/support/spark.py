@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pgcdc_assets_tests.support.class_archive import archive_options
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -89,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests do not use a server that the developer runs in this clone.
     os.environ["PGCDC_SPARK_REMOTE"] = "local"
     # These options apply to every JVM, also to those of child processes.
-    os.environ["JDK_JAVA_OPTIONS"] = f"{JAVA_OPTIONS} {archive_options()}".rstrip()
+    os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
 
 
 def asked_kinds(config: pytest.Config) -> list[str]:
