@@ -177,6 +177,7 @@ def test_tables_follow_random_schema_changes_over_a_long_time(
     """Run for minutes, with repeated comparisons."""
     deadline = time.monotonic() + float(os.environ.get("PGCDC_SOAK_SECONDS", "600"))
     run.sync()
+    before = run.snapshots
     total = 0
     number = 0
     while time.monotonic() < deadline:
@@ -190,7 +191,10 @@ def test_tables_follow_random_schema_changes_over_a_long_time(
         run.check(spark)
         total += workload.ddl_count
         assert run.snapshots - first <= _most_snapshots(workload)
-        print(f"round {number}: {total} schema changes, {run.kills} kills, {run.reports} reports")
+        print(
+            f"round {number}: {total} schema changes, {run.kills} kills, {run.reports} reports, "
+            f"{run.snapshots - before} new snapshots"
+        )
 
 
 def _most_snapshots(workload: SchemaWorkload) -> int:
