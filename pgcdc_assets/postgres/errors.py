@@ -79,7 +79,8 @@ _CONFIGURATION = [
     ),
 ]
 
-_GONE = {"57P01", "57P02", "57P03", "57P05"}
+# The sessions of a standby end with 57P04 if the primary drops their database.
+_GONE = {"57P01", "57P02", "57P03", "57P04", "57P05"}
 
 
 def connection_failure(server: str, text: str, variable: str = "PGCDC_DSN") -> PgcdcError:

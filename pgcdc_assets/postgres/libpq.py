@@ -13,6 +13,8 @@ from collections.abc import Callable
 import psycopg
 from psycopg import pq
 
+from pgcdc_assets.error_text import first_line
+
 
 def connect(conn: pq.abc.PGconn, timeout_seconds: float) -> bool:
     """Complete a started connection. Return whether the connection is established.
@@ -89,8 +91,3 @@ def _answer(
     except psycopg.OperationalError as error:
         raise OSError(first_line(error)) from error
     return result
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of a libpq error's text."""
-    return str(error).partition("\n")[0]

@@ -16,11 +16,12 @@ import time
 import psycopg
 from psycopg import pq
 
+from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.libpq import connect, execute, first_line
+from pgcdc_assets.postgres.libpq import connect, execute
 
 _LIMIT_SECONDS = 30.0
 _INSUFFICIENT_PRIVILEGE = "42501"

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
 
+from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.compaction import MINIMUM_FILES
-from pgcdc_assets.raw.table import RawTable, first_line
+from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.vacuum import delete_old_files
 from pgcdc_assets.raw.zone import RawZone
 

@@ -24,6 +24,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
+from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path, open_delta_table, read_commit
 from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
@@ -363,8 +364,3 @@ class RawTable:
             f"{outcome} Check that the lake has space and is writable, then run it "
             "again."
         )
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an engine's error, for a sentence."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,8 @@
 """Comparison of the current rows of source and SCD1, value by value, for idle tables.
 
 The module serves tests and demonstrations: the comparison has no LSN, and keeps a digest of every
-row in memory. `compare_digests.py` compares tables of any size while writers commit.
+row in memory. Equal rows of a table without a key are counted. `compare_digests.py` compares tables
+of any size while writers commit.
 
 The source's rows are texts of Postgres from one snapshot. The target's rows are read by delta-rs,
 without a JVM. `values.py` converts the texts independently of the merge's expressions, so a wrong
@@ -65,7 +66,7 @@ def compare_table(
     with _snapshot(settings, zone, publication, name) as (published, snapshot_name):
         side = _Sides(published.relation, target, key)
         entries = side.read_target_rows()
-        target_rows = len(entries)
+        target_rows = sum(map(len, entries.values()))
         source_rows, missing = 0, 0
         differing: dict[bytes, list[str | None]] = {}
         difference_count = 0
@@ -73,10 +74,10 @@ def compare_table(
             for row in batch.column("new").to_pylist():
                 source_rows += 1
                 row_key = side.source_key(row)
-                entry = entries.pop(row_key, None)
-                if entry is None:
+                found = entries.get(row_key)
+                if not found:
                     missing += 1
-                elif side.source_digest(row, entry.rescued) != entry.digest:
+                elif not side.remove(found, row):
                     difference_count += 1
                     if len(differing) < _EXAMINED_ROWS:
                         differing[row_key] = row
@@ -87,7 +88,7 @@ def compare_table(
         source_rows,
         target_rows,
         missing=missing,
-        extra=len(entries),
+        extra=sum(map(len, entries.values())),
         differing=difference_count,
         columns=tuple(dict.fromkeys(columns)),
     )
@@ -127,11 +128,25 @@ class _Sides:
         self.has_rescued = RESCUED in arrow.names
         self.keeps_deleted = DELETED in arrow.names and DELETED not in names
 
-    def read_target_rows(self) -> dict[bytes, _Entry]:
-        entries = {}
+    def read_target_rows(self) -> dict[bytes, list[_Entry]]:
+        """Return the rows by the digests of their keys. Without a key, equal rows have one key."""
+        entries: dict[bytes, list[_Entry]] = {}
         for values, rescued in self._target_rows():
-            entries[_digest([values[i] for i in self.key])] = _Entry(_digest(values), rescued)
+            row_key = _digest([values[i] for i in self.key])
+            entries.setdefault(row_key, []).append(_Entry(_digest(values), rescued))
         return entries
+
+    def remove(self, entries: list[_Entry], row: Sequence[str | None]) -> bool:
+        """Remove the row of the target that equals a source row; without one, remove another.
+
+        Return whether the removed row is equal.
+        """
+        for place in reversed(range(len(entries))):
+            if self.source_digest(row, entries[place].rescued) == entries[place].digest:
+                del entries[place]
+                return True
+        entries.pop()
+        return False
 
     def source_key(self, row: Sequence[str | None]) -> bytes:
         return _digest([_read(self.readers[i], row[self.positions[i]]) for i in self.key])

@@ -121,7 +121,8 @@ def test_tables_equal_the_source_after_copies_of_a_standby_with_conflicts(
             reports = pipeline.merge(None, *targets)
             assert all(isinstance(report, MergeReport) for report in reports.values()), reports
     pipeline.capture()
-    pipeline.merge(None, *targets)
+    reports = pipeline.merge(None, *targets)
+    assert all(isinstance(report, MergeReport) for report in reports.values()), reports
     pipeline.assert_equal("t", "bag")
     assert compare_history(spark, source.primary, zone, T) == HistoryDifference([], [])
     assert "was ended by a conflict" in caplog.text

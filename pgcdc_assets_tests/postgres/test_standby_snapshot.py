@@ -27,6 +27,7 @@ from pgcdc_assets.postgres.wal_records import WalRange
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
 from pgcdc_assets_tests.support.handover import writers
 from pgcdc_assets_tests.support.postgres.wire import peek
+from pgcdc_assets_tests.support.preflight import findings_of, problems_in
 from pgcdc_assets_tests.support.standby import Source
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -223,6 +224,35 @@ def test_a_server_that_is_no_standby_of_the_primary_is_refused(
         export_standby_snapshot(primary, standby),
     ):
         pass
+
+
+def test_a_slot_on_a_standby_that_the_primary_does_not_wait_for_is_a_warning(
+    source: Source,
+) -> None:
+    """B17: the primary's VACUUM removes rows of the catalog, and the standby loses the slot."""
+    source.primary.execute(
+        "create table t (id int primary key); create publication pub for table t"
+    )
+    source.wait_for_replay()
+    settings = source.standby.settings()
+    feedback, physical = ("hot_standby_feedback", None), ("primary_slot_name", None)
+    problems = problems_in(findings_of(settings))
+    assert set(problems) == {feedback}
+    assert problems[feedback].startswith("warning: The server is a standby with hot_standby_feedb")
+    assert "alter system set hot_standby_feedback = on; select pg_reload" in problems[feedback]
+    with source.standby_setting("hot_standby_feedback", "on"):
+        assert problems_in(findings_of(settings)) == {}
+        admin = Database(source.standby.server, "postgres")
+        admin.execute("alter system set primary_slot_name = ''")
+        admin.value("select pg_reload_conf()")
+        try:
+            wait_until(lambda: not admin.value("show primary_slot_name"), "the setting")
+            problems = problems_in(findings_of(settings))
+        finally:
+            admin.execute("alter system set primary_slot_name = 'standby'")
+            admin.value("select pg_reload_conf()")
+        assert set(problems) == {physical}
+        assert "pg_create_physical_replication_slot" in problems[physical]
 
 
 ROWS = """

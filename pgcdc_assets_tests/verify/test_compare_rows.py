@@ -87,3 +87,21 @@ def test_a_missing_column_of_the_table_is_a_difference(source: Database, zone: R
 def test_a_table_that_was_never_merged_is_named(source: Database, zone: RawZone) -> None:
     with pytest.raises(ConfigurationError, match=r"public\.t was never merged"):
         compare_table(source.settings(), zone, "pub", "public", "t")
+
+
+def test_a_row_that_the_table_has_twice_is_extra(source: Database, zone: RawZone) -> None:
+    found = compare(source, zone, [*ROWS, ROWS[0]])
+    assert (found.target_rows, found.missing, found.extra) == (4, 0, 1)
+    assert not found.is_equal
+    found = compare(source, zone, [*ROWS, {**ROWS[0], "v": "other"}])
+    assert (found.missing, found.extra, found.differing) == (0, 1, 0)
+
+
+def test_equal_rows_of_a_table_without_a_key_are_counted(source: Database, zone: RawZone) -> None:
+    """D11."""
+    source.execute("alter table t drop constraint t_pkey; alter table t replica identity full")
+    source.execute("insert into t select t.* from t, generate_series(1, 2)")
+    rows = 3 * ROWS
+    assert compare(source, zone, rows) == Comparison("public", "t", 9, 9)
+    assert compare(source, zone, [*rows, ROWS[0]]).extra == 1
+    assert compare(source, zone, rows[1:]).missing == 1

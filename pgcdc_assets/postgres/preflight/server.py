@@ -43,7 +43,8 @@ select current_setting('server_version_num')::int, current_setting('server_versi
        current_setting('max_wal_senders')::int, (select count(*) from pg_stat_replication)::int,
        current_setting('wal_sender_timeout'),
        (select setting::bigint from pg_settings where name = 'max_slot_wal_keep_size'),
-       (select setting::bigint from pg_settings where name = 'idle_replication_slot_timeout')
+       (select setting::bigint from pg_settings where name = 'idle_replication_slot_timeout'),
+       current_setting('hot_standby_feedback')::bool, current_setting('primary_slot_name')
   from pg_roles r where r.rolname = current_user
 """
 
@@ -68,6 +69,8 @@ class Server:
         idle_slots: names of the slots without a walsender; None without such slots.
         max_slot_wal_keep_mb: max_slot_wal_keep_size in MB; below 0: unlimited.
         idle_slot_timeout: idle_replication_slot_timeout in seconds, PG 18 and newer; else None.
+        has_standby_feedback: hot_standby_feedback; of a standby.
+        primary_slot: primary_slot_name, the standby's slot on its primary; empty: without a slot.
     """
 
     version: int
@@ -86,6 +89,8 @@ class Server:
     wal_sender_timeout: str
     max_slot_wal_keep_mb: int
     idle_slot_timeout: int | None
+    has_standby_feedback: bool
+    primary_slot: str
 
 
 def read_server(conn: Connection) -> Server:
@@ -115,6 +120,8 @@ def check_server(server: Server) -> Iterator[Finding]:
             "The server is a standby. Logical decoding on a standby requires Postgres 16.",
             "Connect to the primary.",
         )
+    elif server.in_recovery:
+        yield from _check_feedback(server)
     if server.wal_level != "logical":
         yield Finding(
             "wal_level",
@@ -148,6 +155,32 @@ def check_server(server: Server) -> Iterator[Finding]:
             "idle_replication_slot_timeout is set: the slot is lost if no capture runs for this "
             "time.",
             "alter system set idle_replication_slot_timeout = 0; select pg_reload_conf()",
+        )
+
+
+def _check_feedback(server: Server) -> Iterator[Finding]:
+    """Yield findings about what keeps the catalog rows that a slot on a standby needs.
+
+    Source: 47.2.2 Replication Slots, in the Postgres documentation.
+    """
+    if not server.has_standby_feedback:
+        yield Finding(
+            "hot_standby_feedback",
+            "warning",
+            "The server is a standby with hot_standby_feedback = off: its slot is lost as soon as "
+            "VACUUM on the primary removes rows of the catalog that the slot needs, and a snapshot "
+            "may lack rows.",
+            "on the standby: alter system set hot_standby_feedback = on; select pg_reload_conf()",
+        )
+    elif not server.primary_slot:
+        yield Finding(
+            "primary_slot_name",
+            "warning",
+            "The server is a standby without a slot on its primary (primary_slot_name): while the "
+            "standby is disconnected, VACUUM on the primary may remove rows of the catalog that "
+            "the capture's slot needs, and the slot is lost.",
+            "on the primary: select pg_create_physical_replication_slot('standby', true); on the "
+            "standby: alter system set primary_slot_name = 'standby'; select pg_reload_conf()",
         )
 
 

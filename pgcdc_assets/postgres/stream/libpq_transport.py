@@ -13,7 +13,8 @@ from collections.abc import Callable
 import psycopg
 from psycopg import pq
 
-from pgcdc_assets.postgres.libpq import execute, first_line
+from pgcdc_assets.error_text import first_line
+from pgcdc_assets.postgres.libpq import execute
 from pgcdc_assets.postgres.stream.transport import (
     READ_SECONDS,
     ServerError,
