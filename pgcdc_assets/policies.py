@@ -105,6 +105,7 @@ class StreamPolicy:
             tries to resume, and fails; 0: a run fails at the loss of a connection.
         resume_pause_seconds: the longest pause between two attempts to resume. The first pause is
             0.1 s at most; the pauses double, each shortened at random by up to a half.
+        report_seconds: interval of the figures about a running capture in the run's log.
         streaming: when the server sends a transaction that exceeds its logical_decoding_work_mem:
             `off`, at the commit; `on`, while the transaction runs; `parallel`, as `on` by a later
             version of the protocol (Postgres 16). YAML reads off and on as booleans, which are
@@ -118,6 +119,7 @@ class StreamPolicy:
     slot_wait_seconds: float = 5.0
     resume_seconds: float = 60.0
     resume_pause_seconds: float = 10.0
+    report_seconds: float = 60.0
     streaming: str = "off"
 
     def __post_init__(self) -> None:
@@ -128,7 +130,13 @@ class StreamPolicy:
                 reason=f"stream.streaming must be {', '.join(STREAMING_MODES[:-1])} or "
                 f"{STREAMING_MODES[-1]}"
             )
-        for name in ("batch_bytes", "status_seconds", "silence_seconds", "resume_pause_seconds"):
+        for name in (
+            "batch_bytes",
+            "status_seconds",
+            "silence_seconds",
+            "resume_pause_seconds",
+            "report_seconds",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(reason=f"stream.{name} must be above zero")
         if self.resume_seconds < 0:

@@ -106,6 +106,11 @@ class StreamModel(dg.Model, Resolvable):
         description="The longest pause between two attempts to resume. The first pause is 0.1 s at "
         "most; the pauses double, each shortened at random by up to a half.",
     )
+    report_seconds: float = Field(
+        default=StreamPolicy.report_seconds,
+        description="Interval of the figures about a running capture, in the run's log and as "
+        "observations of the raw asset.",
+    )
     streaming: bool | Literal["off", "on", "parallel"] = Field(
         default="off",
         description="When the server sends a transaction that exceeds its "

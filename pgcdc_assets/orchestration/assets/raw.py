@@ -34,6 +34,7 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
+from pgcdc_assets.orchestration.runs.run_reports import RunReports
 from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
 from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
 from pgcdc_assets.policies import StreamPolicy
@@ -96,7 +97,14 @@ def build_raw_asset(
         with dagster_failures(capture.name), ExitStack() as held:
             zone, limits = lake.zone(capture.name), capture_limits(capture.stream)
             session = held.enter_context(
-                CaptureSession(postgres.settings(), zone, capture.slot, capture.publication, limits)
+                CaptureSession(
+                    postgres.settings(),
+                    zone,
+                    capture.slot,
+                    capture.publication,
+                    limits,
+                    on_report=RunReports(context, spec.key).record,
+                )
             )
             landing = _Landing(context, capture, zone, session)
             recounts = []
@@ -251,6 +259,7 @@ def capture_limits(policy: StreamPolicy) -> CaptureLimits:
         slot_wait_seconds=policy.slot_wait_seconds,
         resume_seconds=policy.resume_seconds,
         resume_pause_seconds=policy.resume_pause_seconds,
+        report_seconds=policy.report_seconds,
         stream=StreamSettings(
             status_seconds=policy.status_seconds,
             silence_seconds=policy.silence_seconds,

@@ -144,6 +144,11 @@ class ReplicationStream:
         """Number of bytes received."""
         return 0 if self._wire is None else self._wire.bytes_received
 
+    @property
+    def queued_batches(self) -> int:
+        """Number of batches that were received and not taken yet."""
+        return self._queue.qsize()
+
     def __enter__(self) -> Self:
         self._wire = self._start()
         self._next_status = self._next_watch = self._reading_since = time.monotonic()
