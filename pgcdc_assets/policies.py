@@ -54,6 +54,9 @@ class WindowPolicy:
         min_bytes: bytes of waiting WAL that open a window at once.
         max_age_seconds: waiting WAL of any size opens a window this long after the last landing; in
             a run that continues, this long after the last window was opened.
+        max_empty_seconds: while the stream of a running capture brings no change, WAL of other
+            tables and databases opens a window this long after the last window was opened; 0: as
+            other WAL.
         retry_seconds: pause before a failed window is retried, doubled at each failure.
         max_retry_seconds: the longest pause before a retry.
         run_seconds: time for which a run of a sensor continues with further windows while changes
@@ -65,6 +68,7 @@ class WindowPolicy:
     max_bytes: int = 256 * MEGABYTE
     min_bytes: int = 8 * MEGABYTE
     max_age_seconds: float = 5.0
+    max_empty_seconds: float = 60.0
     retry_seconds: float = 5.0
     max_retry_seconds: float = 300.0
     run_seconds: float = 600.0
@@ -74,7 +78,13 @@ class WindowPolicy:
         for name in ("max_bytes", "min_bytes", "keep"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(reason=f"windows.{name} must be 1 or more")
-        for name in ("max_age_seconds", "retry_seconds", "max_retry_seconds", "run_seconds"):
+        for name in (
+            "max_age_seconds",
+            "max_empty_seconds",
+            "retry_seconds",
+            "max_retry_seconds",
+            "run_seconds",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(reason=f"windows.{name} must not be negative")
 

@@ -22,11 +22,10 @@ earlier part was not landed.
 
 from __future__ import annotations
 
-import select
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -47,6 +46,7 @@ from pgcdc_assets.capture.source_checks import (
     is_behind,
 )
 from pgcdc_assets.capture.source_stream import SourceStream
+from pgcdc_assets.capture.stream_watch import build_watch
 from pgcdc_assets.errors import (
     CaptureCancelled,
     ConnectionLost,
@@ -184,6 +184,21 @@ class CaptureSession:
 
         return self._work.call(lambda: self._resumed(read))
 
+    def has_changes(self) -> bool:
+        """Return whether changes have arrived behind the last window; True if this is unknown.
+
+        Raises:
+            CaptureCancelled: the token was cancelled.
+        """
+
+        def ask() -> bool:
+            # The next landing raises the error of a stream that has ended.
+            with suppress(PgcdcError):
+                return self._source is None or self._source.has_changes()
+            return True
+
+        return self._work.call(ask)
+
     def finish(self) -> bool:
         """End the stream. Return whether the server has received all confirmations.
 
@@ -298,7 +313,7 @@ class CaptureSession:
             self._publication,
             captured_through,
             self._limits.stream,
-            self._watch(conn),
+            build_watch(conn, self._is_overdue, self._limits.total_seconds),
             lambda server: check_server_timeline(self._zone, server),
         )
         try:
@@ -331,33 +346,6 @@ class CaptureSession:
                 reason=f"Window {window.key} is landed, but its end is not confirmed yet. The next "
                 f"run confirms the end and continues. {error}"
             ) from error
-
-    def _watch(self, conn: Connection) -> Callable[[], None]:
-        """Return the check that the stream's reader thread calls every second.
-
-        A fast shutdown of the server ends the lease's session first, and then waits until every
-        walsender's client has confirmed all WAL. A capture does not confirm all WAL, so the check
-        ends the stream when the lease's session has ended.
-        """
-        hang_up = select.poll()
-        hang_up.register(conn.fileno(), select.POLLRDHUP)
-        server = f"database {conn.info.dbname}"
-
-        def watch() -> None:
-            if hang_up.poll(0):
-                raise ConnectionLost(
-                    server=server,
-                    doing="capturing",
-                    reason="the server ended the session that holds the lease",
-                )
-            if self._is_overdue():
-                raise TransientError(
-                    reason="The capture took longer than its limit of "
-                    f"{self._limits.total_seconds:g} s. Nothing un-landed was confirmed. Raise the "
-                    "limit or use smaller windows, then run it again."
-                )
-
-        return watch
 
     def _is_overdue(self) -> bool:
         """Return whether the window in progress has reached the time limit."""

@@ -51,6 +51,12 @@ class WindowModel(dg.Model, Resolvable):
         description="Waiting WAL of any size opens a window this long after the last one landed; "
         "in a run that continues, this long after the last one was opened.",
     )
+    max_empty_seconds: float = Field(
+        default=WindowPolicy.max_empty_seconds,
+        description="While only other tables or databases of the server change, a running capture "
+        "opens a window this long after it opened the last one, so that the server can remove WAL. "
+        "A change opens a window as usual. 0: such WAL opens windows like changes.",
+    )
     retry_seconds: float = Field(
         default=WindowPolicy.retry_seconds,
         description="Pause before a failed window is retried; doubled at each failure.",

@@ -36,7 +36,12 @@ from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
 from pgcdc_assets.orchestration.runs.run_reports import RunReports
 from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
-from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
+from pgcdc_assets.orchestration.sensors.next_window import (
+    Capture,
+    CaptureProgress,
+    may_wait_for_changes,
+    plan_window,
+)
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
@@ -208,16 +213,19 @@ class _Landing:
 
     def _opened(self, following: LongRun, barrier: Lsn | None = None) -> LsnWindow | None:
         assert self._last is not None
-        plan = plan_window(
-            CaptureProgress(
-                epoch=self._last.epoch,
-                captured_through=self._last.end,
-                flush_lsn=self.session.read_current_lsn(),
-                seconds_since_landing=time.monotonic() - self._opened_at,
-            ),
-            self.capture.windows,
-            barrier,
+        progress = CaptureProgress(
+            epoch=self._last.epoch,
+            captured_through=self._last.end,
+            flush_lsn=self.session.read_current_lsn(),
+            seconds_since_landing=time.monotonic() - self._opened_at,
         )
+        policy = self.capture.windows
+        plan = plan_window(progress, policy, barrier)
+        if barrier is None and may_wait_for_changes(plan, progress, policy):
+            if not self.session.has_changes():
+                # The end of the run would cause another run, with a window.
+                following.stay()
+                return None
         if not isinstance(plan, Capture):
             return None
         epoch = self.zone.epochs.latest()

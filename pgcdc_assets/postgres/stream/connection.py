@@ -171,6 +171,22 @@ class ReplicationStream:
                 raise item
             yield item
 
+    def poll(self) -> MessageBatch | None:
+        """Return the next batch if one has arrived; None otherwise.
+
+        Raises:
+            ConnectionLost: the connection was lost, was silent, or was ended by the server.
+            PgcdcError: the server reported an error, or `watch` raised an error.
+        """
+        try:
+            item = self._queue.get_nowait()
+        except queue.Empty:
+            self.check()
+            return None
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
     def _next(self) -> MessageBatch | BaseException:
         """Return the next batch or error of the reader thread, or an error if the thread ended."""
         while True:
