@@ -54,6 +54,9 @@ class WindowPolicy:
         min_bytes: bytes of waiting WAL that open a window at once.
         max_age_seconds: waiting WAL of any size opens a window this long after the last landing; in
             a run that continues, this long after the last window was opened.
+        max_empty_seconds: while the stream of a running capture brings no change, WAL of other
+            tables and databases opens a window this long after the last window was opened; 0: as
+            other WAL.
         retry_seconds: pause before a failed window is retried, doubled at each failure.
         max_retry_seconds: the longest pause before a retry.
         run_seconds: time for which a run of a sensor continues with further windows while changes
@@ -65,6 +68,7 @@ class WindowPolicy:
     max_bytes: int = 256 * MEGABYTE
     min_bytes: int = 8 * MEGABYTE
     max_age_seconds: float = 5.0
+    max_empty_seconds: float = 60.0
     retry_seconds: float = 5.0
     max_retry_seconds: float = 300.0
     run_seconds: float = 600.0
@@ -74,7 +78,13 @@ class WindowPolicy:
         for name in ("max_bytes", "min_bytes", "keep"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(reason=f"windows.{name} must be 1 or more")
-        for name in ("max_age_seconds", "retry_seconds", "max_retry_seconds", "run_seconds"):
+        for name in (
+            "max_age_seconds",
+            "max_empty_seconds",
+            "retry_seconds",
+            "max_retry_seconds",
+            "run_seconds",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(reason=f"windows.{name} must not be negative")
 
@@ -105,6 +115,7 @@ class StreamPolicy:
             tries to resume, and fails; 0: a run fails at the loss of a connection.
         resume_pause_seconds: the longest pause between two attempts to resume. The first pause is
             0.1 s at most; the pauses double, each shortened at random by up to a half.
+        report_seconds: interval of the figures about a running capture in the run's log.
         streaming: when the server sends a transaction that exceeds its logical_decoding_work_mem:
             `off`, at the commit; `on`, while the transaction runs; `parallel`, as `on` by a later
             version of the protocol (Postgres 16). YAML reads off and on as booleans, which are
@@ -118,6 +129,7 @@ class StreamPolicy:
     slot_wait_seconds: float = 5.0
     resume_seconds: float = 60.0
     resume_pause_seconds: float = 10.0
+    report_seconds: float = 60.0
     streaming: str = "off"
 
     def __post_init__(self) -> None:
@@ -128,7 +140,13 @@ class StreamPolicy:
                 reason=f"stream.streaming must be {', '.join(STREAMING_MODES[:-1])} or "
                 f"{STREAMING_MODES[-1]}"
             )
-        for name in ("batch_bytes", "status_seconds", "silence_seconds", "resume_pause_seconds"):
+        for name in (
+            "batch_bytes",
+            "status_seconds",
+            "silence_seconds",
+            "resume_pause_seconds",
+            "report_seconds",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(reason=f"stream.{name} must be above zero")
         if self.resume_seconds < 0:

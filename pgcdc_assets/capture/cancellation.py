@@ -60,6 +60,8 @@ class Work:
         token: the request of the embedder to end.
         wake: function that ends a wait of the abandoned thread, such as the wait for a batch.
         release: function that is called once, after the end of an abandoned call.
+        beat: function that is called in the caller's thread ten times a second during a call, and
+            once after the call.
 
     Attributes:
         is_left: a call was abandoned. No further call is possible.
@@ -70,10 +72,12 @@ class Work:
         token: CancellationToken,
         wake: Callable[[], None] = lambda: None,
         release: Callable[[], None] = lambda: None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._token = token
         self._wake = wake
         self._release = release
+        self._beat = beat
         self._left = threading.Event()
         self._unreleased = threading.Lock()
 
@@ -127,6 +131,7 @@ class Work:
             thread.start()
             while not done.wait(_POLL_SECONDS):
                 self._token.check()
+                self._beat()
                 if deadline is not None and time.monotonic() > deadline:
                     raise Overdue
         except BaseException:
@@ -135,6 +140,7 @@ class Work:
             if done.wait(_GRACE_SECONDS):
                 self._release_once()
             raise
+        self._beat()
         if errors:
             raise errors[0]
         return results[0]

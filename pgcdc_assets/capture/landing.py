@@ -11,6 +11,7 @@ import pyarrow as pa
 from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.capture.cancellation import Work
+from pgcdc_assets.capture.meter import Meter, Phase
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.errors import TransientError
@@ -44,6 +45,7 @@ class Landing:
         settings: the source database.
         schema: the schema events.
         work: raises an error after the landing was abandoned: the landing must not commit.
+        meter: receives the figures of the landing.
         end: time by the monotonic clock at which the capture's limit ends; None: no limit.
         parks: land rows that cannot be decoded as parked rows; otherwise raise UndecodableRows.
         bytes_decoded: bytes of the messages that were decoded so far.
@@ -56,6 +58,7 @@ class Landing:
     settings: ConnectionSettings
     schema: SchemaWatch
     work: Work
+    meter: Meter
     end: float | None = None
     parks: bool = False
     bytes_decoded: int = 0
@@ -83,19 +86,28 @@ class Landing:
         return summary
 
     def _rows(self, progress: Activity) -> Iterator[pa.RecordBatch]:
-        decoder = self.source.decoder
+        decoder, meter = self.source.decoder, self.meter
+        meter.enter(Phase.WAITING)
         for batch in self.source.messages():
             self.work.check()
+            meter.enter(Phase.DECODING)
             for decoded in decoder.decode(batch):
                 self.work.check()
                 if decoder.parked and not self.parks:
                     raise UndecodableRows
                 progress.count += decoded.num_rows
+                meter.add(rows=decoded.num_rows)
+                meter.enter(Phase.WRITING)
                 yield decoded
-            self.bytes_decoded += _size(batch) - _size(decoder.rest)
+                meter.enter(Phase.DECODING)
+            byte_count = _size(batch) - _size(decoder.rest)
+            self.bytes_decoded += byte_count
+            meter.add(byte_count=byte_count)
             failpoints.reach(failpoints.MID_STREAM)
             if decoder.is_finished:
+                meter.enter(Phase.WRITING)
                 return
+            meter.enter(Phase.WAITING)
         raise TransientError(
             reason=f"The stream ended before the end of window {self.window.key}. Nothing "
             "un-landed was confirmed; run it again."
@@ -117,6 +129,7 @@ class Landing:
         return self.end is None or time.monotonic() + _LOOK_SECONDS < self.end
 
     def _before_commit(self) -> None:
+        self.meter.enter(Phase.COMMITTING)
         failpoints.reach(failpoints.BEFORE_DELTA_COMMIT)
         # The events come first: a stored relation version counts as known.
         self.schema.record(self.lease.conn if self._has_time() else None)

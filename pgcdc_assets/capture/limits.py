@@ -23,6 +23,7 @@ class CaptureLimits:
         resume_seconds: time without a connection during one window after which a capture no longer
             tries to resume; 0: the loss of a connection is an error at once.
         resume_pause_seconds: the longest pause between two attempts to resume.
+        report_seconds: interval of the reports about a capture in progress.
         stream: time limits and sizes of the stream.
     """
 
@@ -30,6 +31,7 @@ class CaptureLimits:
     slot_wait_seconds: float = 5.0
     resume_seconds: float = 0.0
     resume_pause_seconds: float = 10.0
+    report_seconds: float = 60.0
     stream: StreamSettings = field(default_factory=StreamSettings)
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pgcdc_assets.capture.meter import Phase
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.window_summary import WindowSummary
 
@@ -23,6 +24,7 @@ class CaptureReport:
         bytes_received: bytes of the stream's messages that were decoded for the window.
         seconds: time from the call to the confirmation.
         warnings: counts of messages and values that were not landed as sent, by description.
+        phase_seconds: seconds in each phase of the capture, see `meter.Phase`.
     """
 
     window: LsnWindow
@@ -37,6 +39,7 @@ class CaptureReport:
     bytes_received: int = 0
     seconds: float = 0.0
     warnings: Mapping[str, int] = field(default_factory=dict)
+    phase_seconds: Mapping[Phase, float] = field(default_factory=dict, compare=False)
 
     @property
     def rows_per_second(self) -> float:

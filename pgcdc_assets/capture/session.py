@@ -22,11 +22,11 @@ earlier part was not landed.
 
 from __future__ import annotations
 
-import select
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -34,6 +34,8 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.cancellation import CancellationToken, Overdue, Work
 from pgcdc_assets.capture.landing import Landing, UndecodableRows
 from pgcdc_assets.capture.limits import CaptureLimits, Outage
+from pgcdc_assets.capture.meter import Phase
+from pgcdc_assets.capture.progress import Diagnostics, Report
 from pgcdc_assets.capture.report import Attempt, CaptureReport
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.source_checks import (
@@ -44,6 +46,7 @@ from pgcdc_assets.capture.source_checks import (
     is_behind,
 )
 from pgcdc_assets.capture.source_stream import SourceStream
+from pgcdc_assets.capture.stream_watch import build_watch
 from pgcdc_assets.errors import (
     CaptureCancelled,
     ConnectionLost,
@@ -79,6 +82,7 @@ class CaptureSession:
         publication: the publication's name.
         limits: time limits and sizes.
         token: cancels the session from another thread.
+        on_report: function that receives the reports about the capture, in the caller's thread.
     """
 
     def __init__(
@@ -89,13 +93,19 @@ class CaptureSession:
         publication: str,
         limits: CaptureLimits | None = None,
         token: CancellationToken | None = None,
+        on_report: Callable[[Report], None] | None = None,
     ) -> None:
         self._settings = settings
         self._zone = zone
         self._slot = slot
         self._publication = publication
         self._limits = limits or CaptureLimits()
-        self._work = Work(token or CancellationToken(), self._wake, self._release)
+        self._diagnostics = Diagnostics(
+            *(settings, slot, publication, self._limits.report_seconds, on_report),
+            lambda: self._source,
+        )
+        self._meter, deliver = self._diagnostics.meter, self._diagnostics.deliver
+        self._work = Work(token or CancellationToken(), self._wake, self._release, deliver)
         self._held = ExitStack()
         self._lease: Lease | None = None
         self._source: SourceStream | None = None
@@ -113,6 +123,7 @@ class CaptureSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._diagnostics.end()
         # The thread of an abandoned call releases the connections.
         if self._work.is_left:
             return
@@ -142,12 +153,13 @@ class CaptureSession:
                 it again.
         """
         limit = self._limits.total_seconds
-        attempt = Attempt(window)
+        attempt, before = Attempt(window), self._meter.read()
         self._end = None if limit is None else attempt.began + limit
         # The stream ends at the limit, which ends a landing that does not hang.
         seconds = None if limit is None else limit + self._limits.stream.end_seconds
         try:
-            return self._work.call(lambda: self._resumed(lambda: self._land(attempt)), seconds)
+            report = self._work.call(lambda: self._resumed(lambda: self._land(attempt)), seconds)
+            return replace(report, phase_seconds=self._meter.read().since(before).seconds)
         except Overdue:
             raise TransientError(
                 reason="The capture took longer than its limit, and its landing does not return. "
@@ -156,6 +168,7 @@ class CaptureSession:
             ) from None
         finally:
             self._end = None
+            self._meter.enter(Phase.IDLE)
 
     def read_current_lsn(self) -> Lsn:
         """Return the end of the server's WAL, which the session's next window may have as its end.
@@ -170,6 +183,21 @@ class CaptureSession:
             return read_current_lsn(self._take_lease().conn)
 
         return self._work.call(lambda: self._resumed(read))
+
+    def has_changes(self) -> bool:
+        """Return whether changes have arrived behind the last window; True if this is unknown.
+
+        Raises:
+            CaptureCancelled: the token was cancelled.
+        """
+
+        def ask() -> bool:
+            # The next landing raises the error of a stream that has ended.
+            with suppress(PgcdcError):
+                return self._source is None or self._source.has_changes()
+            return True
+
+        return self._work.call(ask)
 
     def finish(self) -> bool:
         """End the stream. Return whether the server has received all confirmations.
@@ -208,6 +236,7 @@ class CaptureSession:
 
     def _land(self, attempt: Attempt) -> CaptureReport:
         window = attempt.window
+        self._meter.enter(Phase.CONNECTING)
         conn = self._take_lease().conn
         captured_through = check_raw_zone(conn, self._zone, self._slot, window)
         if captured_through is None or window.end <= captured_through:
@@ -241,6 +270,7 @@ class CaptureSession:
             self._settings,
             schema,
             self._work,
+            self._meter,
             self._end,
             parks,
         )
@@ -249,6 +279,7 @@ class CaptureSession:
         except BaseException:
             self._end_stream()
             raise
+        self._meter.add(windows=1)
         attempt.is_landed_here = True
         attempt.bytes_received = landing.bytes_decoded
         attempt.warnings = source.warnings() + Counter(schema.warnings)
@@ -282,7 +313,7 @@ class CaptureSession:
             self._publication,
             captured_through,
             self._limits.stream,
-            self._watch(conn),
+            build_watch(conn, self._is_overdue, self._limits.total_seconds),
             lambda server: check_server_timeline(self._zone, server),
         )
         try:
@@ -295,6 +326,7 @@ class CaptureSession:
             stream, self._settings, conn, self._zone, self._publication, captured_through
         )
         self._has_streamed = True
+        self._diagnostics.begin(conn)
         self._outage.end()
         # `_wake` does not know a stream that starts after it.
         self._work.check()
@@ -314,33 +346,6 @@ class CaptureSession:
                 reason=f"Window {window.key} is landed, but its end is not confirmed yet. The next "
                 f"run confirms the end and continues. {error}"
             ) from error
-
-    def _watch(self, conn: Connection) -> Callable[[], None]:
-        """Return the check that the stream's reader thread calls every second.
-
-        A fast shutdown of the server ends the lease's session first, and then waits until every
-        walsender's client has confirmed all WAL. A capture does not confirm all WAL, so the check
-        ends the stream when the lease's session has ended.
-        """
-        hang_up = select.poll()
-        hang_up.register(conn.fileno(), select.POLLRDHUP)
-        server = f"database {conn.info.dbname}"
-
-        def watch() -> None:
-            if hang_up.poll(0):
-                raise ConnectionLost(
-                    server=server,
-                    doing="capturing",
-                    reason="the server ended the session that holds the lease",
-                )
-            if self._is_overdue():
-                raise TransientError(
-                    reason="The capture took longer than its limit of "
-                    f"{self._limits.total_seconds:g} s. Nothing un-landed was confirmed. Raise the "
-                    "limit or use smaller windows, then run it again."
-                )
-
-        return watch
 
     def _is_overdue(self) -> bool:
         """Return whether the window in progress has reached the time limit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain
@@ -15,6 +15,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.quiet import is_empty, is_quiet
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets.raw.zone import RawZone
@@ -56,7 +57,9 @@ class SourceStream:
         self._schema: SchemaWatch | None = None
         self._batches = stream.batches()
         self._spool = TransactionSpool()
-        self._rest: MessageBatch | None = None
+        # Batches behind the last window, and whether they have changes.
+        self._hand: deque[MessageBatch] = deque()
+        self._has_changes = False
         self.decoder = StreamingDecoder(self._resolve, self._spool, position, position)
 
     def close(self) -> None:
@@ -85,13 +88,47 @@ class SourceStream:
 
         For errors see `ReplicationStream.batches`.
         """
-        rest, self._rest = self._rest, None
-        # Not a generator: its end would close `_batches`, which the next window reads.
-        return chain([] if rest is None else [rest], self._batches)
+        # Not one generator: its end would close `_batches`, which the next window reads.
+        return chain(self._take_hand(), self._batches)
+
+    def _take_hand(self) -> Iterator[MessageBatch]:
+        # A window may end before the last batch.
+        while self._hand:
+            yield self._hand.popleft()
+
+    def has_changes(self) -> bool:
+        """Return whether changes have arrived behind the last window. The call does not wait.
+
+        Empty transactions are dropped: they have no row, in a retry neither.
+
+        Raises:
+            PgcdcError: the stream has ended.
+        """
+        while not self._has_changes and (batch := self.stream.poll()) is not None:
+            self._keep(batch)
+        return self._has_changes
+
+    def _keep(self, batch: MessageBatch) -> None:
+        """Keep a batch. Of batches without a row, which follow each other, keep the last one.
+
+        The last keepalive may be the proof of the next window's end.
+        """
+        if len(batch.starts) == 0:
+            return
+        if self._hand and is_empty(batch) and is_empty(self._hand[-1]):
+            self._hand[-1] = batch
+            return
+        self._hand.append(batch)
+        self._has_changes |= not is_quiet(batch)
 
     def end_window(self, window: LsnWindow) -> None:
         """Keep the messages that follow the window's end."""
-        self._rest, self.position = self.decoder.rest, window.end
+        self.position = window.end
+        later, self._hand, self._has_changes = self._hand, deque(), False
+        if self.decoder.rest is not None:
+            self._keep(self.decoder.rest)
+        for batch in later:
+            self._keep(batch)
 
     def warnings(self) -> Counter[str]:
         """Return the counts of the window's warnings, by description."""

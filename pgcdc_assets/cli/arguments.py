@@ -82,6 +82,14 @@ def build_parser() -> argparse.ArgumentParser:
 
     status = _command(commands, "status", "show slot, lag and each table's watermark")
     _capture_options(status)
+    status.add_argument(
+        "--watch",
+        nargs="?",
+        type=_interval,
+        const=5.0,
+        metavar="SECONDS",
+        help="repeat the output at this interval until Ctrl-C (default: %(const)g)",
+    )
 
     renew = _command(
         commands,
@@ -202,6 +210,13 @@ def _wait_option(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long to wait for other runs that hold slot or tables (default: %(default)g)",
     )
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError("the interval must be above zero")
+    return seconds
 
 
 def _deferred(name: str) -> Callable[[argparse.Namespace], int]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
+import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
 from pgcdc_assets.cli.tables import duration, print_table, size
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.orchestration.checks.schema_changes import remedy_of
 from pgcdc_assets.orchestration.checks.source_tables import read_table_places
@@ -24,10 +28,39 @@ from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_held_snapshot
 from pgcdc_assets.raw.ranges import UnfinishedCopy
 from pgcdc_assets.raw.zone import RawZone
 
+# Control sequences of ECMA-48: cursor to the first line, erase the screen.
+_CLEAR = "\x1b[H\x1b[2J"
+
 
 def run(options: argparse.Namespace) -> int:
-    """Print the state of slot, raw zone and tables."""
+    """Print the state of slot, raw zone and tables, once or at an interval until Ctrl-C."""
     captures = load_location(options.module).select(options.name)
+    if options.watch is None:
+        _print_all(captures)
+        return 0
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(captures, options.watch)
+    except BrokenPipeError:
+        # The reader of a pipe has ended. Nothing can be written any more, also at the exit.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return 0
+
+
+def _watch(captures: Sequence[LoadedCapture], seconds: float) -> None:
+    is_screen = sys.stdout.isatty()
+    while True:
+        print(f"{_CLEAR if is_screen else ''}{time.strftime('%Y-%m-%d %H:%M:%S')}")
+        try:
+            _print_all(captures)
+        except TransientError as error:
+            print(f"  UNKNOWN {error}")
+        print(flush=True)
+        time.sleep(seconds)
+
+
+def _print_all(captures: Sequence[LoadedCapture]) -> None:
     with open_instance() as instance:
         for loaded in captures:
             with loaded.postgres.query_connection("status") as conn:
@@ -47,7 +80,6 @@ def run(options: argparse.Namespace) -> int:
                         print(f"  {table.state.upper()} {table.name}: {table.reason}")
             for place in _renamed(loaded, zone):
                 print(f"  RENAMED {place.declared} is named {place.name} at the source")
-    return 0
 
 
 def _renamed(loaded: LoadedCapture, zone: RawZone) -> list[SourcePlace]:

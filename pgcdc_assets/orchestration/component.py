@@ -51,6 +51,12 @@ class WindowModel(dg.Model, Resolvable):
         description="Waiting WAL of any size opens a window this long after the last one landed; "
         "in a run that continues, this long after the last one was opened.",
     )
+    max_empty_seconds: float = Field(
+        default=WindowPolicy.max_empty_seconds,
+        description="While only other tables or databases of the server change, a running capture "
+        "opens a window this long after it opened the last one, so that the server can remove WAL. "
+        "A change opens a window as usual. 0: such WAL opens windows like changes.",
+    )
     retry_seconds: float = Field(
         default=WindowPolicy.retry_seconds,
         description="Pause before a failed window is retried; doubled at each failure.",
@@ -105,6 +111,11 @@ class StreamModel(dg.Model, Resolvable):
         default=StreamPolicy.resume_pause_seconds,
         description="The longest pause between two attempts to resume. The first pause is 0.1 s at "
         "most; the pauses double, each shortened at random by up to a half.",
+    )
+    report_seconds: float = Field(
+        default=StreamPolicy.report_seconds,
+        description="Interval of the figures about a running capture, in the run's log and as "
+        "observations of the raw asset.",
     )
     streaming: bool | Literal["off", "on", "parallel"] = Field(
         default="off",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from pgcdc_assets.capture.meter import Phase
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.protocol.relation import Relation
@@ -69,6 +70,7 @@ def capture_metadata(report: CaptureReport, summary: WindowSummary) -> dict[str,
         metadata["seconds"] = round(report.seconds, 3)
         metadata["rows_per_second"] = round(report.rows_per_second, 1)
         metadata["bytes_received"] = float(report.bytes_received)
+        metadata.update(phase_metadata(report.phase_seconds))
     metadata["warning_count"] = sum(report.warnings.values())
     if report.warnings:
         metadata["warnings"] = dg.MetadataValue.table(
@@ -78,6 +80,16 @@ def capture_metadata(report: CaptureReport, summary: WindowSummary) -> dict[str,
             ]
         )
     return metadata
+
+
+def phase_metadata(seconds: Mapping[Phase, float]) -> dict[str, Any]:
+    """Describe where the time of a capture went."""
+    return {
+        "seconds_waiting": round(seconds.get(Phase.WAITING, 0.0), 3),
+        "seconds_decoding": round(seconds.get(Phase.DECODING, 0.0), 3),
+        "seconds_writing": round(seconds.get(Phase.WRITING, 0.0), 3),
+        "seconds_committing": round(seconds.get(Phase.COMMITTING, 0.0), 3),
+    }
 
 
 def lag_metadata(status: SlotStatus, captured_through: Lsn, lag_seconds: float) -> dict[str, Any]:

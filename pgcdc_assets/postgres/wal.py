@@ -14,11 +14,12 @@ import time
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.quiet import HEARTBEAT_PREFIX
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-PREFIX = "pgcdc"
+PREFIX = HEARTBEAT_PREFIX
 
 CURRENT_LSN_SQL = (
     "case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"

@@ -19,7 +19,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.demo.server import EmbeddedServer, StopMode
 from pgcdc_assets.errors import ConnectionLost, RawZoneError, SlotBusy, SlotMissing
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake
@@ -370,3 +370,79 @@ def test_a_session_of_many_windows_lands_the_same_rows_as_single_windows(
     assert capturing.zone.changes.windows(1) == zone.changes.windows(1)
     assert capturing.zone.relations.versions(1) == zone.relations.versions(1)
     assert capturing.confirmed() == single.confirmed() == end
+
+
+@pytest.mark.every_pg
+def test_a_session_knows_whether_changes_have_arrived_behind_its_last_window(
+    capturing: Capturing,
+) -> None:
+    """A12: other tables and heartbeats are no changes. Servers before 15 send their commits."""
+    capturing.begin("create table t (id int)", "create unlogged table other (id int)")
+    window = capturing.window()
+    with capturing.session() as session:
+        # Without a stream, the session does not know.
+        assert session.has_changes()
+        session.land(window)
+        pid = capturing.status().active_pid
+
+        def is_sent(end: Lsn) -> bool:
+            assert not session.has_changes()
+            sent = capturing.database.value(
+                "select sent_lsn::text from pg_stat_replication where pid = %s", (pid,)
+            )
+            return Lsn.parse(sent) >= end
+
+        for statement in (
+            "insert into other values (1)",
+            "create table without_rows (id int)",
+            "select pg_logical_emit_message(true, 'pgcdc', '')",
+        ):
+            capturing.database.execute(statement)
+            end = capturing.flush_lsn()
+            wait_until(lambda end=end: is_sent(end), "the walsender")  # type: ignore[misc]
+        empty = capturing.window()
+        assert session.land(empty).counts == {"(messages)": {"M": 1}}
+        capturing.database.execute("insert into t values (1)")
+        end = capturing.flush_lsn()
+        wait_until(session.has_changes, "the insert")
+        assert session.land(LsnWindow.of(1, empty.end, end)).row_count == 1
+        assert session.finish()
+    assert capturing.texts("t") == [["1"]]
+
+
+def test_a_session_whose_stream_has_ended_does_not_know_of_changes(capturing: Capturing) -> None:
+    capturing.begin("create table t (id int)")
+    with capturing.session(RESUMED) as session:
+        session.land(capturing.window())
+        assert not session.has_changes()
+        pid = capturing.status().active_pid
+        capturing.database.value("select pg_terminate_backend(%s, 5000)", (pid,))
+        wait_until(session.has_changes, "the end of the stream")
+        capturing.database.execute("insert into t values (1)")
+        assert session.land(capturing.window()).row_count == 1
+
+
+def test_a_window_that_ends_inside_the_messages_in_hand_keeps_the_later_ones(
+    capturing: Capturing,
+) -> None:
+    """The session has several batches in hand when a window ends in the first one."""
+    capturing.begin("create table t (id int)")
+    with capturing.session() as session:
+        session.land(capturing.window())
+        end = capturing.flush_lsn()
+        capturing.database.execute("select pg_logical_emit_message(true, 'pgcdc', '')")
+        pid, heard = capturing.status().active_pid, capturing.flush_lsn()
+
+        def is_received() -> bool:
+            assert not session.has_changes()
+            sent = "select sent_lsn::text from pg_stat_replication where pid = %s"
+            return Lsn.parse(capturing.database.value(sent, (pid,))) >= heard
+
+        wait_until(is_received, "the heartbeat")
+        capturing.database.execute("insert into t values (1)")
+        wait_until(session.has_changes, "the insert")
+        assert session.land(LsnWindow.of(1, capturing.captured_through(), end)).row_count == 0
+        assert session.has_changes()
+        assert session.land(capturing.window()).row_count == 2
+        assert session.finish()
+    assert capturing.texts("t") == [["1"]]

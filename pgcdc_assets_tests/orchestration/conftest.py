@@ -199,7 +199,7 @@ def orchestrated(database: Database, lake: Lake, instance: dg.DagsterInstance) -
 @pytest.fixture
 def continuing(orchestrated: Orchestrated) -> Orchestrated:
     """Return a capture with snapshots whose runs continue for up to a minute."""
-    policy = WindowPolicy(max_age_seconds=0.2, retry_seconds=0, run_seconds=60)
+    policy = WindowPolicy(max_age_seconds=0.2, max_empty_seconds=0, retry_seconds=0, run_seconds=60)
     capture = replace(orchestrated.capture, windows=policy)
     made = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, capture)
     made.copy()

@@ -34,8 +34,14 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
+from pgcdc_assets.orchestration.runs.run_reports import RunReports
 from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
-from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
+from pgcdc_assets.orchestration.sensors.next_window import (
+    Capture,
+    CaptureProgress,
+    may_wait_for_changes,
+    plan_window,
+)
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
@@ -96,7 +102,14 @@ def build_raw_asset(
         with dagster_failures(capture.name), ExitStack() as held:
             zone, limits = lake.zone(capture.name), capture_limits(capture.stream)
             session = held.enter_context(
-                CaptureSession(postgres.settings(), zone, capture.slot, capture.publication, limits)
+                CaptureSession(
+                    postgres.settings(),
+                    zone,
+                    capture.slot,
+                    capture.publication,
+                    limits,
+                    on_report=RunReports(context, spec.key).record,
+                )
             )
             landing = _Landing(context, capture, zone, session)
             recounts = []
@@ -200,16 +213,19 @@ class _Landing:
 
     def _opened(self, following: LongRun, barrier: Lsn | None = None) -> LsnWindow | None:
         assert self._last is not None
-        plan = plan_window(
-            CaptureProgress(
-                epoch=self._last.epoch,
-                captured_through=self._last.end,
-                flush_lsn=self.session.read_current_lsn(),
-                seconds_since_landing=time.monotonic() - self._opened_at,
-            ),
-            self.capture.windows,
-            barrier,
+        progress = CaptureProgress(
+            epoch=self._last.epoch,
+            captured_through=self._last.end,
+            flush_lsn=self.session.read_current_lsn(),
+            seconds_since_landing=time.monotonic() - self._opened_at,
         )
+        policy = self.capture.windows
+        plan = plan_window(progress, policy, barrier)
+        if barrier is None and may_wait_for_changes(plan, progress, policy):
+            if not self.session.has_changes():
+                # The end of the run would cause another run, with a window.
+                following.stay()
+                return None
         if not isinstance(plan, Capture):
             return None
         epoch = self.zone.epochs.latest()
@@ -251,6 +267,7 @@ def capture_limits(policy: StreamPolicy) -> CaptureLimits:
         slot_wait_seconds=policy.slot_wait_seconds,
         resume_seconds=policy.resume_seconds,
         resume_pause_seconds=policy.resume_pause_seconds,
+        report_seconds=policy.report_seconds,
         stream=StreamSettings(
             status_seconds=policy.status_seconds,
             silence_seconds=policy.silence_seconds,

@@ -59,6 +59,7 @@ class LongRun:
     idle_seconds: float
     poll_seconds: float = _LONGEST_POLL_SECONDS
     _began: float = field(default_factory=time.monotonic)
+    _idle_since: float = 0.0
 
     @classmethod
     def of(cls, context: dg.AssetExecutionContext, pool: str, policy: WindowPolicy) -> LongRun:
@@ -74,14 +75,18 @@ class LongRun:
             poll_seconds(policy),
         )
 
+    def stay(self) -> None:
+        """Do not count the time until now as time without work."""
+        self._idle_since = time.monotonic()
+
     def stop(self) -> None:
         """End the run; other runs process the next windows."""
         self.seconds = 0.0
 
     def find(self, look: Callable[[], Found | None]) -> Found | None:
         """Wait for the next work; return None at the end of the run."""
-        idle_since = time.monotonic()
-        while time.monotonic() < min(self._began + self.seconds, idle_since + self.idle_seconds):
+        self.stay()
+        while time.monotonic() < self._end():
             if not self._is_running() or self._is_awaited():
                 break
             found = look()
@@ -89,6 +94,9 @@ class LongRun:
                 return found
             time.sleep(self.poll_seconds)
         return None
+
+    def _end(self) -> float:
+        return min(self._began + self.seconds, self._idle_since + self.idle_seconds)
 
     def _is_running(self) -> bool:
         """Return whether the run is unfinished in Dagster. After its end another run may start."""

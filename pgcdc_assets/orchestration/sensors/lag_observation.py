@@ -34,6 +34,8 @@ from pgcdc_assets.table_name import TableName
 
 EVERY_SECONDS = 30.0
 
+_NEWEST = 10
+
 Event = dg.AssetObservation | dg.AssetCheckEvaluation
 
 
@@ -73,8 +75,7 @@ class LagObservation:
         Args:
             through: the end of the captured changes.
         """
-        newest = self.instance.fetch_observations(self.raw, limit=1).records
-        if newest and time.time() - newest[0].timestamp < EVERY_SECONDS:
+        if self._is_recorded():
             return
         metadata = lag_metadata(status, through, lag_seconds)
         try:
@@ -96,6 +97,16 @@ class LagObservation:
         self.events.append(dg.AssetObservation(self.raw, metadata=metadata))
         self.events.append(slot_evaluation(self.raw, slot_health(status, through)))
 
+    def _is_recorded(self) -> bool:
+        """Return whether the sensor has recorded the lag a short time ago.
+
+        A running capture records observations of the same asset, without `wal_status`.
+        """
+        newest = self.instance.fetch_observations(self.raw, limit=_NEWEST).records
+        ours = (r for r in newest if "wal_status" in _metadata_of(r))
+        last = next(ours, None)
+        return last is not None and time.time() - last.timestamp < EVERY_SECONDS
+
     def _evaluations(
         self, places: Mapping[CdcTable, SourcePlace], left: Mapping[TableName, str]
     ) -> list[dg.AssetCheckEvaluation]:
@@ -109,6 +120,11 @@ class LagObservation:
         self, evaluations: Sequence[dg.AssetCheckEvaluation]
     ) -> list[dg.AssetCheckEvaluation]:
         return changed_evaluations(self.instance, evaluations)
+
+
+def _metadata_of(record: dg.EventLogRecord) -> Mapping[str, Any]:
+    observation = record.asset_observation
+    return {} if observation is None else observation.metadata
 
 
 def changed_evaluations(

@@ -105,6 +105,24 @@ def plan_window(
     return Capture(LsnWindow.of(progress.epoch, progress.captured_through, end), is_new=True)
 
 
+def may_wait_for_changes(
+    plan: Capture | Wait | Discard, progress: CaptureProgress, policy: WindowPolicy
+) -> bool:
+    """Return whether a planned window may wait for the first change after the last window.
+
+    A window without changes only lets the server remove WAL. A running capture, whose stream shows
+    that no change has arrived, delays such a window until it has the maximum size or age.
+    """
+    age = progress.seconds_since_landing
+    return (
+        isinstance(plan, Capture)
+        and plan.is_new
+        and plan.window.size_bytes < policy.max_bytes
+        and age is not None
+        and age < policy.max_empty_seconds
+    )
+
+
 def _plan_open_window(progress: CaptureProgress, policy: WindowPolicy) -> Capture | Wait | Discard:
     window = progress.open_windows[0]
     if window.start > progress.captured_through:

@@ -144,6 +144,11 @@ class ReplicationStream:
         """Number of bytes received."""
         return 0 if self._wire is None else self._wire.bytes_received
 
+    @property
+    def queued_batches(self) -> int:
+        """Number of batches that were received and not taken yet."""
+        return self._queue.qsize()
+
     def __enter__(self) -> Self:
         self._wire = self._start()
         self._next_status = self._next_watch = self._reading_since = time.monotonic()
@@ -165,6 +170,22 @@ class ReplicationStream:
             if isinstance(item, BaseException):
                 raise item
             yield item
+
+    def poll(self) -> MessageBatch | None:
+        """Return the next batch if one has arrived; None otherwise.
+
+        Raises:
+            ConnectionLost: the connection was lost, was silent, or was ended by the server.
+            PgcdcError: the server reported an error, or `watch` raised an error.
+        """
+        try:
+            item = self._queue.get_nowait()
+        except queue.Empty:
+            self.check()
+            return None
+        if isinstance(item, BaseException):
+            raise item
+        return item
 
     def _next(self) -> MessageBatch | BaseException:
         """Return the next batch or error of the reader thread, or an error if the thread ended."""

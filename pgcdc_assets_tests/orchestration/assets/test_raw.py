@@ -104,6 +104,31 @@ def test_a_run_of_a_sync_lands_all_windows_through_the_barrier_over_one_stream(
     assert sum(count.get("public.b", {}).get("I", 0) for count in counts) == 20 * 99
 
 
+def test_a_run_records_its_progress_beside_the_lag(orchestrated: Orchestrated) -> None:
+    stream = replace(orchestrated.capture.stream, report_seconds=0.01)
+    location = Orchestrated(
+        orchestrated.database,
+        orchestrated.lake,
+        orchestrated.instance,
+        replace(orchestrated.capture, stream=stream),
+    )
+    location.copy()
+    location.commit("insert into a select i, repeat('x', 100) from generate_series(11, 3000) i")
+    run_id = location.land().run_id
+    records = location.instance.fetch_observations(location.raw, limit=100).records
+    found = [r.asset_observation.metadata for r in records if r.asset_observation is not None]
+    progress = [each for each in found if "rows_per_second" in each]
+    assert progress
+    assert {"seconds_waiting", "queued_batches", "bytes_received"} <= progress[0].keys()
+    logged = [record.user_message for record in location.instance.all_logs(run_id)]
+    assert any(text.startswith("Source: server version") for text in logged)
+    (window,) = location.windows()
+    assert _metadata(location, "raw", window)["seconds_committing"].value > 0
+
+    # The sensor observes the lag at its own interval.
+    assert len([each for each in found if "wal_status" in each]) == 1
+
+
 def _metadata(location: Orchestrated, asset: str, partition: str) -> dict[str, Any]:
     records = location.instance.fetch_materializations(
         dg.AssetRecordsFilter(dg.AssetKey([NAME, asset]), asset_partitions=[partition]), limit=1

@@ -145,6 +145,38 @@ def test_a_capture_lands_changes_that_are_committed_during_its_run(
     )
 
 
+def test_a_busy_server_opens_windows_for_changes_only(continuing: Orchestrated) -> None:
+    """A12: without changes there is one window each `max_empty_seconds`, and a change is landed."""
+    windows = replace(continuing.capture.windows, max_empty_seconds=1000, run_seconds=20)
+    location = Orchestrated(
+        continuing.database,
+        continuing.lake,
+        continuing.instance,
+        replace(continuing.capture, windows=windows),
+    )
+    location.commit("create table other (id int); insert into b values (0, 1)")
+
+    def landed() -> list[LsnWindow]:
+        return [summary.window for summary in location.zone.changes.windows(1)]
+
+    def work_elsewhere() -> None:
+        wait_until(lambda: bool(landed()), "the first window")
+        for number in range(1, 4):
+            for _ in range(15):
+                location.commit("insert into other values (1)")
+                time.sleep(0.05)
+            before = len(landed())
+            location.commit(f"insert into b values ({number}, 1)")
+            wait_until(lambda before=before: len(landed()) > before, "the change")  # type: ignore[misc]
+
+    (request,) = location.tick("lag").run_requests
+    with running_beside(work_elsewhere):
+        assert location.execute(request, "capture").success
+    summaries = location.zone.changes.windows(1)
+    assert sum(summary.count_changes([TableName("public", "b")]) for summary in summaries) == 4
+    assert 4 <= len(summaries) <= 5
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_merge_folds_windows_that_are_landed_during_its_run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -10,6 +12,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     CaptureProgress,
     Discard,
     Wait,
+    may_wait_for_changes,
     plan_window,
 )
 from pgcdc_assets.policies import WindowPolicy
@@ -43,6 +46,28 @@ def test_a_window_starts_at_the_end_of_the_previous_window(
     given: CaptureProgress, expected: LsnWindow
 ) -> None:
     assert plan_window(given, POLICY) == Capture(expected, is_new=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "may_wait"),
+    [
+        (progress(500, 700, seconds_since_landing=29.0), True),
+        (progress(500, 700, seconds_since_landing=30.0), False),
+        # The window has its maximum size.
+        (progress(500, 1500, seconds_since_landing=29.0), False),
+        # An open window has a partition key, and nothing was landed.
+        (progress(500, 600, open_windows=(window(500, 600),)), False),
+        (progress(500, 501), False),
+        (progress(500, 500, seconds_since_landing=29.0), False),
+    ],
+)
+def test_a_new_window_may_wait_for_a_change_up_to_its_size_and_age(
+    given: CaptureProgress, may_wait: bool
+) -> None:
+    policy = replace(POLICY, max_empty_seconds=30)
+    assert may_wait_for_changes(plan_window(given, policy), given, policy) is may_wait
+    at_once = replace(POLICY, max_empty_seconds=0)
+    assert not may_wait_for_changes(plan_window(given, at_once), given, at_once)
 
 
 WAITING = {

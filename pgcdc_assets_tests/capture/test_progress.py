@@ -1,0 +1,98 @@
+"""Reports about a capture in progress."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Thread
+
+import pytest
+
+from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.capture.meter import Phase
+from pgcdc_assets.capture.progress import ProgressReport, Report, SourceReport
+from pgcdc_assets.capture.session import CaptureSession
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.waits import wait_until
+
+pytestmark = pytest.mark.postgres
+
+OFTEN = CaptureLimits(report_seconds=0.1)
+
+SECRET = "a value of a row"
+
+
+@pytest.mark.every_pg
+def test_a_session_reports_its_source_and_where_its_time_goes(capturing: Capturing) -> None:
+    capturing.begin("create table t (id int, v text)")
+    capturing.database.execute(
+        "insert into t select i, %s from generate_series(1, 1000) i", (SECRET,)
+    )
+    reports: list[Report] = []
+    with CaptureSession(
+        capturing.settings, capturing.zone, capturing.slot, "pub", OFTEN, on_report=reports.append
+    ) as session:
+        landed = session.land(capturing.window())
+
+        def is_reported() -> bool:
+            session.read_current_lsn()
+            return sum(r.figures.windows for r in reports if isinstance(r, ProgressReport)) == 1
+
+        wait_until(is_reported, "a report of the window")
+        assert session.finish()
+
+    source, *others = reports
+    assert isinstance(source, SourceReport)
+    version = capturing.database.value("show server_version").split(" ")[0]
+    assert source.facts.server_version == version
+    assert source.facts.settings["wal_level"] == "logical"
+    assert source.facts.table_count >= 1
+    assert version in str(source)
+
+    progress = [report for report in others if isinstance(report, ProgressReport)]
+    assert sum(report.figures.rows for report in progress) == 1000
+    assert sum(report.figures.byte_count for report in progress) == landed.bytes_received
+    for report in progress:
+        assert sum(report.figures.seconds.values()) == pytest.approx(report.figures.at, abs=0.01)
+    (after,) = [report for report in progress if report.figures.windows]
+    assert after.captured_through == landed.window.end
+    assert after.lag_bytes is not None
+    assert not any(SECRET in str(report) for report in reports)
+    phases = landed.phase_seconds
+    assert phases[Phase.WAITING] > 0 and phases[Phase.DECODING] > 0
+    assert phases[Phase.WRITING] > 0 and phases[Phase.COMMITTING] > 0
+    assert sum(phases.values()) == pytest.approx(landed.seconds, abs=0.2)
+
+
+def test_a_landing_that_waits_is_reported_with_the_statistics_of_its_slot(
+    capturing: Capturing,
+) -> None:
+    """The window ends far ahead of the WAL, so the capture waits inside the window."""
+    capturing.begin("create table t (id int)")
+    reports: list[Report] = []
+    limits = replace(OFTEN, total_seconds=60)
+    window = capturing.window(extra_bytes=1_000_000)
+    with CaptureSession(
+        capturing.settings, capturing.zone, capturing.slot, "pub", limits, on_report=reports.append
+    ) as session:
+        landing = Thread(target=lambda: session.land(window), daemon=True)
+        landing.start()
+        try:
+
+            def has_statistics() -> bool:
+                capturing.database.execute("insert into t values (1)")
+                capturing.flush_lsn()
+                last = reports[-1] if reports else None
+                return (
+                    isinstance(last, ProgressReport)
+                    and last.decoded is not None
+                    and last.decoded.total_txns > 0
+                    and last.figures.seconds[Phase.WAITING] > 0
+                )
+
+            wait_until(has_statistics, "the statistics of the slot")
+        finally:
+            capturing.database.execute("insert into t select 1 from generate_series(1, 20000)")
+            capturing.flush_lsn()
+            landing.join(60)
+    assert not landing.is_alive()
+    assert any("the server decoded" in str(report) for report in reports)
