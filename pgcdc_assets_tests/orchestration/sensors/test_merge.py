@@ -186,7 +186,7 @@ def test_a_damaged_table_affects_neither_sensors_nor_status_nor_other_tables(
 
     monkeypatch.setattr(status, "load_location", lambda module: orchestrated.location)
     monkeypatch.setattr(status, "open_instance", lambda: nullcontext(orchestrated.instance))
-    assert status.run(argparse.Namespace(module=None, name=NAME)) == 0
+    assert status.run(argparse.Namespace(module=None, name=NAME, watch=None)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines if line.lstrip().startswith("public.")] == [
         "STOPPED",
@@ -223,7 +223,7 @@ def test_a_renamed_table_keeps_its_declared_name_in_merges_and_snapshots(
     assert orchestrated.equals_source("a")
     monkeypatch.setattr(status, "load_location", lambda module: orchestrated.location)
     monkeypatch.setattr(status, "open_instance", lambda: nullcontext(orchestrated.instance))
-    assert status.run(argparse.Namespace(module=None, name=NAME)) == 0
+    assert status.run(argparse.Namespace(module=None, name=NAME, watch=None)) == 0
     assert "RENAMED public.a is named public.z at the source" in capsys.readouterr().out
 
     orchestrated.commit("insert into z values (12, 'newer')")
