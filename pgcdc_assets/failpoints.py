@@ -17,8 +17,11 @@ MID_STREAM = "mid_stream"
 BEFORE_DELTA_COMMIT = "before_delta_commit"
 AFTER_SCHEMA_EVENTS = "after_schema_events"
 AFTER_RELATIONS_COMMIT = "after_relations_commit"
+AFTER_PREPARED_COMMIT = "after_prepared_commit"
 AFTER_DELTA_COMMIT = "after_delta_commit"
 AFTER_STATUS_PACKET = "after_status_packet"
+AFTER_TWO_PHASE_RECORDED = "after_two_phase_recorded"
+AFTER_PREPARED_REMOVAL = "after_prepared_removal"
 
 # Snapshot and renewal.
 AFTER_SLOT_DROP = "after_slot_drop"

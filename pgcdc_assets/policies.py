@@ -120,6 +120,8 @@ class StreamPolicy:
             `off`, at the commit; `on`, while the transaction runs; `parallel`, as `on` by a later
             version of the protocol (Postgres 16). YAML reads off and on as booleans, which are
             accepted.
+        two_phase: the server sends a prepared transaction at PREPARE TRANSACTION (Postgres 15). The
+            slot keeps this mode.
     """
 
     batch_bytes: int = 8 * MEGABYTE
@@ -131,6 +133,7 @@ class StreamPolicy:
     resume_pause_seconds: float = 10.0
     report_seconds: float = 60.0
     streaming: str = "off"
+    two_phase: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.streaming, bool):

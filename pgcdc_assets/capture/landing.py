@@ -82,6 +82,7 @@ class Landing:
         except BaseException:
             self.zone.relations.discard()
             raise
+        failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
         self.source.end_window(self.window)
         return summary
 
@@ -136,6 +137,8 @@ class Landing:
         self.zone.relations.flush()
         self.zone.schema_events.record(parked_events(self.window.epoch, self.source.decoder.parked))
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)
+        self.source.archive.store(self.source.decoder, self.window)
+        failpoints.reach(failpoints.AFTER_PREPARED_COMMIT)
         self.lease.verify()
         self.work.check()
 

@@ -53,7 +53,8 @@ class SourceReport:
             *([] if retained is None else [f"{_size(retained)} of WAL retained for the slot"]),
             *(f"{name} {value or 'empty'}" for name, value in facts.settings.items()),
         ]
-        return ", ".join(parts)
+        old = [f" {each} {each.remedy}" for each in facts.prepared if each.is_forgotten]
+        return f"{', '.join(parts)}.{''.join(old)}" if old else ", ".join(parts)
 
 
 @dataclass(frozen=True)

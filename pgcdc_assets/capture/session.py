@@ -35,6 +35,7 @@ from pgcdc_assets.capture.cancellation import CancellationToken, Overdue, Work
 from pgcdc_assets.capture.landing import Landing, UndecodableRows
 from pgcdc_assets.capture.limits import CaptureLimits, Outage
 from pgcdc_assets.capture.meter import Phase
+from pgcdc_assets.capture.prepared_archive import two_phase_options
 from pgcdc_assets.capture.progress import Diagnostics, Report
 from pgcdc_assets.capture.report import Attempt, CaptureReport
 from pgcdc_assets.capture.schema_watch import SchemaWatch
@@ -243,10 +244,9 @@ class CaptureSession:
             attempt.summary = attempt.summary or self._zone.changes.summary(window)
             if captured_through is None or not self._needs_confirmation(conn, captured_through):
                 return attempt.report()
-        source = self._start(conn, captured_through)
+        source = self._start(conn, window.epoch, captured_through)
         if attempt.summary is None:
             attempt.summary = self._land_rows(conn, source, attempt)
-            failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
         self._confirm(window, max(window.end, captured_through))
         failpoints.reach(failpoints.AFTER_STATUS_PACKET)
         return attempt.report()
@@ -256,7 +256,7 @@ class CaptureSession:
             return self._land_once(source, attempt, parks=False)
         except UndecodableRows:
             # A connection may have altered the bytes: park rows that two connections bring.
-            again = self._start(conn, attempt.window.start)
+            again = self._start(conn, attempt.window.epoch, attempt.window.start)
             return self._land_once(again, attempt, parks=True)
 
     def _land_once(self, source: SourceStream, attempt: Attempt, *, parks: bool) -> WindowSummary:
@@ -297,7 +297,7 @@ class CaptureSession:
             self._lease = self._held.enter_context(capture_lease(conn, self._zone.name, self._slot))
         return self._lease
 
-    def _start(self, conn: Connection, captured_through: Lsn) -> SourceStream:
+    def _start(self, conn: Connection, epoch: int, captured_through: Lsn) -> SourceStream:
         """Return the stream at the end of the raw zone; start a stream if none is there."""
         if self._source is not None and self._source.position == captured_through:
             check_publication(conn, self._zone, self._publication)
@@ -305,14 +305,16 @@ class CaptureSession:
         self._end_stream()
         ours = self._settings.application_name("capture")
         wait_or_terminate_stale_walsender(conn, self._slot, self._limits.slot_wait_seconds, ours)
-        check_slot(conn, self._zone, self._slot, captured_through)
+        status = check_slot(conn, self._zone, self._slot, captured_through)
         check_publication(conn, self._zone, self._publication)
+        limits = self._limits.stream
+        options = two_phase_options(conn, self._zone, epoch, status, limits.plugin)
         stream = ReplicationStream(
             self._settings,
             self._slot,
             self._publication,
             captured_through,
-            self._limits.stream,
+            replace(limits, plugin=options),
             build_watch(conn, self._is_overdue, self._limits.total_seconds),
             lambda server: check_server_timeline(self._zone, server),
         )
@@ -323,7 +325,7 @@ class CaptureSession:
             stream.close()
             raise
         self._source = SourceStream(
-            stream, self._settings, conn, self._zone, self._publication, captured_through
+            stream, self._settings, conn, self._zone, self._publication, captured_through, epoch
         )
         self._has_streamed = True
         self._diagnostics.begin(conn)

@@ -25,6 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.capture.prepared_archive import adopt_two_phase
 from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.capture.snapshot_copies import Copies
 from pgcdc_assets.capture.snapshot_export import (
@@ -51,6 +52,7 @@ from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.moved_tables import find_declared_table
+from pgcdc_assets.postgres.prepared_transactions import check_two_phase
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
@@ -85,6 +87,7 @@ def snapshot_tables(
     tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
+    two_phase: bool = False,
     policy: SnapshotPolicy = _POLICY,
     standby: ConnectionSettings | None = None,
 ) -> list[SnapshotReport]:
@@ -93,6 +96,7 @@ def snapshot_tables(
     Args:
         tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
+        two_phase: adopt a slot with two_phase; the captures have `stream.two_phase`.
         policy: number of connections, size of the ranges of large tables, and time limits.
         standby: a standby to read the tables from; None: they are read from the source database.
 
@@ -109,6 +113,7 @@ def snapshot_tables(
             publication,
             tables,
             adopt_slot=adopt_slot,
+            two_phase=two_phase,
             policy=policy,
             standby=standby,
         )
@@ -127,6 +132,7 @@ def snapshot_each_table(
     tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
+    two_phase: bool = False,
     policy: SnapshotPolicy = _POLICY,
     standby: ConnectionSettings | None = None,
     on_progress: Callable[[SnapshotProgress], None] = ignore_progress,
@@ -144,7 +150,7 @@ def snapshot_each_table(
         check_standby(settings, standby)
     with contextlib.ExitStack() as open_snapshot:
         epoch, snapshot = establish_epoch(
-            settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot
+            settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot, two_phase
         )
         if standby is not None:
             open_snapshot.close()
@@ -202,6 +208,7 @@ def establish_epoch(
     tables: Sequence[TableName],
     open_snapshot: contextlib.ExitStack,
     adopt_slot: bool,
+    two_phase: bool = False,
 ) -> tuple[int, ExportedSnapshot | None]:
     """Return the current epoch, or start epoch 1. Return the snapshot of a new slot as well."""
     with query_connection(settings, "snapshot") as conn:
@@ -242,6 +249,9 @@ def establish_epoch(
                     raise slot_taken_error(
                         status, zone.lake.path(zone.name), "pgcdc sync --adopt-slot"
                     )
+                check_two_phase(status, is_wanted=two_phase)
+                if status.two_phase:
+                    adopt_two_phase(conn, zone, status)
                 assert status.confirmed_flush_lsn is not None
                 start, snapshot = status.confirmed_flush_lsn, None
             failpoints.reach(failpoints.AFTER_SLOT_CREATION)

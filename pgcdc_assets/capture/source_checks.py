@@ -12,7 +12,12 @@ from pgcdc_assets.errors import ConfigurationError, RawZoneError, SlotBusy
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.publication import read_publication
 from pgcdc_assets.postgres.slot_health import slot_health
-from pgcdc_assets.postgres.slots import check_slot_usable, read_server_identity, read_slot_status
+from pgcdc_assets.postgres.slots import (
+    SlotStatus,
+    check_slot_usable,
+    read_server_identity,
+    read_slot_status,
+)
 from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline
 from pgcdc_assets.raw.zone import RawZone
 
@@ -83,8 +88,8 @@ def check_slot(
     slot: str,
     captured_through: Lsn,
     backend_pid: int | None = None,
-) -> None:
-    """Raise an error for a slot that cannot continue at the end of the raw zone.
+) -> SlotStatus:
+    """Return the slot's status; raise an error for a slot that cannot continue the raw zone.
 
     Args:
         backend_pid: pid of the capture's walsender after the start of the stream.
@@ -103,3 +108,4 @@ def check_slot(
             active_pid=status.active_pid,
             application_name=status.active_application_name,
         )
+    return status

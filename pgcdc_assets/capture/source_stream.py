@@ -8,6 +8,7 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.capture.prepared_archive import StoredTransactions
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.spool import TransactionSpool
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -34,8 +35,10 @@ class SourceStream:
         zone: the raw zone.
         publication: the publication of the stream.
         position: the LSN at which the next window starts.
+        epoch: the epoch.
 
     Attributes:
+        archive: the stored prepared transactions.
         position: end of the last window whose messages were decoded.
     """
 
@@ -47,11 +50,12 @@ class SourceStream:
         zone: RawZone,
         publication: str,
         position: Lsn,
+        epoch: int,
     ) -> None:
         self.stream = stream
         self.position = position
         self._zone = zone
-        self._epoch = 0
+        self._epoch = epoch
         self._read_look = cache(lambda: zone.definitions.read(self._epoch))
         self._catalog = CatalogResolver(settings, conn, publication, self._known)
         self._schema: SchemaWatch | None = None
@@ -60,7 +64,10 @@ class SourceStream:
         # Batches behind the last window, and whether they have changes.
         self._hand: deque[MessageBatch] = deque()
         self._has_changes = False
-        self.decoder = StreamingDecoder(self._resolve, self._spool, position, position)
+        self.archive = StoredTransactions(zone, epoch, position)
+        self.decoder = StreamingDecoder(
+            self._resolve, self._spool, position, position, archive=self.archive
+        )
 
     def close(self) -> None:
         """Close the stream, and remove the rows of open transactions."""
@@ -76,7 +83,7 @@ class SourceStream:
             window: starts at `position`.
             schema: receives the relations that the window's transactions announce.
         """
-        self._epoch, self._schema = window.epoch, schema
+        self._schema = schema
         # Another process may have looked at the catalog, or stored versions, since the last window.
         self._read_look.cache_clear()
         self._zone.relations.discard()
@@ -123,6 +130,7 @@ class SourceStream:
 
     def end_window(self, window: LsnWindow) -> None:
         """Keep the messages that follow the window's end."""
+        self.archive.end_window(self.decoder, window)
         self.position = window.end
         later, self._hand, self._has_changes = self._hand, deque(), False
         if self.decoder.rest is not None:

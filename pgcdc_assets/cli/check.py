@@ -75,6 +75,8 @@ def check_capture(
         capture.table_names,
         keys=keys,
         is_slot_ours=capture.adopt_slot or epoch is not None,
+        is_slot_known=epoch is not None,
+        two_phase=capture.stream.two_phase,
         relation_ids=known,
     )
     if epoch is not None:

@@ -22,6 +22,10 @@ from pgcdc_assets.orchestration.project.home import open_instance
 from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
 from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
 from pgcdc_assets.postgres.moved_tables import SourcePlace
+from pgcdc_assets.postgres.prepared_transactions import (
+    OpenPreparedTransaction,
+    read_prepared_transactions,
+)
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_held_snapshot
@@ -66,6 +70,7 @@ def _print_all(captures: Sequence[LoadedCapture]) -> None:
             with loaded.postgres.query_connection("status") as conn:
                 slot = read_slot_status(conn, loaded.capture.slot)
                 held = read_held_snapshot(conn, loaded.postgres.settings())
+                prepared = read_prepared_transactions(conn)
             zone = loaded.lake.zone(loaded.capture.name)
             state = read_state(zone, loaded.capture)
             _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
@@ -74,6 +79,7 @@ def _print_all(captures: Sequence[LoadedCapture]) -> None:
             if state.epoch is not None:
                 _print_copies(zone.ranges.unfinished_copies(state.epoch.epoch))
             _print_held_snapshot(held)
+            _print_prepared(prepared)
             if loaded.capture.selection is not None:
                 for table in zone.table_list.read().tables:
                     if table.reason:
@@ -183,6 +189,15 @@ def _print_held_snapshot(held: SnapshotAge | None) -> None:
             f"  SNAPSHOT of the server held for {duration(held.seconds)}, "
             f"{held.transactions:,} transactions old"
         )
+
+
+def _print_prepared(prepared: Sequence[OpenPreparedTransaction]) -> None:
+    """Print the prepared transactions that have not ended, with their age."""
+    for each in prepared:
+        word = "WARNING prepared" if each.is_forgotten else "PREPARED"
+        age = duration(each.age.total_seconds())
+        remedy = f". {each.remedy}" if each.is_forgotten else ""
+        print(f"  {word} transaction {each.gid!r} (xid {each.xid}), {age} old{remedy}")
 
 
 def _print_copies(copies: Sequence[UnfinishedCopy]) -> None:

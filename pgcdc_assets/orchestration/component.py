@@ -123,6 +123,12 @@ class StreamModel(dg.Model, Resolvable):
         "`logical_decoding_work_mem`. `off`: at the commit. `on`: while it runs, and the rows wait "
         "on the local disk for the commit. `parallel`: as `on`, by the protocol of Postgres 16.",
     )
+    two_phase: bool = Field(
+        default=StreamPolicy.two_phase,
+        description="The server sends a prepared transaction at PREPARE TRANSACTION, and the rows "
+        "wait in the lake for COMMIT PREPARED. Requires Postgres 15. The slot keeps this mode when "
+        "the setting is removed.",
+    )
 
 
 class SnapshotModel(dg.Model, Resolvable):

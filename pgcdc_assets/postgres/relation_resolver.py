@@ -151,7 +151,7 @@ class CatalogResolver:
                 entry = self._read(self._conn, announced)
         versions = self._known(oid)
         known = [version for _, version in versions]
-        same = [version for version in known if _as_announced(version) == announced]
+        same = [version for version in known if version.as_announced() == announced]
         current = entry.relation
         if current is None:
             return Completion(same[-1] if same else complete_relation(announced, {}, entry.types))
@@ -261,12 +261,6 @@ def _has_types(announced: Relation, current: Relation | None) -> bool:
     known = () if current is None else current.columns
     typed = {(c.name, c.type_oid, c.typmod) for c in known if c.type is not None}
     return all((c.name, c.type_oid, c.typmod) in typed for c in announced.columns)
-
-
-def _as_announced(relation: Relation) -> Relation:
-    """Return a relation reduced to the fields of its Relation message."""
-    columns = tuple(Column(c.name, c.type_oid, c.typmod, c.is_key) for c in relation.columns)
-    return replace(relation, columns=columns, primary_key=())
 
 
 def _attnums(relation: Relation) -> list[int | None]:

@@ -61,7 +61,8 @@ select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid
        age(s.catalog_xmin),
        c.current_lsn::text, c.in_recovery, clock_timestamp(),
        extract(epoch from r.flush_lag)::float8,
-       coalesce((to_jsonb(s) ->> 'two_phase')::bool, false),
+       coalesce((to_jsonb(s) ->> 'two_phase')::bool, false)
+         and current_setting('server_version_num')::int >= 150000,
        coalesce((to_jsonb(s) ->> 'synced')::bool, false),
        d.total_txns, d.stats_reset is not null,
        w.stats_reset > pg_postmaster_start_time()
@@ -113,7 +114,8 @@ class SlotStatus:
         safe_wal_size: WAL bytes that the server can write before the slot may be lost; None
             without a limit.
         invalidation_reason: cause of a lost slot, PG 17 and newer.
-        two_phase: the server sends transactions as soon as they are prepared.
+        two_phase: the server sends transactions as soon as they are prepared. False in PG 14,
+            whose pgoutput ignores the slot's `two_phase`.
         is_synced: a standby's copy of a slot of the primary, PG 17 and newer.
         decoded_transactions: `total_txns` of pg_stat_replication_slots.
         is_counted_since_creation: `decoded_transactions` was not reset by a function. A crash
@@ -258,7 +260,7 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
 
     Raises:
         ConfigurationError: the slot is physical, belongs to another plugin or database, is
-            temporary, has two_phase, or is a standby's copy.
+            temporary, or is a standby's copy.
     """
     drop = f"select pg_drop_replication_slot('{status.slot}')"
     if status.is_synced and status.in_recovery:
@@ -266,15 +268,6 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
             reason=f"Replication slot {status.slot} is this standby's copy of a slot of the "
             "primary, which Postgres does not decode here. Connect to the primary, or promote the "
             "standby."
-        )
-    if status.two_phase:
-        raise ConfigurationError(
-            reason=f"Replication slot {status.slot} was created with two_phase: the server would "
-            "send prepared transactions before their commit. Choose another slot name, or drop "
-            f"this slot if no other program uses it: {drop}; then create the slot without "
-            f"two_phase: select pg_create_logical_replication_slot('{status.slot}', 'pgoutput'). "
-            "If tables were captured from this slot, run pgcdc renew instead of the second "
-            "statement."
         )
     if status.slot_type != "logical":
         found = "is a physical slot"

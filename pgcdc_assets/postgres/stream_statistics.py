@@ -7,7 +7,7 @@ Sources: the views pg_stat_replication_slots and pg_publication_tables. The size
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,10 @@ import psycopg2
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.prepared_transactions import (
+    OpenPreparedTransaction,
+    read_prepared_transactions,
+)
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 
 if TYPE_CHECKING:
@@ -88,6 +92,7 @@ class SourceFacts:
         table_bytes: size of these tables without indexes and TOAST, as of the last VACUUM or
             ANALYZE of each.
         retained_bytes: WAL that the server keeps for the slot; None without a slot.
+        prepared: the prepared transactions of the database, oldest first.
     """
 
     server_version: str
@@ -96,6 +101,7 @@ class SourceFacts:
     table_count: int
     table_bytes: int
     retained_bytes: int | None
+    prepared: Sequence[OpenPreparedTransaction] = ()
 
 
 def read_source_facts(conn: Connection, slot: str, publication: str) -> SourceFacts | None:
@@ -113,6 +119,7 @@ def read_source_facts(conn: Connection, slot: str, publication: str) -> SourceFa
             table_count=table_count,
             table_bytes=table_bytes,
             retained_bytes=None if status is None else status.retained_bytes,
+            prepared=read_prepared_transactions(conn),
         )
     return None
 

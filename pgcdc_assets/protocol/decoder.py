@@ -59,7 +59,6 @@ from pgcdc_assets.protocol.heads import (
 )
 from pgcdc_assets.protocol.parked import ParkedRows, add_parked
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.protocol.transaction_messages import TWO_PHASE, two_phase_error
 
 Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
 
@@ -68,8 +67,6 @@ _COMMIT_BYTES = BODY_AT + 25
 
 _IS_KNOWN = IS_CHANGE | IS_RARE
 _IS_KNOWN[list(b"BC")] = True
-_IS_TWO_PHASE = np.zeros(256, np.bool_)
-_IS_TWO_PHASE[list(TWO_PHASE)] = True
 
 
 class Decoder:
@@ -146,6 +143,28 @@ class Decoder:
                 self._relation_indexes[each.relation.relation_id] = len(self._announced)
                 self._announced.append(each)
 
+    @property
+    def valid_announcements(self) -> list[arrow_batch.Announced]:
+        """The newest announcement of each relation."""
+        return [self._announced[index] for index in self._relation_indexes.values()]
+
+    def add_prepared(self, announced: Iterable[arrow_batch.Announced]) -> None:
+        """Add the relations that a prepared transaction has announced to later transactions.
+
+        Their version is 0. A relation is completed at its first use: the catalog does not show the
+        columns of the prepared transaction before its commit.
+        """
+        for each in announced:
+            self._relation_indexes[each.relation.relation_id] = len(self._announced)
+            self._announced.append(each)
+
+    def add_completed(self, completed: Iterable[arrow_batch.Announced]) -> None:
+        """Add the completed relations of those announcements that are still the newest."""
+        for each in completed:
+            index = self._relation_indexes.get(each.relation.relation_id)
+            if index is not None and self._announced[index].number == each.number:
+                self._announced[index] = each
+
     def decode(self, batch: MessageBatch) -> pa.RecordBatch | None:
         """Return the rows of the next messages, in the schema `arrow_batch.DECODED`.
 
@@ -154,7 +173,6 @@ class Decoder:
 
         Raises:
             ProtocolError: a message is malformed. Discard the decoder after this error.
-            ConfigurationError: the slot decodes transactions at PREPARE.
         """
         if self.is_finished or len(batch.starts) == 0:
             return None
@@ -168,8 +186,6 @@ class Decoder:
         heads, transactions = self._read_transactions(heads)
         if len(heads.starts) == 0:
             return None
-        if _IS_TWO_PHASE[heads.actions].any():
-            raise two_phase_error()
         heads.check(
             _IS_KNOWN[heads.actions] | (heads.actions == 0),
             slice(None),
@@ -288,6 +304,8 @@ class Decoder:
     ) -> pa.RecordBatch | None:
         row_messages = np.empty(0, np.int64) if rows is None else rows.messages
         transaction = heads.begun[row_messages]
+        if rows is not None:
+            self._complete(transactions, transaction, rows.relations)
         ordinals = self._ordinals(transaction)
         self._carry(heads, transactions, transaction)
         if rows is None:
@@ -317,6 +335,20 @@ class Decoder:
         if len(rows.parked):
             add_parked(self.parked, decoded)
         return decoded if decoded.num_rows else None
+
+    def _complete(
+        self,
+        transactions: arrow_batch.Transactions,
+        transaction: Positions,
+        relations: Positions,
+    ) -> None:
+        """Complete the relations of rows that prepared transactions have announced."""
+        for index, each in enumerate(self._announced):
+            if each.version == 0 and (uses := np.flatnonzero(relations == index)).size:
+                user = int(transaction[uses[0]])
+                lsn, xid = Lsn(int(transactions.commit_lsns[user])), int(transactions.xids[user])
+                completed = self._resolve(each.relation, lsn, xid)
+                self._announced[index] = arrow_batch.Announced(*completed, each.number)
 
     def _ordinals(self, transaction: Positions) -> Positions:
         """Return each row's position in its transaction, continued from the last batch."""

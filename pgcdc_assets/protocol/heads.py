@@ -102,18 +102,23 @@ def read_heads(batch: MessageBatch, is_open: bool) -> Heads:
     )
 
 
-def read_block_heads(batch: MessageBatch) -> tuple[Heads, Positions]:
+def read_block_heads(batch: MessageBatch, xid: int | None = None) -> tuple[Heads, Positions]:
     """Return the heads of messages in a block of a streamed transaction, and transaction ids.
 
     In a block, the id of the transaction or subtransaction precedes the body of each message except
     Origin (proto.c). The id of an Origin or a keepalive is 0.
+
+    Args:
+        batch: the messages.
+        xid: id of the transaction if the messages are between Begin Prepare and Prepare, where no
+            id precedes a body; None: messages in a block.
 
     Raises:
         ProtocolError: a message is neither a keepalive nor WAL data, or has no transaction id.
     """
     wire, actions = WireBuffer(batch.buffer), read_actions(batch)
     has_xid = (actions != 0) & (actions != ORIGIN)
-    bodies = batch.starts + BODY_AT + np.where(has_xid, XID_BYTES, 0)
+    bodies = batch.starts + BODY_AT + np.where(has_xid & (xid is None), XID_BYTES, 0)
     count = len(actions)
     heads = Heads(
         wire,
@@ -126,7 +131,7 @@ def read_block_heads(batch: MessageBatch) -> tuple[Heads, Positions]:
     )
     heads.check(~has_xid | (bodies <= batch.ends), slice(None), "the message has no transaction id")
     xids = np.zeros(count, np.int64)
-    xids[has_xid] = wire.uint32[batch.starts[has_xid] + BODY_AT]
+    xids[has_xid] = wire.uint32[batch.starts[has_xid] + BODY_AT] if xid is None else xid
     return heads, xids
 
 

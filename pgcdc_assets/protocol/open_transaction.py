@@ -80,17 +80,20 @@ class Spool(Protocol):
 
 
 class StreamedRelation(NamedTuple):
-    """A relation announced inside a streamed transaction.
+    """A relation announced inside a streamed or prepared transaction.
 
     Attributes:
-        relation: the relation of the message.
-        xid: id of the announcing transaction or subtransaction.
+        relation: the relation of the message; if `version` is not 0, completed from the catalog.
+        xid: id of the announcing transaction or subtransaction; 0: announced before the
+            transaction.
         number: position of the announcement among the announcements of the stream.
+        version: version number of a completed relation; 0: not completed yet.
     """
 
     relation: Relation
     xid: int
     number: int
+    version: int = 0
 
 
 class Commit(NamedTuple):
@@ -102,10 +105,11 @@ class Commit(NamedTuple):
 
 @dataclass
 class OpenTransaction:
-    """A streamed transaction.
+    """A streamed or prepared transaction.
 
     Attributes:
         xid: id of the top-level transaction.
+        has_xids: its messages have transaction ids, as in blocks of a streamed transaction.
         origin: name of the replication origin; None for a transaction of this server.
         announced: the announced relations.
         valid: index in `announced` by relation id, of the announcements that are valid now.
@@ -114,6 +118,7 @@ class OpenTransaction:
     """
 
     xid: int
+    has_xids: bool = True
     origin: str | None = None
     announced: list[StreamedRelation] = field(default_factory=list)
     valid: dict[int, int] = field(default_factory=dict)
@@ -131,13 +136,14 @@ class OpenTransaction:
         """Return the rows of a block's messages, in the schema `SPOOLED`; None without a row.
 
         Args:
-            batch: messages between a Stream Start and its Stream Stop.
+            batch: messages between a Stream Start and its Stream Stop, or between Begin Prepare
+                and Prepare.
             number_announcement: function that returns the number of the next announcement.
 
         Raises:
             ProtocolError: a message is malformed.
         """
-        heads, xids = read_block_heads(batch)
+        heads, xids = read_block_heads(batch, None if self.has_xids else self.xid)
         is_known = IS_CHANGE[heads.actions] | IS_RARE[heads.actions] | (heads.actions == 0)
         heads.check(is_known, slice(None), "the message is not allowed in a block")
         has_xid = (heads.actions != 0) & (heads.actions != ORIGIN)
@@ -203,6 +209,13 @@ class OpenTransaction:
     def _warnings_of(self, xid: int) -> Counter[str]:
         return self.warnings.setdefault(xid, Counter())
 
+    def without_aborted(self, spooled: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a batch of the spool without those of aborted subtransactions."""
+        if not self.aborted:
+            return spooled
+        is_kept = ~np.isin(spooled.column("xid").to_numpy(), list(self.aborted))
+        return spooled if is_kept.all() else spooled.filter(pa.array(is_kept))
+
     def committed_warnings(self) -> Counter[str]:
         """Return the counts of warnings without those of aborted subtransactions."""
         total: Counter[str] = Counter()
@@ -213,7 +226,7 @@ class OpenTransaction:
 
 
 class CommittedRows:
-    """The rows of a streamed transaction after its commit.
+    """The rows of a streamed or prepared transaction after its commit.
 
     Args:
         transaction: the transaction.
@@ -229,9 +242,10 @@ class CommittedRows:
     ) -> None:
         self._transaction = transaction
         self._resolve = resolve
-        self._is_resolved = [False] * len(transaction.announced)
+        self._is_resolved = [each.version > 0 for each in transaction.announced]
         self._announced = [
-            arrow_batch.Announced(each.relation, 0, each.number) for each in transaction.announced
+            arrow_batch.Announced(each.relation, each.version, each.number)
+            for each in transaction.announced
         ]
         self._context = arrow_batch.Transactions(
             np.array([commit.lsn], np.int64),
@@ -241,11 +255,11 @@ class CommittedRows:
         )
         self._next_ordinal = 0
         for index, each in enumerate(transaction.announced):
-            if each.xid not in transaction.aborted:
+            if each.xid and each.xid not in transaction.aborted:
                 self._resolve_one(index)
 
     def valid_relations(self) -> list[arrow_batch.Announced]:
-        """Return the resolved relations whose announcements are valid after the commit."""
+        """Return the resolved relations whose announcements are valid after the last message."""
         return [
             self._announced[index]
             for index in self._transaction.valid.values()
@@ -254,11 +268,7 @@ class CommittedRows:
 
     def build(self, spooled: pa.RecordBatch) -> pa.RecordBatch | None:
         """Return the next rows in the schema `arrow_batch.DECODED`, without aborted rows."""
-        if self._transaction.aborted:
-            xids = spooled.column("xid").to_numpy()
-            is_kept = ~np.isin(xids, list(self._transaction.aborted))
-            if not is_kept.all():
-                spooled = spooled.filter(pa.array(is_kept))
+        spooled = self._transaction.without_aborted(spooled)
         count = spooled.num_rows
         if count == 0:
             return None

@@ -100,6 +100,11 @@ class Relation:
         """Schema and table."""
         return TableName(self.schema, self.table)
 
+    def as_announced(self) -> Relation:
+        """Return the relation reduced to the fields of its Relation message."""
+        columns = tuple(Column(c.name, c.type_oid, c.typmod, c.is_key) for c in self.columns)
+        return replace(self, columns=columns, primary_key=())
+
     @property
     def qualified_name(self) -> str:
         """The name in sentences and reports, such as `shop.orders`."""

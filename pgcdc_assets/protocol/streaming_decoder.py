@@ -13,7 +13,8 @@ of the commit LSNs, so the order of the rows stays (commit_lsn, ordinal).
 
 An open transaction at the window's end belongs to a later window. If the stream ends, the spool is
 worthless: the server sends an open transaction again from its start, because `restart_lsn` is not
-above the start of the oldest open transaction.
+above the start of the oldest open transaction. A prepared transaction is not sent again: see
+`prepared`.
 
 A batch without a delimiter of the versions 2 to 4 is decoded as a whole. Other batches are cut at
 the delimiters. Blocks of one transaction that follow each other in a batch are decoded together,
@@ -23,7 +24,7 @@ because a block may be small: it has up to `logical_decoding_work_mem` of change
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -47,18 +48,33 @@ from pgcdc_assets.protocol.open_transaction import (
     Spool,
 )
 from pgcdc_assets.protocol.parked import ParkedRows, add_parked
+from pgcdc_assets.protocol.prepared import (
+    NothingPrepared,
+    PreparedArchive,
+    PreparedTransaction,
+    PreparedTransactions,
+    begin_prepared,
+    own_announcements,
+)
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.transaction_messages import (
+    BEGIN_PREPARE,
+    PREPARE,
+    ROLLBACK_PREPARED,
     STREAM_ABORT,
     STREAM_COMMIT,
+    STREAM_PREPARE,
     STREAM_START,
     STREAM_STOP,
     TWO_PHASE,
+    Prepared,
     check_stream_stop,
+    parse_begin_prepare,
+    parse_prepared,
+    parse_rollback_prepared,
     parse_stream_abort,
     parse_stream_commit,
     parse_stream_start,
-    two_phase_error,
 )
 
 _IS_DELIMITER = np.zeros(256, np.bool_)
@@ -74,6 +90,10 @@ class StreamingDecoder:
         window_end: see `Decoder`.
         window_start: see `Decoder`.
         most_values: bound of the column values that are decoded at once.
+        archive: the stored prepared transactions.
+
+    Attributes:
+        prepared: the prepared transactions.
     """
 
     def __init__(
@@ -83,6 +103,7 @@ class StreamingDecoder:
         window_end: int,
         window_start: int = 0,
         most_values: int = MOST_VALUES,
+        archive: PreparedArchive | None = None,
     ) -> None:
         self._resolve = resolve
         self._spool = spool
@@ -90,6 +111,9 @@ class StreamingDecoder:
         self._whole = Decoder(resolve, window_end, window_start)
         self._transactions: dict[int, OpenTransaction] = {}
         self._block: OpenTransaction | None = None
+        # The message Begin Prepare of the transaction in `_block`.
+        self._preparing: Prepared | None = None
+        self.prepared = PreparedTransactions(spool, archive or NothingPrepared())
         # The messages of the last blocks of a transaction that are not decoded yet.
         self._waiting: tuple[OpenTransaction, list[slice]] | None = None
         self._begin(window_end, window_start)
@@ -103,6 +127,7 @@ class StreamingDecoder:
     def _begin(self, window_end: int, window_start: int) -> None:
         self._window_start, self._window_end = int(window_start), int(window_end)
         self._rest: MessageBatch | None = None
+        self.prepared.begin_window()
 
     @property
     def is_finished(self) -> bool:
@@ -129,6 +154,13 @@ class StreamingDecoder:
         """Number of streamed transactions without a commit or abort so far."""
         return len(self._transactions)
 
+    def unfinished(self) -> list[PreparedTransaction]:
+        """Return the transactions that were prepared in the window and did not end in the window.
+
+        The server does not send these transactions again to a stream from the window's end.
+        """
+        return self.prepared.prepared_between(self._window_start, self._window_end)
+
     def decode(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the transactions that commit in the next messages.
 
@@ -137,7 +169,7 @@ class StreamingDecoder:
 
         Raises:
             ProtocolError: a message is malformed. Discard the decoder after this error.
-            ConfigurationError: the slot decodes transactions at PREPARE.
+            RawZoneError: the rows of a prepared transaction are missing.
             TransientError: the spool failed.
         """
         if self.is_finished:
@@ -196,7 +228,8 @@ class StreamingDecoder:
         )
         run = MessageBatch(batch.buffer, starts, ends)
         number = self._whole.number_announcement
-        for part in split_by_values(run, self._most_values, XID_BYTES):
+        xid_bytes = XID_BYTES if transaction.has_xids else 0
+        for part in split_by_values(run, self._most_values, xid_bytes):
             try:
                 rows = transaction.read_block(part, number)
             except ProtocolError as error:
@@ -206,17 +239,21 @@ class StreamingDecoder:
 
     def _delimiter(self, batch: MessageBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
         action = data[0]
-        if action in TWO_PHASE:
-            raise two_phase_error()
         if self._whole.is_open:
             raise _refused(data, "a streamed transaction inside a transaction")
-        if action == STREAM_STOP:
+        if action == PREPARE and self._preparing is not None:
+            self._read_blocks(batch)
+            self._end_block_by_prepare(data)
+        elif action == STREAM_STOP:
             check_stream_stop(data)
-            if self._block is None:
+            if self._block is None or self._preparing is not None:
                 raise _refused(data, "the end of a block outside a block")
             self._block = None
         elif self._block is not None:
             raise _refused(data, "a streamed transaction inside a block")
+        elif action in TWO_PHASE:
+            self._read_blocks(batch)
+            yield from self._two_phase(batch, index, data)
         elif action == STREAM_START:
             self._start_block(batch, data)
         elif action == STREAM_ABORT:
@@ -252,23 +289,87 @@ class StreamingDecoder:
         if commit.commit_lsn >= self._window_end:
             self._finish(batch, index)
             return
-        lsn = Lsn(commit.commit_lsn)
-
-        def resolve(relation: Relation) -> tuple[Relation, int]:
-            return self._resolve(relation, lsn, commit.xid)
-
-        rows = CommittedRows(transaction, Commit(lsn, commit.time_us), resolve)
-        self._whole.add_streamed(lsn, rows.valid_relations())
-        if lsn >= self._window_start:
-            self.warnings.update(transaction.committed_warnings())
-            for spooled in self._spool.read(commit.xid):
-                decoded = rows.build(spooled)
-                if decoded is not None:
-                    if rows.has_parked(spooled):
-                        add_parked(self.parked, decoded)
-                    yield decoded
+        committed = Commit(Lsn(commit.commit_lsn), commit.time_us)
+        rows = self._committed(transaction, committed)
+        self._whole.add_streamed(committed.lsn, rows.valid_relations())
+        if committed.lsn >= self._window_start:
+            yield from self._build(transaction, rows, self._spool.read(commit.xid))
         del self._transactions[commit.xid]
         self._spool.drop(commit.xid)
+
+    def _committed(self, transaction: OpenTransaction, commit: Commit) -> CommittedRows:
+        def resolve(relation: Relation) -> tuple[Relation, int]:
+            return self._resolve(relation, Lsn(commit.lsn), transaction.xid)
+
+        return CommittedRows(transaction, commit, resolve)
+
+    def _build(
+        self,
+        transaction: OpenTransaction,
+        rows: CommittedRows,
+        spooled: Iterable[pa.RecordBatch],
+    ) -> Iterator[pa.RecordBatch]:
+        self.warnings.update(transaction.committed_warnings())
+        for batch in spooled:
+            decoded = rows.build(batch)
+            if decoded is not None:
+                if rows.has_parked(batch):
+                    add_parked(self.parked, decoded)
+                yield decoded
+
+    def _two_phase(self, batch: MessageBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
+        action = data[0]
+        if action == ROLLBACK_PREPARED:
+            # The start of the record is unknown, so the message may belong to the next window. If
+            # the next stream sends the message again, the transaction is unknown.
+            rollback = parse_rollback_prepared(data)
+            self.prepared.end(rollback.xid, rollback.gid)
+            self._drop_streamed(rollback.xid)
+            return
+        message = (parse_begin_prepare if action == BEGIN_PREPARE else parse_prepared)(data)
+        if message.lsn >= self._window_end:
+            self._finish(batch, index)
+        elif action == BEGIN_PREPARE:
+            self._drop_streamed(message.xid)
+            self._preparing = message
+            self._block = begin_prepared(message.xid, self._whole.valid_announcements)
+        elif action == STREAM_PREPARE:
+            self.prepared.add(message, self._find(data, message.xid))
+            del self._transactions[message.xid]
+        elif action == PREPARE:
+            # Without a Begin Prepare, the transaction has no changes.
+            self._drop_streamed(message.xid)
+            self.prepared.add(message, begin_prepared(message.xid, ()))
+        else:
+            yield from self._commit_prepared(data, message)
+
+    def _end_block_by_prepare(self, data: bytes) -> None:
+        prepared, transaction = parse_prepared(data), self._block
+        if transaction is None or prepared != self._preparing:
+            raise _refused(data, "the Prepare is not of the transaction of the Begin Prepare")
+        self._preparing = self._block = None
+        self._whole.add_prepared(own_announcements(transaction))
+        self.prepared.add(prepared, transaction)
+
+    def _commit_prepared(self, data: bytes, message: Prepared) -> Iterator[pa.RecordBatch]:
+        commit = Commit(Lsn(message.lsn), message.time_us)
+        if commit.lsn <= self._whole.last_commit_lsn:
+            raise _refused(data, "the commit LSN is not above the last one")
+        prepared = self.prepared.find(message.xid, message.gid, Lsn(commit.lsn))
+        self._whole.add_streamed(commit.lsn, ())
+        if prepared is not None and commit.lsn >= self._window_start:
+            rows = self._committed(prepared.transaction, commit)
+            self._whole.add_completed(rows.valid_relations())
+            yield from self._build(prepared.transaction, rows, prepared.read())
+        self.prepared.end(message.xid, message.gid)
+
+    def _drop_streamed(self, xid: int) -> None:
+        """Drop a streamed transaction that has ended without a Stream Abort.
+
+        The server may notice during a block that the prepared transaction was rolled back.
+        """
+        if self._transactions.pop(xid, None) is not None:
+            self._spool.drop(xid)
 
     def _find(self, data: bytes, xid: int) -> OpenTransaction:
         transaction = self._transactions.get(xid)
@@ -287,7 +388,8 @@ def _with_relation(
     """Return the error with the table of the malformed message. The commit LSN is unknown."""
     if error.start is None:
         return error
-    relation_id, _ = find_context(batch, error.start, XID_BYTES)
+    xid_bytes = XID_BYTES if transaction.has_xids else 0
+    relation_id, _ = find_context(batch, error.start, xid_bytes)
     index = transaction.valid.get(relation_id or 0)
     if index is None:
         return error.of(relation_id, None)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.protocol.messages import MAX_LSN, MessageReader, check_time
 
 STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT, STREAM_PREPARE = b"SEcAp"
@@ -109,16 +108,6 @@ class RollbackPrepared(NamedTuple):
     end_lsn: int
     prepare_time_us: int
     time_us: int
-
-
-def two_phase_error() -> ConfigurationError:
-    """Return the error of a stream with messages of two-phase commit."""
-    return ConfigurationError(
-        reason="The replication slot has two_phase enabled: the slot sends a prepared transaction "
-        "at PREPARE TRANSACTION, which a capture does not read. Nothing un-landed was confirmed. "
-        "Create a slot without two_phase, set `slot` to its name, and begin a new epoch with "
-        "pgcdc renew."
-    )
 
 
 def parse_stream_start(data: bytes) -> StreamStart:

@@ -68,9 +68,13 @@ def maintain_raw_zone(
     if unsaved < minimum_log_entries:
         return RawMaintenanceReport(files_merged=merged)
     changes.window_index.save(table)
+    epoch = zone.epochs.latest()
+    if epoch is not None:
+        zone.prepared.remove_ended(epoch.epoch, zone.captured_on(epoch)[0])
     try:
         changes.table.shorten_log(table)
-        for other in (changes.window_index.table, zone.definitions.table, zone.table_list.table):
+        logs = (changes.window_index, zone.definitions, zone.table_list, zone.prepared)
+        for other in (each.table for each in logs):
             loaded = other.load()
             if loaded is not None:
                 other.shorten_log(loaded)
@@ -82,6 +86,7 @@ def maintain_raw_zone(
         zone.epochs,
         zone.ranges,
         zone.partial_snapshots,
+        zone.prepared,
         zone.schema_events,
         zone.definitions,
         zone.table_list,

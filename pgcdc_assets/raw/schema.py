@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from pgcdc_assets.protocol.arrow_batch import DECODED
-from pgcdc_assets.protocol.tuples import TEXTS_TYPE
+from pgcdc_assets.protocol.tuples import TEXTS_TYPE, UNCHANGED_TYPE
 
 CHANGES = pa.schema(
     [
@@ -87,6 +87,28 @@ RANGES = pa.schema(
         pa.field("began_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("read_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("files", pa.string(), nullable=False),
+    ]
+)
+
+PREPARED = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("prepare_lsn", pa.int64(), nullable=False),
+        pa.field("xid", pa.int64(), nullable=False),
+        pa.field("gid", pa.string(), nullable=False),
+        pa.field("prepared_at", pa.timestamp("us", tz="UTC")),
+        pa.field("origin", pa.string()),
+        pa.field("row_count", pa.int64()),
+        pa.field("ended_by", pa.int64()),
+        pa.field("ordinal", pa.int64()),
+        pa.field("op", pa.string(), nullable=False),
+        pa.field("relation", pa.int32()),
+        pa.field("schema", pa.string()),
+        pa.field("table", pa.string()),
+        pa.field("old_kind", pa.string()),
+        pa.field("old", TEXTS_TYPE),
+        pa.field("new", TEXTS_TYPE),
+        pa.field("unchanged", UNCHANGED_TYPE),
     ]
 )
 

@@ -64,10 +64,8 @@ def _copy(database: Database, zone: RawZone, slot: str, *, adopt_slot: bool = Fa
     snapshot_tables(database.settings(), zone, slot, "pub", adopt_slot=adopt_slot)
 
 
-def _make_by_hand(database: Database, slot: str, *, two_phase: bool = False) -> None:
-    database.execute(
-        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", (slot, two_phase)
-    )
+def _make_by_hand(database: Database, slot: str) -> None:
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
 
 
 def _claim(database: Database, zone: RawZone, slot: str) -> None:
@@ -207,45 +205,6 @@ def test_after_a_crash_of_the_server_a_read_slot_is_still_detected(
     with create_slot(database.settings(), f"{slot}_new"):
         new = _status(database, f"{slot}_new")
     assert not dataclasses.replace(new, may_have_crashed=True).was_read
-
-
-@pytest.mark.every_pg
-def test_a_slot_with_two_phase_is_refused_with_the_statement_for_another_slot(
-    database: Database, zone: RawZone, slot: str
-) -> None:
-    """The stream of such a slot would fail at the first PREPARE TRANSACTION."""
-    database.execute(
-        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,)
-    )
-    with pytest.raises(PgcdcError, match="two_phase") as caught:
-        _copy(database, zone, slot)
-    assert caught.value.exit_status == 2
-    assert f"select pg_create_logical_replication_slot('{slot}', 'pgoutput')" in str(caught.value)
-    assert zone.epochs.latest() is None
-    capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=slot)
-    [error] = [
-        f for f in check_capture(database.settings(), capture, zone) if f.severity == "error"
-    ]
-    assert "two_phase" in error.message
-
-    # The remedy in the error works.
-    database.execute("select pg_drop_replication_slot(%s)", (slot,))
-    _make_by_hand(database, slot)
-    _copy(database, zone, slot)
-
-
-def test_a_slot_that_was_recreated_with_two_phase_stops_the_capture(
-    database: Database, zone: RawZone, slot: str
-) -> None:
-    _capture_once(database, zone, slot)
-    database.execute("select pg_drop_replication_slot(%s)", (slot,))
-    database.execute(
-        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,)
-    )
-    with pytest.raises(PgcdcError, match="two_phase"):
-        _capture(database, zone, slot)
-    database.execute("select pg_drop_replication_slot(%s)", (slot,))
-    assert renew_epoch(database.settings(), zone, slot, "pub").epoch == 2
 
 
 def test_a_synced_slot_is_refused_on_a_standby(database: Database, slot: str) -> None:

@@ -68,7 +68,6 @@ def test_a_slot_is_active_with_a_walsender_and_lost_with_a_cause() -> None:
         ({"plugin": "test_decoding"}, "belongs to the output plugin test_decoding"),
         ({"database": "other"}, "belongs to database other"),
         ({"temporary": True}, "is the temporary slot of another session"),
-        ({"two_phase": True}, "was created with two_phase"),
         ({"is_synced": True, "in_recovery": True}, "is this standby's copy"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.errors import ConfigurationError, ProtocolError
+from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.arrow_batch import DECODED
 from pgcdc_assets.protocol.decoder import Decoder
@@ -227,15 +227,6 @@ def test_an_error_in_a_block_names_the_table() -> None:
     decoder, _ = streaming()
     with pytest.raises(ProtocolError, match=r"table 16400") as caught:
         decode(decoder, block(701, ROW))
-
-
-@pytest.mark.parametrize("action", [b"b", b"P", b"K", b"r", b"p"])
-def test_a_slot_with_two_phase_is_named_with_its_remedy(action: bytes) -> None:
-    decoder, _ = streaming()
-    with pytest.raises(ConfigurationError, match="two_phase"):
-        decode(decoder, [action + bytes(40)])
-    with pytest.raises(ConfigurationError, match="two_phase"):
-        Decoder(by_width, FAR).decode(MessageBatch.of(encoding.stream([action + bytes(40)])))
 
 
 def test_an_older_announcement_does_not_return_at_its_transactions_commit() -> None:

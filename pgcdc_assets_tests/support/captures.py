@@ -131,13 +131,15 @@ class Capturing:
         batch_bytes: int = 8 * 1024 * 1024,
         timeout: float = 120,
         streaming: str = "off",
+        two_phase: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Capture by one session in a child process, which the failpoint kills."""
         keys = ",".join(window.key for window in windows)
         where = [self.conninfo, self.zone.lake.uri, self.slot, keys]
+        mode = "two_phase" if two_phase else ""
         program = "pgcdc_assets_tests.support.capture_process"
         return subprocess.run(
-            [sys.executable, "-m", program, *where, str(batch_bytes), streaming],
+            [sys.executable, "-m", program, *where, str(batch_bytes), streaming, mode],
             env={**os.environ, "PGCDC_FAILPOINT": failpoint},
             capture_output=True,
             text=True,

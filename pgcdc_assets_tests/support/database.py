@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import pytest
 from psycopg2 import sql
+from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets_tests.support.waits import wait_until
@@ -68,6 +69,37 @@ class Database:
         """Return the first column of the first row."""
         return self.query(statement, parameters)[0][0]
 
+    def replication_command(self, command: str) -> None:
+        """Execute a command of the replication protocol."""
+        with (
+            closing(
+                psycopg2.connect(self.conninfo, connection_factory=LogicalReplicationConnection)
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(command)
+
+    def prepare(self, gid: str, *statements: str, end: str = "") -> None:
+        """Prepare a transaction of the statements, and end it by `commit` or `rollback`."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("begin; set local synchronous_commit = on")
+            for statement in statements:
+                cursor.execute(statement)
+            cursor.execute("prepare transaction %s", (gid,))
+            if end:
+                cursor.execute(f"{end} prepared %s", (gid,))
+
+    def end_prepared(self, gid: str, end: str = "commit") -> None:
+        """End a prepared transaction by `commit` or `rollback`."""
+        self.execute(f"{end} prepared %s", (gid,))
+
+    def roll_back_prepared(self) -> None:
+        """Roll back all prepared transactions of the database."""
+        for (gid,) in self.query(
+            "select gid from pg_prepared_xacts where database = current_database()"
+        ):
+            self.end_prepared(gid, "rollback")
+
     def drop_slots(self) -> None:
         """Drop the database's replication slots, and terminate their walsenders."""
         for slot, _ in self._slots():
@@ -105,6 +137,7 @@ def drop_database(database: Database) -> None:
     """Drop a database with its slots, and terminate all its connections."""
     database.server.start()
     database.drop_slots()
+    database.roll_back_prepared()
     wait_until(partial(_drop, database), f"database {database.name} to be dropped")
 
 

@@ -272,6 +272,6 @@ def capture_limits(policy: StreamPolicy) -> CaptureLimits:
             status_seconds=policy.status_seconds,
             silence_seconds=policy.silence_seconds,
             wire=WireSettings(batch_bytes=policy.batch_bytes),
-            plugin=PluginOptions(Streaming(policy.streaming)),
+            plugin=PluginOptions(Streaming(policy.streaming), policy.two_phase),
         ),
     )

@@ -19,6 +19,7 @@ from pgcdc_assets.postgres.preflight.server import (
     read_server,
 )
 from pgcdc_assets.postgres.preflight.tables import check_tables
+from pgcdc_assets.postgres.preflight.two_phase import check_prepared_transactions
 from pgcdc_assets.postgres.publication import read_publication
 from pgcdc_assets.table_name import TableName
 
@@ -33,6 +34,8 @@ def run_preflight(
     keys: Mapping[TableName, Sequence[str]] | None = None,
     *,
     is_slot_ours: bool = True,
+    is_slot_known: bool = False,
+    two_phase: bool = False,
     relation_ids: Mapping[TableName, int] | None = None,
 ) -> list[Finding]:
     """Return the findings about server, role, publication, slot and tables.
@@ -44,6 +47,8 @@ def run_preflight(
         tables: (schema, table) of the tables to check; None: all tables of the publication.
         keys: columns of the declared keys, by (schema, table).
         is_slot_ours: the lake was filled from the slot, or `--adopt-slot` was given.
+        is_slot_known: the lake was filled from the slot.
+        two_phase: `stream.two_phase`.
         relation_ids: OIDs of captured tables by declared name, for tables that were renamed since.
 
     Raises:
@@ -66,4 +71,7 @@ def run_preflight(
                 conn, published, tables, keys or {}, server.role, relation_ids or {}
             )
         findings += check_slot(conn, server, slot, is_slot_ours)
+        findings += check_prepared_transactions(
+            conn, slot, server.version, two_phase=two_phase, is_known=is_slot_known
+        )
     return findings

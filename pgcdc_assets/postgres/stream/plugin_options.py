@@ -7,6 +7,9 @@ pgoutput_startup).
 
 With `parallel`, the server sends the same blocks as with `on`. Only Stream Abort has LSN and time
 in addition.
+
+With `two_phase`, the server marks the slot, which keeps `two_phase` from then on: the server sends
+prepared transactions at their PREPARE to each later stream (logical.c, CreateDecodingContext).
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ class PluginOptions:
     Attributes:
         streaming: `off`, at the commit; `on` and `parallel`, before the commit if the transaction
             exceeds `logical_decoding_work_mem`.
+        two_phase: a prepared transaction is sent at PREPARE TRANSACTION.
     """
 
     streaming: Streaming = Streaming.OFF
+    two_phase: bool = False
 
     def clause(self, publication: str, server_version: int) -> str:
         """Return the option list of START_REPLICATION, with parentheses.
@@ -57,9 +62,16 @@ class PluginOptions:
                 f"server has version {server_version // 10000}. Set it to "
                 f"{'on or off' if server_version >= 140000 else 'off'}."
             )
+        if self.two_phase:
+            if server_version < 150000:
+                raise ConfigurationError(
+                    reason="`stream.two_phase: true` requires Postgres 15, and the server has "
+                    f"version {server_version // 10000}. Set it to false."
+                )
+            version = max(version, 3)
         name = publication.replace('"', '""').replace("'", "''")
-        streaming = "" if version == 1 else f", streaming '{self.streaming}'"
+        options = "" if self.streaming is Streaming.OFF else f", streaming '{self.streaming}'"
+        options += ", two_phase 'on'" if self.two_phase else ""
         return (
-            f"(proto_version '{version}', publication_names '\"{name}\"', messages 'true'"
-            f"{streaming})"
+            f"(proto_version '{version}', publication_names '\"{name}\"', messages 'true'{options})"
         )
