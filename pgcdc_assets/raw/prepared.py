@@ -109,15 +109,21 @@ class PreparedStore:
     def unfinished(self, epoch: int, captured_through: Lsn) -> list[PreparedTransaction]:
         """Return the transactions of an epoch that have not ended in a captured window.
 
-        Transactions of op `unknown` are included: they have no rows.
+        Transactions of op `unknown` are included, unless their PREPARE was captured after all.
 
         Raises:
             RawZoneError: rows of a transaction are missing.
         """
-        return [
-            self._transaction(stored)
+        unfinished = [
+            stored
             for stored in self._read()
             if stored.epoch == epoch and not _has_ended(stored, epoch, captured_through)
+        ]
+        sent = {each.key[1:] for each in unfinished if not each.is_unknown}
+        return [
+            self._transaction(stored)
+            for stored in unfinished
+            if not stored.is_unknown or stored.key[1:] not in sent
         ]
 
     def write(
@@ -233,10 +239,12 @@ class PreparedStore:
                         {},
                         {writer_of(file.path)},
                     )
-        for name, ended_by, writer in ends:
-            if name in found:
-                found[name].writers.add(writer)
-                found[name].ended_by = max(ended_by, found[name].ended_by or 0)
+        unknown = {(e.epoch, *e.key[1:]): e for e in found.values() if e.is_unknown}
+        for (epoch, key), ended_by, writer in ends:
+            for each in (found.get((epoch, key)), unknown.get((epoch, *key[1:]))):
+                if each is not None:
+                    each.writers.add(writer)
+                    each.ended_by = max(ended_by, each.ended_by or 0)
         return list(found.values())
 
     def _transaction(self, stored: _Stored) -> PreparedTransaction:

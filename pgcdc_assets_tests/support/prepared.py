@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.capture.limits import CaptureLimits
@@ -40,11 +38,3 @@ def stored_row_count(capturing: Capturing) -> int:
     """Return the number of rows of raw/prepared, of ended transactions as well."""
     table = capturing.zone.prepared.table.load()
     return 0 if table is None else int(table.to_pyarrow_table().num_rows)
-
-
-@contextmanager
-def small_work_memory(capturing: Capturing) -> Iterator[None]:
-    """Make the server stream transactions of some hundred rows."""
-    name = capturing.database.name
-    capturing.database.execute(f"alter database {name} set logical_decoding_work_mem = '64kB'")
-    yield
