@@ -26,6 +26,7 @@ from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
 from dagster_shared.error import SerializableErrorInfo
 
+from pgcdc_assets.orchestration.runs.interrupt_log import hide_interrupts
 from pgcdc_assets.orchestration.runs.processes import ProcessIdentity
 
 PROCESS_TAG = "pgcdc/process"
@@ -86,6 +87,7 @@ def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]
 
     Blocks of one run may be nested.
     """
+    hide_interrupts()
     with writing_heartbeat(instance, run.run_id):
         try:
             yield
