@@ -102,8 +102,14 @@ def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]
 
 @contextmanager
 def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
-    """Claim the run of a step for this process, independently of the executor."""
+    """Claim the run of a step for this process, independently of the executor.
+
+    Raises:
+        RunInterrupted: a signal has arrived before the step, or during the block.
+    """
     with claimed_run(context.instance, context.run):
+        if _interrupted.is_set():
+            raise RunInterrupted
         yield
 
 
@@ -124,7 +130,7 @@ def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> A
 
 
 def interrupt_steps() -> None:
-    """End the step of this process after its current event."""
+    """End the step of this process after its current event, and each later step at its start."""
     _interrupted.set()
 
 
