@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.cancellation import CancellationToken, Overdue, Work
+from pgcdc_assets.capture.heartbeats import Heartbeats
 from pgcdc_assets.capture.landing import Landing, UndecodableRows
 from pgcdc_assets.capture.limits import CaptureLimits, Outage
 from pgcdc_assets.capture.meter import Phase
@@ -104,6 +105,10 @@ class CaptureSession:
             *(settings, slot, publication, self._limits.report_seconds, on_report),
             lambda: self._source,
         )
+        self._heartbeats = Heartbeats(
+            *(settings, zone, slot, self._limits, self._diagnostics.notify),
+            lambda: None if self._source is None else self._source.position,
+        )
         self._meter, deliver = self._diagnostics.meter, self._diagnostics.deliver
         self._work = Work(token or CancellationToken(), self._wake, self._release, deliver)
         self._held = ExitStack()
@@ -124,6 +129,7 @@ class CaptureSession:
         trace: TracebackType | None,
     ) -> None:
         self._diagnostics.end()
+        self._heartbeats.end()
         # The thread of an abandoned call releases the connections.
         if self._work.is_left:
             return
@@ -243,7 +249,7 @@ class CaptureSession:
             attempt.summary = attempt.summary or self._zone.changes.summary(window)
             if captured_through is None or not self._needs_confirmation(conn, captured_through):
                 return attempt.report()
-        source = self._start(conn, captured_through)
+        source = self._start(conn, window.epoch, captured_through)
         if attempt.summary is None:
             attempt.summary = self._land_rows(conn, source, attempt)
             failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
@@ -256,7 +262,7 @@ class CaptureSession:
             return self._land_once(source, attempt, parks=False)
         except UndecodableRows:
             # A connection may have altered the bytes: park rows that two connections bring.
-            again = self._start(conn, attempt.window.start)
+            again = self._start(conn, attempt.window.epoch, attempt.window.start)
             return self._land_once(again, attempt, parks=True)
 
     def _land_once(self, source: SourceStream, attempt: Attempt, *, parks: bool) -> WindowSummary:
@@ -273,6 +279,7 @@ class CaptureSession:
             self._meter,
             self._end,
             parks,
+            self._heartbeats.facts,
         )
         try:
             summary = landing.run()
@@ -297,7 +304,7 @@ class CaptureSession:
             self._lease = self._held.enter_context(capture_lease(conn, self._zone.name, self._slot))
         return self._lease
 
-    def _start(self, conn: Connection, captured_through: Lsn) -> SourceStream:
+    def _start(self, conn: Connection, epoch: int, captured_through: Lsn) -> SourceStream:
         """Return the stream at the end of the raw zone; start a stream if none is there."""
         if self._source is not None and self._source.position == captured_through:
             check_publication(conn, self._zone, self._publication)
@@ -305,6 +312,8 @@ class CaptureSession:
         self._end_stream()
         ours = self._settings.application_name("capture")
         wait_or_terminate_stale_walsender(conn, self._slot, self._limits.slot_wait_seconds, ours)
+        # A slot that another lake owns may have advanced: the owner explains more.
+        self._heartbeats.check(conn, epoch)
         check_slot(conn, self._zone, self._slot, captured_through)
         check_publication(conn, self._zone, self._publication)
         stream = ReplicationStream(
@@ -327,6 +336,7 @@ class CaptureSession:
         )
         self._has_streamed = True
         self._diagnostics.begin(conn)
+        self._heartbeats.begin(conn, epoch, captured_through, stream.is_standby)
         self._outage.end()
         # `_wake` does not know a stream that starts after it.
         self._work.check()
