@@ -236,13 +236,13 @@ class SlotAdvanced(SlotUnusable):
 
 
 class SlotTaken(DefiniteError):
-    """Another lake or program has read the slot."""
+    """Another lake or program has read the slot. `reader` names the lake, if it is known."""
 
     message = (
         "Replication slot {slot} was read before, through {confirmed_flush_lsn} (restart_lsn "
-        "{restart_lsn}), but not into {lake}: another lake or program may need the changes of the "
-        "slot. If so, set PGCDC_LAKE to that lake, or give this capture a slot of its own "
-        "(`slot`). If nothing else uses the slot, adopt the slot with {remedy}."
+        "{restart_lsn}), and does not belong to {lake}: {reader} may need the changes of the slot. "
+        "If so, set PGCDC_LAKE to that lake, or give this capture a slot of its own (`slot`). If "
+        "nothing else uses the slot, adopt the slot with {remedy}."
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.table_name import TableName
 
 MEGABYTE = 1024 * 1024
 
@@ -154,6 +155,30 @@ class StreamPolicy:
                 raise ConfigurationError(reason=f"stream.{name} must be above zero")
         if self.resume_seconds < 0:
             raise ConfigurationError(reason="stream.resume_seconds must not be negative")
+
+
+@dataclass(frozen=True)
+class HeartbeatPolicy:
+    """The heartbeats of a running capture in its source.
+
+    Attributes:
+        seconds: interval of the heartbeats.
+        table: name of the table whose row is updated; None: a logical message is written.
+    """
+
+    seconds: float = 60.0
+    table: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= 1:
+            raise ConfigurationError(reason="heartbeat.seconds must be 1 or more")
+        if self.table is not None:
+            TableName.parse(self.table)
+
+    @property
+    def table_name(self) -> TableName | None:
+        """The table; None: a logical message."""
+        return None if self.table is None else TableName.parse(self.table)
 
 
 @dataclass(frozen=True)

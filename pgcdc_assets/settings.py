@@ -15,6 +15,7 @@ from pgcdc_assets.policies import (
     FOLLOW,
     RESCUE,
     CheckPolicy,
+    HeartbeatPolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
@@ -195,6 +196,7 @@ class CdcCapture:
             default is `pgcdc_<name>`.
         windows: when a window is opened, and its size.
         stream: time limits and sizes of the replication stream.
+        heartbeat: the heartbeats of a running capture; None: no heartbeats.
         retention: retention, and the schedule of maintenance.
         checks: the schedule of checks.
         merge_parallelism: number of tables that are merged in parallel in one Spark session.
@@ -218,6 +220,7 @@ class CdcCapture:
     slot: str = ""
     windows: WindowPolicy = field(default_factory=WindowPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
+    heartbeat: HeartbeatPolicy | None = None
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     checks: CheckPolicy = field(default_factory=CheckPolicy)

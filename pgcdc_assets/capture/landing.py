@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -48,6 +48,7 @@ class Landing:
         meter: receives the figures of the landing.
         end: time by the monotonic clock at which the capture's limit ends; None: no limit.
         parks: land rows that cannot be decoded as parked rows; otherwise raise UndecodableRows.
+        facts: application transactions of the commit, beside the timeline.
         bytes_decoded: bytes of the messages that were decoded so far.
     """
 
@@ -61,6 +62,7 @@ class Landing:
     meter: Meter
     end: float | None = None
     parks: bool = False
+    facts: Callable[[LsnWindow], Mapping[str, int]] = lambda window: {}
     bytes_decoded: int = 0
 
     def run(self) -> WindowSummary:
@@ -77,7 +79,11 @@ class Landing:
         try:
             with activity(f"capture of window {self.window.key}", "changes") as progress:
                 summary = self.zone.changes.land(
-                    self.window, self._rows(progress), self._before_commit, self._timeline
+                    self.window,
+                    self._rows(progress),
+                    self._before_commit,
+                    self._timeline,
+                    self.facts(self.window),
                 ).summary
         except BaseException:
             self.zone.relations.discard()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 
 _FIRST_PAUSE_SECONDS = 0.1
@@ -25,6 +26,8 @@ class CaptureLimits:
         resume_pause_seconds: the longest pause between two attempts to resume.
         report_seconds: interval of the reports about a capture in progress.
         stream: time limits and sizes of the stream.
+        heartbeat: the heartbeats in the source; None: no heartbeats.
+        adopt_slot: take over a slot that belongs to another lake.
     """
 
     total_seconds: float | None = None
@@ -33,6 +36,8 @@ class CaptureLimits:
     resume_pause_seconds: float = 10.0
     report_seconds: float = 60.0
     stream: StreamSettings = field(default_factory=StreamSettings)
+    heartbeat: HeartbeatPolicy | None = None
+    adopt_slot: bool = False
 
 
 class Outage:

@@ -19,6 +19,8 @@ from pgcdc_assets.raw.zone import RawZone
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
 
+_SENDS_EACH_PREPARE = 180000
+
 
 class StoredTransactions:
     """The stored prepared transactions of a stream. It implements `PreparedArchive`.
@@ -29,9 +31,13 @@ class StoredTransactions:
         zone: the raw zone.
         epoch: the epoch.
         captured_through: end of the newest landed window.
+        server_version: `server_version_num`.
     """
 
-    def __init__(self, zone: RawZone, epoch: int, captured_through: Lsn) -> None:
+    def __init__(
+        self, zone: RawZone, epoch: int, captured_through: Lsn, server_version: int
+    ) -> None:
+        self._server_version = server_version
         self._zone = zone
         self._epoch = epoch
         self._captured_through = captured_through
@@ -44,9 +50,14 @@ class StoredTransactions:
     def check_unknown(self, xid: int, gid: str, commit_lsn: Lsn) -> None:
         """Check that a transaction whose PREPARE was not sent has no rows.
 
+        Before Postgres 18, the server sends no PREPARE of a transaction without changes, and no
+        program can switch a slot to two_phase in a way that loses rows.
+
         Raises:
             RawZoneError: the rows of the transaction are missing.
         """
+        if self._server_version < _SENDS_EACH_PREPARE:
+            return
         known_from = self._zone.prepared.two_phase_from(self._epoch)
         if known_from is None or commit_lsn < known_from:
             return

@@ -104,7 +104,17 @@ class ProgressReport:
         )
 
 
-Report = SourceReport | ProgressReport
+@dataclass(frozen=True)
+class Notice:
+    """A problem that does not end the capture."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Report = SourceReport | ProgressReport | Notice
 
 
 class Diagnostics:
@@ -147,6 +157,10 @@ class Diagnostics:
         if facts is not None:
             self._reports.put(SourceReport(facts))
         self._thread.start()
+
+    def notify(self, text: str) -> None:
+        """Report a problem that does not end the capture."""
+        self._reports.put(Notice(text))
 
     def end(self) -> None:
         """End the thread. The call does not wait for a query in progress."""

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.cancellation import CancellationToken, Overdue, Work
+from pgcdc_assets.capture.heartbeats import Heartbeats
 from pgcdc_assets.capture.landing import Landing, UndecodableRows
 from pgcdc_assets.capture.limits import CaptureLimits, Outage
 from pgcdc_assets.capture.meter import Phase
@@ -105,6 +106,10 @@ class CaptureSession:
             *(settings, slot, publication, self._limits.report_seconds, on_report),
             lambda: self._source,
         )
+        self._heartbeats = Heartbeats(
+            *(settings, zone, slot, self._limits, self._diagnostics.notify),
+            lambda: None if self._source is None else self._source.position,
+        )
         self._meter, deliver = self._diagnostics.meter, self._diagnostics.deliver
         self._work = Work(token or CancellationToken(), self._wake, self._release, deliver)
         self._held = ExitStack()
@@ -125,6 +130,7 @@ class CaptureSession:
         trace: TracebackType | None,
     ) -> None:
         self._diagnostics.end()
+        self._heartbeats.end()
         # The thread of an abandoned call releases the connections.
         if self._work.is_left:
             return
@@ -273,6 +279,7 @@ class CaptureSession:
             self._meter,
             self._end,
             parks,
+            self._heartbeats.facts,
         )
         try:
             summary = landing.run()
@@ -305,6 +312,8 @@ class CaptureSession:
         self._end_stream()
         ours = self._settings.application_name("capture")
         wait_or_terminate_stale_walsender(conn, self._slot, self._limits.slot_wait_seconds, ours)
+        # A slot that another lake owns may have advanced: the owner explains more.
+        self._heartbeats.check(conn, epoch)
         status = check_slot(conn, self._zone, self._slot, captured_through)
         check_publication(conn, self._zone, self._publication)
         limits = self._limits.stream
@@ -329,6 +338,7 @@ class CaptureSession:
         )
         self._has_streamed = True
         self._diagnostics.begin(conn)
+        self._heartbeats.begin(conn, epoch, captured_through, stream.is_standby)
         self._outage.end()
         # `_wake` does not know a stream that starts after it.
         self._work.check()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.capture.slot_owner import SYNC_REMEDY, check_owner, check_restore, read_row
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves, read_relation_ids
 from pgcdc_assets.orchestration.project import home
@@ -15,8 +16,10 @@ from pgcdc_assets.orchestration.table_list import look_at_tables
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.preflight.heartbeat import check_heartbeat
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
+from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
@@ -28,6 +31,7 @@ from pgcdc_assets.tables.columns import check_names, system_columns_of
 
 if TYPE_CHECKING:
     from pgcdc_assets.orchestration.project.defs_tables import DefsTables
+    from pgcdc_assets.postgres.connection import Connection
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -91,8 +95,27 @@ def check_capture(
             pass
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
+        findings += check_source_writes(conn, capture, zone)
     folders = check_folders(zone.lake, capture.table_names)
     return [*findings, *apart, *check_columns(relations, capture.tables, known), *folders]
+
+
+def check_source_writes(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:
+    """Check the heartbeats that the capture writes, and what an earlier heartbeat shows."""
+    policy = capture.heartbeat
+    if policy is None:
+        return
+    status = read_slot_status(conn, capture.slot)
+    in_recovery = read_server_identity(conn).in_recovery
+    yield from check_heartbeat(conn, policy, capture.publication, in_recovery=in_recovery)
+    row, epoch = read_row(conn, policy, status), zone.epochs.latest()
+    try:
+        if status is not None and not capture.adopt_slot:
+            check_owner(row, status, zone, SYNC_REMEDY)
+        if epoch is not None:
+            check_restore(row, zone, epoch.epoch)
+    except DefiniteError as error:
+        yield Finding("owner", "error", str(error))
 
 
 def check_snapshot_source(postgres: PostgresResource, policy: SnapshotPolicy) -> list[Finding]:

@@ -20,12 +20,19 @@ from pydantic import Field
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.build import build_cdc_definitions
+from pgcdc_assets.orchestration.component_models import (
+    CheckModel,
+    HeartbeatModel,
+    RetentionModel,
+    StepModel,
+)
 from pgcdc_assets.orchestration.component_tables import AllTablesModel, TableModel
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.translator import PgcdcTranslator
 from pgcdc_assets.policies import (
     CheckPolicy,
+    HeartbeatPolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
@@ -171,55 +178,6 @@ class SnapshotModel(dg.Model, Resolvable):
     )
 
 
-class RetentionModel(dg.Model, Resolvable):
-    """Retention times, and the schedule of the maintenance job."""
-
-    raw_days: float | None = Field(
-        default=None,
-        description="Raw windows that are merged into every table are deleted this long after "
-        "their last commit. Unset: every window is kept.",
-    )
-    old_version_hours: float = Field(
-        default=RetentionPolicy.old_version_hours,
-        description="How long replaced files are kept for readers of older versions; at least 1. "
-        "A longer `delta.deletedFileRetentionDuration` of the table takes precedence.",
-    )
-    old_version_days: float | None = Field(
-        default=None,
-        description="The same in days; at least 1. If set, `old_version_hours` is ignored.",
-    )
-    replaced_ratio: float = Field(
-        default=RetentionPolicy.replaced_ratio,
-        description="A merge deletes replaced files of that age if their size exceeds this many "
-        "times the size of the table, and 8 MB.",
-    )
-    schedule: str = Field(
-        default=RetentionPolicy.schedule,
-        description="Cron expression of the job `<name>_upkeep`, in UTC.",
-    )
-
-
-class StepModel(dg.Model, Resolvable):
-    """The limit of the changes that one commit of a merge folds."""
-
-    changes: int = Field(
-        default=StepLimit.changes, description="Maximum number of changes of the table."
-    )
-    bytes: int = Field(
-        default=StepLimit.bytes, description="Maximum size of these changes, in bytes of text."
-    )
-
-
-class CheckModel(dg.Model, Resolvable):
-    """The schedule of the checks that read the source or whole tables."""
-
-    schedule: str | None = Field(
-        default=CheckPolicy.schedule,
-        description="Cron expression of the job `<name>_checks`, in UTC; `null`: no schedule. The "
-        "job reads every table and its source once.",
-    )
-
-
 class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     """A component that captures a Postgres publication and maintains SCD tables in the lake.
 
@@ -276,6 +234,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     stream: StreamModel = Field(
         default=StreamModel(), description="Times and sizes of the replication stream."
+    )
+    heartbeat: HeartbeatModel | None = Field(
+        default=None,
+        description="A running capture writes to its source at an interval; see below. Unset: it "
+        "writes nothing.",
     )
     snapshot: SnapshotModel = Field(
         default=SnapshotModel(), description="How snapshots of tables are taken."
@@ -334,6 +297,9 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             selection=selection,
             windows=WindowPolicy(**self.windows.model_dump()),
             stream=StreamPolicy(**self.stream.model_dump()),
+            heartbeat=(
+                None if self.heartbeat is None else HeartbeatPolicy(**self.heartbeat.model_dump())
+            ),
             snapshot=SnapshotPolicy(**self.snapshot.model_dump()),
             retention=RetentionPolicy(**self.retention.model_dump()),
             checks=CheckPolicy(**self.checks.model_dump()),

@@ -286,13 +286,16 @@ def check_slot_usable(status: SlotStatus, database: str) -> None:
     )
 
 
-def slot_taken_error(status: SlotStatus, lake: str, remedy: str) -> SlotTaken:
+def slot_taken_error(
+    status: SlotStatus, lake: str, remedy: str, reader: str = "another lake or program"
+) -> SlotTaken:
     """Return the error for a slot that another reader has used.
 
     Args:
         status: the slot.
         lake: the lake that was not filled from the slot.
         remedy: the command that adopts the slot.
+        reader: the other reader.
     """
     return SlotTaken(
         slot=status.slot,
@@ -300,6 +303,7 @@ def slot_taken_error(status: SlotStatus, lake: str, remedy: str) -> SlotTaken:
         restart_lsn=status.restart_lsn,
         lake=lake,
         remedy=remedy,
+        reader=reader,
     )
 
 

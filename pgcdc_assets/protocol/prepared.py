@@ -3,8 +3,8 @@
 With `two_phase` the server sends the rows at PREPARE TRANSACTION: Begin Prepare, changes and
 Prepare, or Stream Prepare after the blocks of a streamed transaction (53.5 Logical Streaming
 Replication Protocol). Commit Prepared or Rollback Prepared follows at any later time, also in a
-later stream, and repeats gid and transaction id only. A Prepare without a Begin Prepare belongs to
-a transaction without changes, such as one that only locked rows.
+later stream, and repeats gid and transaction id only. Of a transaction without changes, such as one
+that only locked rows, Postgres 18 sends no Begin Prepare, and earlier versions no Prepare either.
 
 The server does not send a Prepare again that is below the start of the stream. The landing of a
 window therefore stores the prepared transactions that do not end in their window, before the

@@ -8,8 +8,9 @@ before any row is read, and again at the commit if two processes race.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -137,6 +138,22 @@ class ChangeLog:
         """Return the application id whose transaction version is the newest window's timeline."""
         return f"{self.app_id(epoch)}:timeline"
 
+    def heartbeat_app_id(self, epoch: int, table_id: int) -> str:
+        """Return the application id whose transaction version is the newest captured heartbeat.
+
+        Args:
+            table_id: OID of the table with the heartbeats.
+        """
+        return f"{self.app_id(epoch)}:heartbeat:{table_id}"
+
+    def captured_heartbeat(self, epoch: int, table_id: int) -> int | None:
+        """Return the number of the newest heartbeat before the end of the newest landed window."""
+        table = self.table.load()
+        if table is None:
+            return None
+        version: int | None = table.transaction_version(self.heartbeat_app_id(epoch, table_id))
+        return version
+
     def captured_on(self, epoch: int) -> tuple[Lsn | None, int | None]:
         """Return the end of the newest landed window, and the window's timeline.
 
@@ -154,6 +171,7 @@ class ChangeLog:
         batches: Iterable[pa.RecordBatch],
         before_commit: Callable[[], None] = nothing,
         timeline: Callable[[], int | None] = lambda: None,
+        facts: Mapping[str, int] = MappingProxyType({}),
     ) -> LandReport:
         """Write all batches, and commit the rows as the window's content.
 
@@ -167,6 +185,7 @@ class ChangeLog:
                 commit, to verify the lease.
             timeline: function that is called after `before_commit` and returns the server's
                 timeline of the rows; None: unknown.
+            facts: further application transactions of the commit, versions by application id.
 
         Raises:
             RawZoneError: the window does not follow the landed windows, or a row does not belong to
@@ -184,6 +203,7 @@ class ChangeLog:
             files = writer.finish()
             before_commit()
             number = timeline()
+        timelines = {} if number is None else {self.timeline_app_id(window.epoch): number}
         # A failure from here on may follow a successful commit: the files are not removed.
         summary = builder.build()
         try:
@@ -192,7 +212,7 @@ class ChangeLog:
                 files,
                 app_id=self.app_id(window.epoch),
                 app_version=int(window.end),
-                facts={} if number is None else {self.timeline_app_id(window.epoch): number},
+                facts={**facts, **timelines},
                 record=summary.as_record(),
             )
         except CommitRefused as refusal:

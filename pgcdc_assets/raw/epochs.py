@@ -63,6 +63,18 @@ class EpochLog:
         ]
         return sorted(epochs, key=lambda epoch: epoch.epoch)
 
+    def create_id(self) -> str:
+        """Return the identifier of the table, which is created if it does not exist.
+
+        The table of a copied lake has the same identifier.
+        """
+        return str(self.table.load_or_create().metadata().id)
+
+    def find_id(self) -> str | None:
+        """Return the identifier of the table; None if the table does not exist."""
+        table = self.table.load()
+        return None if table is None else str(table.metadata().id)
+
     def latest(self) -> Epoch | None:
         """Return the current epoch; None before the first epoch."""
         epochs = self.all()

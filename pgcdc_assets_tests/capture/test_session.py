@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import random
 import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread, Timer
-from typing import Any
 
 import pytest
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.demo.server import EmbeddedServer, StopMode
-from pgcdc_assets.errors import ConnectionLost, RawZoneError, SlotBusy, SlotMissing
+from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import Capturing
-from pgcdc_assets_tests.support.database import create_database
 from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -33,52 +26,16 @@ pytestmark = pytest.mark.postgres
 
 RESUMED = CaptureLimits(resume_seconds=60, resume_pause_seconds=0.5, slot_wait_seconds=1)
 
-FAR_AHEAD = 1 << 30
-
-
-def windows_of(capturing: Capturing, *statements: str) -> list[LsnWindow]:
-    """Execute each statement in a window of its own, and return the windows."""
-    start, windows = capturing.captured_through(), []
-    for statement in statements:
-        capturing.database.execute(statement)
-        windows.append(LsnWindow.of(1, start, capturing.flush_lsn()))
-        start = windows[-1].end
-    return windows
-
-
-def sessions_of(capturing: Capturing) -> list[tuple[int, str]]:
-    """Return pid and application name of the connections of the capture."""
-    found: list[Any] = capturing.database.query(
-        "select pid, application_name from pg_stat_activity "
-        "where application_name like 'pgcdc % test' order by 2"
-    )
-    return found
-
-
-@contextmanager
-def beside(capturing: Capturing, *statements: str) -> Iterator[None]:
-    """Execute statements, one after the other, beside the block."""
-
-    def work() -> None:
-        for statement in statements:
-            time.sleep(0.3)
-            capturing.database.execute(statement)
-
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    yield
-    thread.join(30)
-
 
 @pytest.mark.every_pg
 @pytest.mark.usefixtures("wire")
 def test_the_windows_of_a_session_come_from_one_stream(capturing: Capturing) -> None:
     """The messages behind a window's end begin the next window."""
     capturing.begin("create table t (id int)")
-    windows = windows_of(capturing, *(f"insert into t values ({i}), ({-i})" for i in range(1, 5)))
+    windows = capturing.windows_of(*(f"insert into t values ({i}), ({-i})" for i in range(1, 5)))
     with capturing.session() as session:
         reports = [session.land(windows[0])]
-        connections = sessions_of(capturing)
+        connections = capturing.sessions()
         assert [name for _, name in connections] == ["pgcdc capture test", "pgcdc lease test"]
         capturing.database.execute("insert into t values (9)")
         # The commit is asynchronous, and the last window ends at the flushed position.
@@ -89,7 +46,7 @@ def test_the_windows_of_a_session_come_from_one_stream(capturing: Capturing) -> 
         # An idle server proves the end of an empty window.
         capturing.database.execute("create table other ()")
         reports.append(session.land(LsnWindow.of(1, last.end, capturing.flush_lsn())))
-        assert sessions_of(capturing) == connections
+        assert capturing.sessions() == connections
         assert session.finish()
 
     assert [report.row_count for report in reports] == [2, 2, 2, 2, 1, 0]
@@ -101,7 +58,7 @@ def test_the_windows_of_a_session_come_from_one_stream(capturing: Capturing) -> 
 
 def test_a_session_verifies_captured_windows_and_refuses_others(capturing: Capturing) -> None:
     capturing.begin("create table t (id int)")
-    first, second, third = windows_of(capturing, *["insert into t values (1)"] * 3)
+    first, second, third = capturing.windows_of(*["insert into t values (1)"] * 3)
     with capturing.session() as session:
         assert not session.land(first).already_captured
         assert session.land(first).already_captured
@@ -130,8 +87,7 @@ def test_a_kill_in_a_later_window_of_a_session_loses_nothing(
 ) -> None:
     """A2, A3: one batch has the messages of all windows."""
     capturing.begin("create table a (id int)", "create table b (id int)")
-    windows = windows_of(
-        capturing,
+    windows = capturing.windows_of(
         "insert into a values (1)",
         "insert into b values (2); insert into a values (3)",
         "insert into b values (4)",
@@ -152,126 +108,12 @@ def test_a_kill_in_a_later_window_of_a_session_loses_nothing(
     assert capturing.confirmed() == windows[-1].end
 
 
-@pytest.mark.usefixtures("wire")
-def test_a_lost_connection_is_resumed_from_the_last_landed_window(
-    capturing: Capturing, proxy: TcpProxy
-) -> None:
-    """B1, B4: the connection is cut between two windows, and inside a window."""
-    capturing.begin("create table t (id int, v text)")
-    first, second = windows_of(
-        capturing,
-        "insert into t values (1, ''), (2, '')",
-        "insert into t select i, repeat(md5(i::text), 100) from generate_series(3, 3000) i",
-    )
-    through = capturing.through(proxy.conninfo(capturing.conninfo))
-    small = StreamSettings(wire=WireSettings(batch_bytes=64 * 1024))
-    with through.session(replace(RESUMED, stream=small)) as session:
-        session.land(first)
-        proxy.cut()
-        proxy.refuse()
-        Timer(1, proxy.refuse, [False]).start()
-        before = proxy.bytes_from_server
-
-        def cut_in_the_middle() -> None:
-            wait_until(lambda: proxy.bytes_from_server > before + 4_000_000, "the stream")
-            proxy.cut()
-            proxy.throttle(None)
-
-        proxy.throttle(20_000_000)
-        cutter = Thread(target=cut_in_the_middle, daemon=True)
-        cutter.start()
-        assert session.land(second).row_count == 2998
-        cutter.join(30)
-        assert session.finish()
-    assert proxy.connection_count >= 6
-    assert [int(text[0]) for text in capturing.texts("t")] == list(range(1, 3001))
-    assert capturing.confirmed() == second.end
-
-
-def test_a_session_continues_after_restarts_of_the_server(
-    own_server: EmbeddedServer, tmp_path: Path
-) -> None:
-    """B2, B3: a fast shutdown waits neither for an idle session nor for a landing."""
-    own_server.start()
-    database = create_database(own_server, "source")
-    zone = RawZone(Lake(str(tmp_path / "lake")), "test")
-    capturing = Capturing(database, zone, "s", database.conninfo).begin("create table t (id int)")
-    with capturing.session(RESUMED) as session:
-        modes: tuple[StopMode, ...] = ("fast", "immediate")
-        for number, mode in enumerate(modes):
-            database.execute("insert into t values (%s)", (number,))
-            assert session.land(capturing.window()).row_count == 1
-            own_server.restart(mode)
-        database.execute("insert into t values (2)")
-        assert session.land(capturing.window()).row_count == 1
-        assert session.finish()
-    assert capturing.texts("t") == [["0"], ["1"], ["2"]]
-    assert capturing.confirmed() == capturing.captured_through()
-
-
-def test_a_session_resumes_for_a_limited_time_and_not_after_a_definite_error(
-    capturing: Capturing, proxy: TcpProxy
-) -> None:
-    capturing.begin("create table t (id int)")
-    first, second = windows_of(capturing, *["insert into t values (1)"] * 2)
-    through = capturing.through(proxy.conninfo(capturing.conninfo))
-    with through.session(replace(RESUMED, resume_seconds=1)) as session:
-        session.land(first)
-        proxy.cut()
-        proxy.refuse()
-        with pytest.raises(ConnectionLost):
-            session.land(second)
-        proxy.refuse(False)
-        capturing.database.drop_slots()
-        with pytest.raises(SlotMissing):
-            session.land(second)
-    assert len(capturing.rows()) == 1
-
-
-def test_a_session_keeps_the_lease_between_its_windows(capturing: Capturing) -> None:
-    """B5: another capture of the slot fails, and leaves slot and raw zone unchanged."""
-    capturing.begin("create table t (id int)")
-    first, second = windows_of(capturing, *["insert into t values (1)"] * 2)
-    with capturing.session() as session:
-        session.land(first)
-        with pytest.raises(SlotBusy, match="pgcdc lease test"):
-            capturing.capture(second)
-        assert session.land(second).row_count == 1
-        assert session.finish()
-    assert capturing.capture(second).already_captured
-
-
-def test_a_session_that_loses_its_lease_takes_it_again(capturing: Capturing) -> None:
-    """B6: the lease ends during a landing, which is discarded and repeated."""
-    capturing.begin("create table t (id int)")
-    first, second = windows_of(capturing, *["insert into t values (1)"] * 2)
-    third = second._replace(start=second.end, end=type(second.end)(second.end + FAR_AHEAD))
-    with capturing.session(RESUMED) as session:
-        session.land(first)
-        pids = [pid for pid, _ in sessions_of(capturing)]
-        capturing.database.value("select pg_terminate_backend(%s, 5000)", (pids[1],))
-        session.land(second)
-        assert not {pid for pid, _ in sessions_of(capturing)} & set(pids)
-    with capturing.session() as session:
-        with (
-            pytest.raises(ConnectionLost, match="lease"),
-            beside(
-                capturing,
-                "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
-                "where application_name = 'pgcdc lease test'",
-            ),
-        ):
-            session.land(third)
-    assert len(capturing.rows()) == 2
-
-
 def test_a_session_parks_rows_and_continues_with_the_next_window(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
     """A second stream brings the same bytes; the window after it has the messages in hand."""
     capturing.begin("create table t (id int, v text)")
-    windows = windows_of(
-        capturing,
+    windows = capturing.windows_of(
         "insert into t values (1, 'fine')",
         "insert into t values (2, 'poison')",
         "insert into t values (3, 'fine')",
@@ -305,7 +147,7 @@ def test_the_source_sees_two_connections_however_often_relations_are_announced(
     with capturing.through(proxy.conninfo(capturing.conninfo)).session() as session:
         for window in windows:
             assert session.land(window).row_count == 300
-        assert len(sessions_of(capturing)) == 2
+        assert len(capturing.sessions()) == 2
     assert proxy.connection_count == 2
 
 

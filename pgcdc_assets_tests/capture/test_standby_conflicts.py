@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import threading
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
-from psycopg2.errors import DeadlockDetected
 
 from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure
@@ -23,7 +19,7 @@ from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.postgres.wire import peek
 from pgcdc_assets_tests.support.resumed_copies import STATEMENTS, TABLE, T, slot_of, source_rows
-from pgcdc_assets_tests.support.standby import Source
+from pgcdc_assets_tests.support.standby import Source, recovery_conflicts
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.soak, pytest.mark.every_pg]
 
@@ -33,28 +29,6 @@ BAG_STATEMENTS = (
     "update bag set n = n + 1 where ctid = (select ctid from bag where id = %s %% 9 limit 1)",
     "delete from bag where ctid = (select ctid from bag where id = %s %% 9 limit 1)",
 )
-
-
-@contextlib.contextmanager
-def _in_the_way(database: Database) -> Iterator[None]:
-    """Remove dead rows and lock tables exclusively, which ends sessions of the standby."""
-    stop = threading.Event()
-
-    def run() -> None:
-        with database.connect() as conn, conn.cursor() as cursor:
-            while not stop.wait(0.1):
-                cursor.execute("vacuum t")
-                cursor.execute("vacuum bag")
-                with contextlib.suppress(DeadlockDetected):
-                    cursor.execute("lock table t, bag in access exclusive mode; select 1")
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _replayed_bag(database: Database, rows: list[list[str | None]], lsn: Lsn) -> Counter[object]:
@@ -109,7 +83,10 @@ def test_copies_between_conflicts_are_exact(
             failures.append(SnapshotFailure("", "", error))
 
     statements = STATEMENTS + BAG_STATEMENTS
-    with writers(primary, 2, seed, statements, key_count=450), _in_the_way(primary):
+    with (
+        writers(primary, 2, seed, statements, key_count=450),
+        recovery_conflicts(primary, "t", "bag"),
+    ):
         # At once, soon, and never: the last copies complete on a slow machine as well.
         for delay in ("0", "100ms", "-1"):
             with source.standby_setting("max_standby_streaming_delay", delay):

@@ -46,6 +46,25 @@ class Capturing:
 
         return ConnectionSettings(conninfo=self.conninfo, name=NAME)
 
+    def windows_of(self, *statements: str) -> list[LsnWindow]:
+        """Execute each statement in a window of its own, and return the windows."""
+        from pgcdc_assets.lsn import LsnWindow
+
+        start, windows = self.captured_through(), []
+        for statement in statements:
+            self.database.execute(statement)
+            windows.append(LsnWindow.of(1, start, self.flush_lsn()))
+            start = windows[-1].end
+        return windows
+
+    def sessions(self) -> list[tuple[int, str]]:
+        """Return pid and application name of the connections of the capture."""
+        found: list[Any] = self.database.query(
+            "select pid, application_name from pg_stat_activity "
+            f"where application_name like 'pgcdc % {NAME}' order by 2"
+        )
+        return found
+
     def through(self, conninfo: str) -> Capturing:
         """Return the same capture with another connection string."""
         return replace(self, conninfo=conninfo)

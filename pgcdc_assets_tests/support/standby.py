@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from psycopg2 import sql
+from psycopg2.errors import DeadlockDetected
 
 from pgcdc_assets.demo.programs import run_program
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
@@ -43,6 +46,30 @@ def wait_for_replay(primary: Database, standby: Database) -> Lsn:
         "the standby to have all",
     )
     return end
+
+
+@contextlib.contextmanager
+def recovery_conflicts(primary: Database, *tables: str) -> Iterator[None]:
+    """Remove dead rows and lock tables exclusively, which ends sessions of the standby."""
+    stop = threading.Event()
+    names = sql.SQL(", ").join(map(sql.Identifier, tables))
+
+    def run() -> None:
+        with primary.connect() as conn, conn.cursor() as cursor:
+            while not stop.wait(0.1):
+                cursor.execute(sql.SQL("vacuum {}").format(names))
+                with contextlib.suppress(DeadlockDetected):
+                    cursor.execute(
+                        sql.SQL("lock table {} in access exclusive mode; select 1").format(names)
+                    )
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 @dataclass(frozen=True)

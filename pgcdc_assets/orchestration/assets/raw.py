@@ -9,7 +9,7 @@ sensor. So does a run of `pgcdc sync`, through the barrier.
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
@@ -34,6 +34,7 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
+from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG
 from pgcdc_assets.orchestration.runs.run_reports import RunReports
 from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
 from pgcdc_assets.orchestration.sensors.next_window import (
@@ -100,7 +101,11 @@ def build_raw_asset(
         following = LongRun.of(context, names.slot_pool, capture.windows)
         windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
         with dagster_failures(capture.name), ExitStack() as held:
-            zone, limits = lake.zone(capture.name), capture_limits(capture.stream)
+            zone = lake.zone(capture.name)
+            adopts = capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags
+            limits = replace(
+                capture_limits(capture.stream), heartbeat=capture.heartbeat, adopt_slot=adopts
+            )
             session = held.enter_context(
                 CaptureSession(
                     postgres.settings(),

@@ -26,6 +26,7 @@ from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts
 from dagster_shared.error import SerializableErrorInfo
 
+from pgcdc_assets.orchestration.runs.interrupt_log import hide_interrupts
 from pgcdc_assets.orchestration.runs.processes import ProcessIdentity
 
 PROCESS_TAG = "pgcdc/process"
@@ -86,6 +87,7 @@ def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]
 
     Blocks of one run may be nested.
     """
+    hide_interrupts()
     with writing_heartbeat(instance, run.run_id):
         try:
             yield
@@ -100,8 +102,14 @@ def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]
 
 @contextmanager
 def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
-    """Claim the run of a step for this process, independently of the executor."""
+    """Claim the run of a step for this process, independently of the executor.
+
+    Raises:
+        RunInterrupted: a signal has arrived before the step, or during the block.
+    """
     with claimed_run(context.instance, context.run):
+        if _interrupted.is_set():
+            raise RunInterrupted
         yield
 
 
@@ -122,7 +130,7 @@ def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> A
 
 
 def interrupt_steps() -> None:
-    """End the step of this process after its current event."""
+    """End the step of this process after its current event, and each later step at its start."""
     _interrupted.set()
 
 

@@ -1,11 +1,18 @@
 """The executor of a capture's runs: Dagster's in-process executor, under a claim of the run.
 
 A claim by the steps would come too late, because a step may wait for its pool before it begins.
+
+Dagster raises the interrupt of a signal wherever a step executes code of ours. Between two events
+of a step, Dagster would note the signal, and raise an error with a stack trace in its own code. The
+executor notes these signals itself, and the step raises its own error.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import dagster as dg
@@ -37,11 +44,22 @@ class _ClaimingExecutor(dg.Executor):
     ) -> Iterator[dg.DagsterEvent]:
         with claimed_run(plan_context.instance, plan_context.dagster_run):
             for event in self._inner.execute(plan_context, execution_plan):
+                _note_interrupts()
                 yield event
-                # If a signal comes while Dagster records an event, Dagster raises an error with a
-                # stack trace before the step continues. Let the step raise its own error.
-                if pop_captured_interrupt():
-                    interrupt_steps()
+
+
+def _note_interrupts() -> None:
+    """Replace Dagster's handlers of signals, which Dagster restores at the end of the plan."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _note_interrupt)
+        signal.signal(signal.SIGTERM, _note_interrupt)
+        # Dagster's handler has noted a signal before the first event.
+        if pop_captured_interrupt():
+            interrupt_steps()
+
+
+def _note_interrupt(number: int, frame: FrameType | None) -> None:
+    interrupt_steps()
 
 
 def _create(init_context: Any) -> dg.Executor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.capture.progress import ProgressReport, Report
+from pgcdc_assets.capture.progress import Notice, ProgressReport, Report
 from pgcdc_assets.orchestration.metadata import phase_metadata
 
 
@@ -50,7 +50,8 @@ class RunReports:
         A failure of Dagster's storage does not end the landing in progress.
         """
         try:
-            self.context.log.info(str(report))
+            log = self.context.log
+            (log.warning if isinstance(report, Notice) else log.info)(str(report))
             if isinstance(report, ProgressReport):
                 metadata = progress_metadata(report)
                 self.context.log_event(dg.AssetObservation(self.raw, metadata=metadata))

@@ -1,0 +1,164 @@
+"""The heartbeats of a session in its source.
+
+A commit in the capture's own database lets an idle database follow a busy cluster: its time shows
+how fresh the raw zone is, and a publication without changes is still seen to work. A thread of its
+own writes the heartbeats over short connections, so that a landing in progress delays none. A
+heartbeat that fails is reported once, and does not end the capture.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.capture.slot_owner import (
+    SYNC_REMEDY,
+    check_owner,
+    check_restore,
+    read_row,
+    record_owner,
+)
+from pgcdc_assets.errors import ConfigurationError, PgcdcError
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.heartbeat import Heartbeat, SlotOwner, write_heartbeat
+from pgcdc_assets.postgres.slots import read_slot_status
+from pgcdc_assets.postgres.wal import emit_heartbeat
+from pgcdc_assets.raw.zone import RawZone
+
+if TYPE_CHECKING:
+    from pgcdc_assets.postgres.connection import Connection
+
+_STANDBY = "The source is a standby: no heartbeats are written. Remove the setting `heartbeat`."
+
+
+class Heartbeats:
+    """The heartbeats of one session.
+
+    Args:
+        settings: the source database.
+        zone: the raw zone.
+        slot: the slot's name.
+        limits: `heartbeat` and `adopt_slot` of the session.
+        notify: function that reports a problem.
+        position: function that returns the end of the captured WAL.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        zone: RawZone,
+        slot: str,
+        limits: CaptureLimits,
+        notify: Callable[[str], None],
+        position: Callable[[], Lsn | None],
+    ) -> None:
+        self._settings = settings
+        self._zone = zone
+        self._slot = slot
+        self._policy = limits.heartbeat
+        self._adopts = limits.adopt_slot
+        self._notify = notify
+        self._position = position
+        self._owner: SlotOwner | None = None
+        self._problem = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"heartbeat {slot}", daemon=True)
+        # Heartbeats that no landed window has recorded yet, oldest first.
+        self._written: list[Heartbeat] = []
+        self._lock = threading.Lock()
+
+    def check(self, conn: Connection, epoch: int) -> None:
+        """Check the newest heartbeat of the slot before a stream starts.
+
+        Raises:
+            SlotTaken: the slot belongs to another capture or lake.
+            RawZoneError: the source was restored, and lacks captured changes.
+        """
+        status = None if self._policy is None else read_slot_status(conn, self._slot)
+        row = read_row(conn, self._policy, status)
+        if not self._adopts and status is not None:
+            check_owner(row, status, self._zone, SYNC_REMEDY)
+        check_restore(row, self._zone, epoch)
+
+    def begin(self, conn: Connection, epoch: int, captured_through: Lsn, is_standby: bool) -> None:
+        """Write the owner of the slot, and start the thread, once.
+
+        Args:
+            conn: the connection of the lease.
+            epoch: the session's epoch.
+            captured_through: end of the captured WAL.
+            is_standby: the server is a standby, which cannot be written.
+        """
+        policy = self._policy
+        if policy is None or self._ended.is_set():
+            return
+        if is_standby:
+            self._report(_STANDBY)
+            return
+        if policy.table is not None:
+            zone, slot = self._zone, self._slot
+            try:
+                self._keep(record_owner(conn, zone, policy, slot, epoch, captured_through))
+            except PgcdcError as error:
+                self._report(str(error))
+            path = zone.lake.path(zone.name)
+            self._owner = SlotOwner(slot, zone.name, path, zone.epochs.create_id(), epoch)
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def end(self) -> None:
+        """End the thread. The call does not wait for a heartbeat in progress."""
+        self._ended.set()
+
+    def facts(self, window: LsnWindow) -> Mapping[str, int]:
+        """Return the newest heartbeat before a window's end, as an application transaction."""
+        with self._lock:
+            inside = sorted(
+                (each for each in self._written if each.flushed <= window.end),
+                key=lambda each: each.number,
+            )
+            self._written = [each for each in self._written if each.flushed > window.end]
+        changes = self._zone.changes
+        return {
+            changes.heartbeat_app_id(window.epoch, each.table_id): each.number for each in inside
+        }
+
+    def _keep(self, written: Heartbeat | None) -> None:
+        if written is not None:
+            with self._lock:
+                self._written.append(written)
+
+    def _run(self) -> None:
+        policy = self._policy
+        assert policy is not None
+        while not self._ended.wait(policy.seconds):
+            try:
+                self._beat()
+                self._problem = ""
+            except PgcdcError as error:
+                self._report(str(error))
+
+    def _beat(self) -> None:
+        policy, owner, position = self._policy, self._owner, self._position()
+        assert policy is not None
+        with query_connection(self._settings, "heartbeat", statement_timeout_ms=5000) as conn:
+            table = policy.table_name
+            if table is None:
+                emit_heartbeat(conn)
+            elif owner is not None and position is not None:
+                written = write_heartbeat(conn, table, owner, position)
+                if written is None and not self._ended.is_set():
+                    raise ConfigurationError(
+                        reason=f"No heartbeat was written to table {table}: another lake has taken "
+                        f"over slot {self._slot}."
+                    )
+                self._keep(written)
+
+    def _report(self, problem: str) -> None:
+        """Report a problem that is not the last one."""
+        if problem != self._problem:
+            self._problem = problem
+            self._notify(problem)

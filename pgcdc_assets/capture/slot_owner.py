@@ -1,0 +1,114 @@
+"""The owner of a slot, as a heartbeat table in the source names it.
+
+The table is optional (setting `heartbeat.table`). Two lakes with one table see each other before
+either of them reads the slot. Also, the newest captured heartbeat is part of the raw zone: if the
+source has an earlier one in the same table, the source was restored to a time before captured
+changes, on the same timeline. A missing, edited or reloaded row proves nothing and is replaced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import RawZoneError, renewal_command
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.policies import HeartbeatPolicy
+from pgcdc_assets.postgres.heartbeat import (
+    Heartbeat,
+    HeartbeatRow,
+    SlotOwner,
+    read_heartbeat,
+    write_heartbeat,
+)
+from pgcdc_assets.postgres.slots import SlotStatus, slot_taken_error
+from pgcdc_assets.raw.zone import RawZone
+
+if TYPE_CHECKING:
+    from pgcdc_assets.postgres.connection import Connection
+
+SYNC_REMEDY = "pgcdc sync --adopt-slot"
+
+
+def read_row(
+    conn: Connection, policy: HeartbeatPolicy | None, status: SlotStatus | None
+) -> HeartbeatRow | None:
+    """Return the heartbeat of an existing slot of a primary; None if there is none.
+
+    The row of a slot that does not exist any more is obsolete. A standby may have an old row.
+    """
+    table = None if policy is None else policy.table_name
+    if table is None or status is None or status.in_recovery:
+        return None
+    return read_heartbeat(conn, table, status.slot)
+
+
+def is_owner(row: HeartbeatRow, zone: RawZone) -> bool:
+    """Return whether a raw zone has written a heartbeat."""
+    return (row.owner.capture, row.owner.lake_id) == (zone.name, zone.epochs.find_id())
+
+
+def check_owner(row: HeartbeatRow | None, status: SlotStatus, zone: RawZone, remedy: str) -> None:
+    """Raise an error if a heartbeat names another owner of the slot.
+
+    Raises:
+        SlotTaken: the slot belongs to another capture or lake.
+    """
+    if row is None or is_owner(row, zone):
+        return
+    owner = row.owner
+    raise slot_taken_error(
+        status,
+        zone.lake.path(zone.name),
+        remedy,
+        f"capture {owner.capture} of lake {owner.lake} (epoch {owner.epoch}, seen at {_at(row)})",
+    )
+
+
+def check_restore(row: HeartbeatRow | None, zone: RawZone, epoch: int) -> None:
+    """Raise an error if the source has an earlier heartbeat than the raw zone.
+
+    Raises:
+        RawZoneError: the source was restored, and lacks captured changes.
+    """
+    if row is None or not row.is_original or row.owner.epoch != epoch or not is_owner(row, zone):
+        return
+    captured = zone.changes.captured_heartbeat(epoch, row.table_id)
+    if captured is None or row.number >= captured:
+        return
+    raise RawZoneError(
+        raw_zone=zone.changes.table.uri,
+        reason=f"captured through heartbeat {captured}, but the newest heartbeat in the source is "
+        f"{row.number}, written at {_at(row)}: the server was restored from an older copy, and "
+        "does not have the captured changes. Nothing was confirmed. Begin a new epoch with "
+        f"{renewal_command(zone.name)}.",
+    )
+
+
+def record_owner(
+    conn: Connection,
+    zone: RawZone,
+    policy: HeartbeatPolicy | None,
+    slot: str,
+    epoch: int,
+    captured_through: Lsn,
+) -> Heartbeat | None:
+    """Write the raw zone as the owner of a slot, in place of any other owner.
+
+    Without a heartbeat table, or on a standby, nothing is written.
+
+    Raises:
+        ConfigurationError: the row cannot be written.
+        TransientError: the row is locked.
+    """
+    table = None if policy is None else policy.table_name
+    if table is None:
+        return None
+    row = read_heartbeat(conn, table, slot)
+    # A number below a captured one would look like a restored source.
+    captured = row and zone.changes.captured_heartbeat(epoch, row.table_id)
+    owner = SlotOwner(slot, zone.name, zone.lake.path(zone.name), zone.epochs.create_id(), epoch)
+    return write_heartbeat(conn, table, owner, captured_through, captured or 0, takes_over=True)
+
+
+def _at(row: HeartbeatRow) -> str:
+    return f"{row.written_at:%Y-%m-%d %H:%M:%S %z}"

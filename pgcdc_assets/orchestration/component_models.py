@@ -1,0 +1,72 @@
+"""The models of a capture's settings besides tables, windows, stream and snapshots."""
+
+from __future__ import annotations
+
+import dagster as dg
+from dagster.components.resolved.base import Resolvable
+from pydantic import Field
+
+from pgcdc_assets.policies import CheckPolicy, HeartbeatPolicy, RetentionPolicy, StepLimit
+
+
+class HeartbeatModel(dg.Model, Resolvable):
+    """What a running capture writes to its source."""
+
+    seconds: float = Field(
+        default=HeartbeatPolicy.seconds, description="Interval of the heartbeats; at least 1."
+    )
+    table: str | None = Field(
+        default=None,
+        description="A table of the source with one row per slot, which a heartbeat updates. The "
+        "row names the owner of the slot. Unset: a heartbeat is a logical message, which needs no "
+        "privilege.",
+    )
+
+
+class RetentionModel(dg.Model, Resolvable):
+    """Retention times, and the schedule of the maintenance job."""
+
+    raw_days: float | None = Field(
+        default=None,
+        description="Raw windows that are merged into every table are deleted this long after "
+        "their last commit. Unset: every window is kept.",
+    )
+    old_version_hours: float = Field(
+        default=RetentionPolicy.old_version_hours,
+        description="How long replaced files are kept for readers of older versions; at least 1. "
+        "A longer `delta.deletedFileRetentionDuration` of the table takes precedence.",
+    )
+    old_version_days: float | None = Field(
+        default=None,
+        description="The same in days; at least 1. If set, `old_version_hours` is ignored.",
+    )
+    replaced_ratio: float = Field(
+        default=RetentionPolicy.replaced_ratio,
+        description="A merge deletes replaced files of that age if their size exceeds this many "
+        "times the size of the table, and 8 MB.",
+    )
+    schedule: str = Field(
+        default=RetentionPolicy.schedule,
+        description="Cron expression of the job `<name>_upkeep`, in UTC.",
+    )
+
+
+class StepModel(dg.Model, Resolvable):
+    """The limit of the changes that one commit of a merge folds."""
+
+    changes: int = Field(
+        default=StepLimit.changes, description="Maximum number of changes of the table."
+    )
+    bytes: int = Field(
+        default=StepLimit.bytes, description="Maximum size of these changes, in bytes of text."
+    )
+
+
+class CheckModel(dg.Model, Resolvable):
+    """The schedule of the checks that read the source or whole tables."""
+
+    schedule: str | None = Field(
+        default=CheckPolicy.schedule,
+        description="Cron expression of the job `<name>_checks`, in UTC; `null`: no schedule. The "
+        "job reads every table and its source once.",
+    )

@@ -1,0 +1,26 @@
+"""Log records of interrupts that SQLAlchemy writes with a stack trace.
+
+A signal may arrive while SQLAlchemy closes a connection of Dagster's storage. SQLAlchemy logs each
+error of `close`, and raises the interrupt again. The run reports the interrupt itself.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dagster._core.errors import DagsterExecutionInterruptedError
+from sqlalchemy import pool
+
+_POOLS = (pool.NullPool, pool.QueuePool, pool.SingletonThreadPool, pool.StaticPool)
+
+
+def hide_interrupts() -> None:
+    """Drop records of interrupts from the loggers of SQLAlchemy's pools, once or repeatedly."""
+    for each in _POOLS:
+        # A filter applies only to records of its own logger, and each class of pools has a logger.
+        logging.getLogger(f"{each.__module__}.{each.__name__}").addFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return not isinstance(error, KeyboardInterrupt | DagsterExecutionInterruptedError)

@@ -1,0 +1,157 @@
+"""Sessions resume a lost connection, and hold or regain their lease."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread, Timer
+
+import pytest
+
+from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.demo.server import EmbeddedServer, StopMode
+from pgcdc_assets.errors import ConnectionLost, SlotBusy, SlotMissing
+from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.transport import WireSettings
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.database import create_database
+from pgcdc_assets_tests.support.proxy import TcpProxy
+from pgcdc_assets_tests.support.waits import wait_until
+
+pytestmark = pytest.mark.postgres
+
+RESUMED = CaptureLimits(resume_seconds=60, resume_pause_seconds=0.5, slot_wait_seconds=1)
+
+FAR_AHEAD = 1 << 30
+
+
+@contextmanager
+def beside(capturing: Capturing, *statements: str) -> Iterator[None]:
+    """Execute statements, one after the other, beside the block."""
+
+    def work() -> None:
+        for statement in statements:
+            time.sleep(0.3)
+            capturing.database.execute(statement)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    yield
+    thread.join(30)
+
+
+@pytest.mark.usefixtures("wire")
+def test_a_lost_connection_is_resumed_from_the_last_landed_window(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    """B1, B4: the connection is cut between two windows, and inside a window."""
+    capturing.begin("create table t (id int, v text)")
+    first, second = capturing.windows_of(
+        "insert into t values (1, ''), (2, '')",
+        "insert into t select i, repeat(md5(i::text), 100) from generate_series(3, 3000) i",
+    )
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    small = StreamSettings(wire=WireSettings(batch_bytes=64 * 1024))
+    with through.session(replace(RESUMED, stream=small)) as session:
+        session.land(first)
+        proxy.cut()
+        proxy.refuse()
+        Timer(1, proxy.refuse, [False]).start()
+        before = proxy.bytes_from_server
+
+        def cut_in_the_middle() -> None:
+            wait_until(lambda: proxy.bytes_from_server > before + 4_000_000, "the stream")
+            proxy.cut()
+            proxy.throttle(None)
+
+        proxy.throttle(20_000_000)
+        cutter = Thread(target=cut_in_the_middle, daemon=True)
+        cutter.start()
+        assert session.land(second).row_count == 2998
+        cutter.join(30)
+        assert session.finish()
+    assert proxy.connection_count >= 6
+    assert [int(text[0]) for text in capturing.texts("t")] == list(range(1, 3001))
+    assert capturing.confirmed() == second.end
+
+
+def test_a_session_continues_after_restarts_of_the_server(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """B2, B3: a fast shutdown waits neither for an idle session nor for a landing."""
+    own_server.start()
+    database = create_database(own_server, "source")
+    zone = RawZone(Lake(str(tmp_path / "lake")), "test")
+    capturing = Capturing(database, zone, "s", database.conninfo).begin("create table t (id int)")
+    with capturing.session(RESUMED) as session:
+        modes: tuple[StopMode, ...] = ("fast", "immediate")
+        for number, mode in enumerate(modes):
+            database.execute("insert into t values (%s)", (number,))
+            assert session.land(capturing.window()).row_count == 1
+            own_server.restart(mode)
+        database.execute("insert into t values (2)")
+        assert session.land(capturing.window()).row_count == 1
+        assert session.finish()
+    assert capturing.texts("t") == [["0"], ["1"], ["2"]]
+    assert capturing.confirmed() == capturing.captured_through()
+
+
+def test_a_session_resumes_for_a_limited_time_and_not_after_a_definite_error(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    capturing.begin("create table t (id int)")
+    first, second = capturing.windows_of(*["insert into t values (1)"] * 2)
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    with through.session(replace(RESUMED, resume_seconds=1)) as session:
+        session.land(first)
+        proxy.cut()
+        proxy.refuse()
+        with pytest.raises(ConnectionLost):
+            session.land(second)
+        proxy.refuse(False)
+        capturing.database.drop_slots()
+        with pytest.raises(SlotMissing):
+            session.land(second)
+    assert len(capturing.rows()) == 1
+
+
+def test_a_session_keeps_the_lease_between_its_windows(capturing: Capturing) -> None:
+    """B5: another capture of the slot fails, and leaves slot and raw zone unchanged."""
+    capturing.begin("create table t (id int)")
+    first, second = capturing.windows_of(*["insert into t values (1)"] * 2)
+    with capturing.session() as session:
+        session.land(first)
+        with pytest.raises(SlotBusy, match="pgcdc lease test"):
+            capturing.capture(second)
+        assert session.land(second).row_count == 1
+        assert session.finish()
+    assert capturing.capture(second).already_captured
+
+
+def test_a_session_that_loses_its_lease_takes_it_again(capturing: Capturing) -> None:
+    """B6: the lease ends during a landing, which is discarded and repeated."""
+    capturing.begin("create table t (id int)")
+    first, second = capturing.windows_of(*["insert into t values (1)"] * 2)
+    third = second._replace(start=second.end, end=type(second.end)(second.end + FAR_AHEAD))
+    with capturing.session(RESUMED) as session:
+        session.land(first)
+        pids = [pid for pid, _ in capturing.sessions()]
+        capturing.database.value("select pg_terminate_backend(%s, 5000)", (pids[1],))
+        session.land(second)
+        assert not {pid for pid, _ in capturing.sessions()} & set(pids)
+    with capturing.session() as session:
+        with (
+            pytest.raises(ConnectionLost, match="lease"),
+            beside(
+                capturing,
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+                "where application_name = 'pgcdc lease test'",
+            ),
+        ):
+            session.land(third)
+    assert len(capturing.rows()) == 2

@@ -1,0 +1,101 @@
+"""Conditions that end a run which looks for further work."""
+
+from __future__ import annotations
+
+import time
+
+import dagster as dg
+import pytest
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.runs import long_runs as module
+from pgcdc_assets.orchestration.runs.long_runs import LongRun, poll_seconds
+from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+
+pytestmark = pytest.mark.postgres
+
+
+def following(continuing: Orchestrated, run: dg.DagsterRun, idle_seconds: float = 5.0) -> LongRun:
+    names = Names.of(continuing.capture)
+    return LongRun(continuing.instance, run.run_id, names.slot_pool, 60.0, idle_seconds, 0.1)
+
+
+def started(continuing: Orchestrated) -> dg.DagsterRun:
+    return continuing.instance.create_run_for_job(
+        continuing.location.repository.get_job("t_capture"), status=dg.DagsterRunStatus.STARTED
+    )
+
+
+def test_a_run_that_dagster_has_ended_lands_no_further_window(continuing: Orchestrated) -> None:
+    """Dagster may start another run, and two runs must not open windows."""
+    run = started(continuing)
+    assert following(continuing, run).find(lambda: "more") == "more"
+    continuing.instance.report_run_canceled(run)
+    assert following(continuing, run).find(lambda: "more") is None
+
+
+@pytest.mark.parametrize(("job", "ends"), [("t_capture", True), ("t_snapshot", False)])
+def test_a_run_ends_if_another_run_waits_for_its_pool(
+    continuing: Orchestrated, job: str, ends: bool
+) -> None:
+    run = started(continuing)
+    queue(continuing, job)
+    assert following(continuing, run).find(lambda: "more") == (None if ends else "more")
+
+
+def test_a_run_ends_if_another_run_is_queued_for_long(
+    continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance with one run at a time would never merge during a capture."""
+    run = started(continuing)
+    queue(continuing, "t_merge")
+    assert following(continuing, run).find(lambda: "more") == "more"
+    monkeypatch.setattr(module, "QUEUED_SECONDS", -60.0)
+    assert following(continuing, run).find(lambda: "more") is None
+
+
+def queue(continuing: Orchestrated, job: str) -> None:
+    """Leave a run in Dagster's queue."""
+    location = RegisteredCodeLocationOrigin("tests")
+    continuing.instance.create_run_for_job(
+        continuing.location.repository.get_job(job),
+        status=dg.DagsterRunStatus.QUEUED,
+        remote_job_origin=RemoteJobOrigin(RemoteRepositoryOrigin(location, "tests"), job),
+    )
+
+
+def test_a_run_ends_if_a_step_waits_for_its_pool(continuing: Orchestrated) -> None:
+    run, other = started(continuing), started(continuing)
+    pool = Names.of(continuing.capture).slot_pool
+    storage = continuing.instance.event_log_storage
+    storage.initialize_concurrency_limit_to_default(pool)
+    assert storage.claim_concurrency_slot(pool, run.run_id, "a step").is_claimed
+    assert following(continuing, run).find(lambda: "more") == "more"
+    assert not storage.claim_concurrency_slot(pool, other.run_id, "a step").is_claimed
+    assert following(continuing, run).find(lambda: "more") is None
+
+
+def test_a_run_looks_for_work_several_times_per_window() -> None:
+    ages = (0.0, 1.0, 3.0, 5.0, 60.0)
+    found = [poll_seconds(WindowPolicy(max_age_seconds=age)) for age in ages]
+    assert found == [0.1, 0.1, 0.3, 0.5, 0.5]
+
+
+def test_an_idle_run_ends(continuing: Orchestrated) -> None:
+    looks: list[float] = []
+    began = time.monotonic()
+    assert following(continuing, started(continuing), 0.5).find(lambda: looks.append(0)) is None
+    assert 0.4 < time.monotonic() - began < 5
+    assert len(looks) > 1
+
+
+def test_a_stopped_run_looks_for_no_further_window(continuing: Orchestrated) -> None:
+    run = following(continuing, started(continuing))
+    assert run.find(lambda: run.stop()) is None
+    assert run.find(lambda: "more") is None
