@@ -274,12 +274,12 @@ class StreamingDecoder:
 
     def _abort(self, data: bytes) -> None:
         abort = parse_stream_abort(data)
-        transaction = self._find(data, abort.xid)
-        if abort.subxid != abort.xid:
-            transaction.abort(abort.subxid)
-            return
-        del self._transactions[abort.xid]
-        self._spool.drop(abort.xid)
+        if abort.subxid == abort.xid:
+            self._drop_streamed(abort.xid)
+        elif abort.xid in self._transactions:
+            # The server also sends the abort of a subtransaction whose rows it has left out, of a
+            # transaction without a block. Postgres's subscriber ignores this message as well.
+            self._transactions[abort.xid].abort(abort.subxid)
 
     def _commit(self, batch: MessageBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
         commit = parse_stream_commit(data)

@@ -199,7 +199,6 @@ def test_a_new_decoder_forgets_the_transactions_of_a_broken_stream() -> None:
         ([*block(701)[:1], encoding.begin(5, 9)], "not allowed in a block"),
         ([encoding.begin(5, 9), *block(701)], "inside a transaction"),
         ([encoding.stream_commit(701, 5)], "never streamed"),
-        ([encoding.stream_abort(701, 701)], "never streamed"),
         ([*block(701), encoding.stream_commit(701, 2**63)], "impossible"),
         ([*block(701), encoding.stream_commit(701, 0)], "impossible"),
         ([*block(0)], "transaction id is 0"),
@@ -227,6 +226,21 @@ def test_an_error_in_a_block_names_the_table() -> None:
     decoder, _ = streaming()
     with pytest.raises(ProtocolError, match=r"table 16400") as caught:
         decode(decoder, block(701, ROW))
+
+
+@pytest.mark.parametrize("subxid", [701, 702])
+def test_the_abort_of_a_transaction_without_a_block_is_ignored(subxid: int) -> None:
+    """The server sends it for a subtransaction whose rows it has left out."""
+    decoder, spool = streaming()
+    messages = [
+        encoding.stream_abort(701, subxid),
+        *block(703, encoding.relation(ORDERS), ROW),
+        encoding.stream_abort(701, subxid),
+        encoding.stream_commit(703, 5),
+    ]
+    [row] = decode(decoder, messages)
+    assert row["xid"] == 703
+    assert spool.rows == {}
 
 
 def test_an_older_announcement_does_not_return_at_its_transactions_commit() -> None:

@@ -14,9 +14,10 @@ from psycopg2 import sql
 from psycopg2.errors import DeadlockDetected
 
 from pgcdc_assets.demo.programs import run_program
-from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
+from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.waits import wait_until
 
 
@@ -119,8 +120,8 @@ class Source:
 def standby_pair(server: EmbeddedServer) -> Iterator[StandbyPair]:
     """A primary and a standby, shared by the tests of a module."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-standby-"))
-    primary = EmbeddedServer(folder / "primary", server.version, UNSAFE_BUT_FAST)
-    standby = EmbeddedServer(folder / "standby", server.version, UNSAFE_BUT_FAST)
+    primary = EmbeddedServer(folder / "primary", server.version, SETTINGS)
+    standby = EmbeddedServer(folder / "standby", server.version, SETTINGS)
     try:
         primary.start()
         start_standby(primary, standby, "standby")

@@ -50,13 +50,14 @@ def capture(
     slot: str,
     publication: str,
     decide: random.Random,
+    limits: CaptureLimits = LIMITS,
 ) -> None:
     """Capture all earlier commits by one session, in a few windows of random size and a last."""
     with query_connection(settings, "test") as conn:
         barrier = read_barrier(conn)
     epoch = zone.epochs.latest()
     assert epoch is not None
-    with CaptureSession(settings, zone, slot, publication, LIMITS) as session:
+    with CaptureSession(settings, zone, slot, publication, limits) as session:
         for number in range(WINDOWS):
             start = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
             if start >= barrier:

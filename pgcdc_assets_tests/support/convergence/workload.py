@@ -7,7 +7,9 @@ statements fail or wait.
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -54,11 +56,21 @@ _EXPECTED = (
 
 
 class Workload(Writers):
-    """Connections that commit random transactions until the end of the block."""
+    """Connections that commit random transactions until the end of the block.
 
-    def __init__(self, conninfo: str, seed: int, connections: int) -> None:
-        actor = Actor(_transaction, 0.1)
-        super().__init__(conninfo, seed, {str(number): actor for number in range(connections)})
+    Args:
+        prepared_share: share of the transactions that are prepared. A connection of its own ends
+            prepared transactions.
+    """
+
+    def __init__(
+        self, conninfo: str, seed: int, connections: int, prepared_share: float = 0.0
+    ) -> None:
+        actor = Actor(partial(_transaction, prepared_share=prepared_share), 0.1)
+        actors = {str(number): actor for number in range(connections)}
+        if prepared_share:
+            actors["ends"] = Actor(_end_prepared, 0.3)
+        super().__init__(conninfo, seed, actors)
 
     def __enter__(self) -> Workload:
         self.start()
@@ -68,7 +80,7 @@ class Workload(Writers):
         self.stop()
 
 
-def _transaction(cursor: Cursor, decide: random.Random) -> str:
+def _transaction(cursor: Cursor, decide: random.Random, prepared_share: float) -> str:
     try:
         for _ in range(decide.choice([1, 1, 2, 3, 8])):
             if decide.random() < 0.15:
@@ -81,8 +93,30 @@ def _transaction(cursor: Cursor, decide: random.Random) -> str:
     if decide.random() < 0.1:
         cursor.connection.rollback()
         return "rolled back"
+    if decide.random() < prepared_share:
+        # The gids repeat, unless a transaction of the same gid is prepared.
+        gid = decide.choice([f"again {cursor.connection.info.dbname}", f"it's {uuid.uuid4()}"])
+        try:
+            cursor.execute("prepare transaction %s", (gid,))
+        except psycopg2.errors.DuplicateObject:
+            cursor.connection.rollback()
+            return "failed"
+        # The server is outside of a transaction now.
+        cursor.connection.rollback()
+        return "prepared"
     cursor.connection.commit()
     return "committed"
+
+
+def _end_prepared(cursor: Cursor, decide: random.Random) -> str:
+    """End about half of the prepared transactions."""
+    cursor.connection.autocommit = True
+    cursor.execute("select gid from pg_prepared_xacts where database = current_database()")
+    for (gid,) in cursor.fetchall():
+        if decide.random() < 0.5:
+            end = decide.choice(["commit", "commit", "rollback"])
+            cursor.execute(f"{end} prepared %s", (gid,))
+    return "ended"
 
 
 def _savepoint(cursor: Cursor, decide: random.Random) -> None:

@@ -1,0 +1,241 @@
+"""Captures that are killed at random, beside random transactions, and the count of their rows.
+
+Each capture is a fork of this process, so that a kill costs no imports. As a program, it runs a
+number of kills against a new server, and prints the counts:
+
+    python -m pgcdc_assets_tests.support.convergence.kills --kills 1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.convergence.oracle import (
+    create_oracle,
+    expected_changes,
+    landed_changes,
+)
+from pgcdc_assets_tests.support.convergence.sync_process import LIMITS, capture, copy
+from pgcdc_assets_tests.support.convergence.workload import TABLES, Workload
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.servers import SETTINGS
+
+FAILPOINTS = (
+    "mid_stream:1",
+    "mid_stream:4",
+    "before_delta_commit",
+    "after_relations_commit",
+    "after_prepared_commit",
+    "after_delta_commit",
+    "after_status_packet",
+)
+# A capture that is killed at a failpoint ends itself, or ends without reaching it.
+_FAILPOINT_SECONDS = 20.0
+_LONGEST_SECONDS = 1.5
+
+
+@dataclass
+class KilledCaptures:
+    """One random history of captures without merges.
+
+    Attributes:
+        database: where the transactions run.
+        source: the database that is captured, which may be on a standby.
+        zone: the raw zone.
+        plugin: the options of the stream.
+        seed: seed of the random decisions.
+    """
+
+    database: Database
+    source: Database
+    zone: RawZone
+    plugin: PluginOptions
+    seed: int
+    kills: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.decide = random.Random(self.seed)
+        self.slot = f"s_{self.database.name}"
+
+    def begin(self) -> None:
+        """Create tables, publication, slots and the first snapshots."""
+        self.database.execute(TABLES)
+        self.database.execute("create publication pub for all tables")
+        name = self.database.name
+        self.database.execute(f"alter database {name} set logical_decoding_work_mem = '64kB'")
+        stop = threading.Event()
+        thread = None
+        if self.source is not self.database:
+            # A slot on a standby waits for a record of the running transactions.
+            thread = threading.Thread(target=self._log_snapshots, args=[stop])
+            thread.start()
+        try:
+            create_oracle(self.source, f"{self.slot}_oracle")
+            # Delta's runtime does not survive a fork: only forks use it until the count.
+            child = self._fork("", lambda: copy(self._settings(), self.zone, self.slot, "pub"))
+            assert _wait(child, 120) == 0
+        finally:
+            stop.set()
+            if thread is not None:
+                thread.join()
+
+    def run(
+        self, kills: int, connections: int, prepared_share: float, seconds: float = 600
+    ) -> None:
+        """Kill captures beside random transactions, and end with a capture of all.
+
+        Args:
+            kills: number of kills.
+            connections: number of connections that write.
+            prepared_share: share of the transactions that are prepared.
+            seconds: time after which no further capture is killed.
+        """
+        end = time.monotonic() + seconds
+        with Workload(self.database.conninfo, self.seed, connections, prepared_share) as workload:
+            while sum(self.kills.values()) < kills and time.monotonic() < end:
+                self._kill_one()
+        self.outcomes = workload.outcomes
+        self.database.roll_back_prepared()
+        self._finish()
+
+    def count(self) -> tuple[int, int, int]:
+        """Return the numbers of changes landed, lost and doubled, compared with a second slot."""
+        epoch = self.zone.epochs.latest()
+        end = self.zone.changes.captured_through(1)
+        assert epoch is not None
+        assert end is not None
+        oracle = f"{self.slot}_oracle"
+        expected = expected_changes(self.source, oracle, "pub", epoch.start_lsn, end)
+        found = landed_changes(self.zone)
+        wanted, landed = Counter(map(_text, expected)), Counter(map(_text, found))
+        lost, doubled = (wanted - landed).total(), (landed - wanted).total()
+        if not lost and not doubled:
+            assert list(map(_text, found)) == list(map(_text, expected))
+        return len(found), lost, doubled
+
+    def _settings(self) -> ConnectionSettings:
+        return ConnectionSettings(conninfo=self.source.conninfo, name="test")
+
+    def _log_snapshots(self, stop: threading.Event) -> None:
+        while not stop.wait(0.2):
+            self.database.value("select pg_log_standby_snapshot()")
+
+    def _kill_one(self) -> None:
+        failpoint = self.decide.choice([*FAILPOINTS, *["random"] * len(FAILPOINTS)])
+        child = self._fork("" if failpoint == "random" else failpoint, self._capture)
+        seconds = _FAILPOINT_SECONDS
+        if failpoint == "random":
+            seconds = self.decide.random() * _LONGEST_SECONDS
+        status = _wait(child, seconds)
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status):
+            self.kills[failpoint] += 1
+        elif os.WEXITSTATUS(status):
+            raise AssertionError("a capture failed")
+
+    def _finish(self) -> None:
+        status = _wait(self._fork("", self._capture), 300)
+        assert status == 0, f"the last capture failed: {status}"
+
+    def _fork(self, failpoint: str, act: Callable[[], None]) -> int:
+        self._child_seed = self.decide.random()
+        sys.stdout.flush()
+        child = os.fork()
+        if child:
+            return child
+        try:
+            os.environ["PGCDC_FAILPOINT"] = failpoint
+            act()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+
+    def _capture(self) -> None:
+        decide = random.Random(self._child_seed)
+        limits = replace(LIMITS, stream=replace(LIMITS.stream, plugin=self.plugin))
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                capture(self._settings(), self.zone, self.slot, "pub", decide, limits)
+                return
+            except TransientError:
+                # The server notices the end of a killed capture's sessions after some time.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+
+def _wait(child: int, seconds: float) -> int | None:
+    """Return the exit status of a child; None if it runs longer."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(0.01)
+    return None
+
+
+def _text(row: dict[str, Any]) -> str:
+    # The two sides have equal times with different objects of the time zone.
+    return repr(sorted((row | {"commit_ts": row["commit_ts"].timestamp()}).items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=7200)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--pg", type=int, default=18)
+    parser.add_argument("--streaming", default="on")
+    parser.add_argument("--two-phase", action="store_true")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-kills-"))
+        server = EmbeddedServer(folder / "data", options.pg, SETTINGS)
+        stack.callback(folder.rmdir)
+        stack.callback(server.remove)
+        server.start()
+        database = Database(server, "postgres")
+        lake = stack.enter_context(tempfile.TemporaryDirectory())
+        plugin = PluginOptions(Streaming(options.streaming), options.two_phase)
+        zone = RawZone(Lake(lake), "test")
+        captures = KilledCaptures(database, database, zone, plugin, options.seed)
+        began = time.monotonic()
+        captures.begin()
+        captures.run(options.kills, 4, 0.2 if options.two_phase else 0.0, options.seconds)
+        seconds = time.monotonic() - began
+        landed, lost, doubled = captures.count()
+        print(
+            f"seed {options.seed}, Postgres {options.pg}, {plugin}: {captures.kills.total()} kills "
+            f"in {seconds:.0f} s; {landed} changes landed, {lost} lost, {doubled} doubled; "
+            f"transactions: {dict(captures.outcomes)}; kills: {dict(captures.kills)}"
+        )
+
+
+if __name__ == "__main__":
+    main()
