@@ -6,36 +6,39 @@ rolled back. `support/convergence/kills.py` runs a thousand kills.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.support.convergence.kills import KilledCaptures
+from pgcdc_assets_tests.support.certificates import Certificates
+from pgcdc_assets_tests.support.convergence.kills import Outcome, run_in_process
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.standby import Source
-from pgcdc_assets_tests.support.tls_server import Certificates, tls_fronts
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
 
 KILLS = 6
 
 
-def _check(captures: KilledCaptures) -> None:
-    captures.begin()
-    share = 0.2 if captures.plugin.two_phase else 0.0
-    captures.run(KILLS, 3, share, seconds=90)
-    landed, lost, doubled = captures.count()
-    print(f"{captures.kills.total()} kills, {landed} changes, {dict(captures.outcomes)}")
-    assert (lost, doubled) == (0, 0)
-    assert landed > 100
-    assert captures.kills.total() >= KILLS / 2
+def _check(outcome: Outcome) -> None:
+    print(outcome)
+    assert (outcome.lost, outcome.doubled) == (0, 0)
+    assert outcome.landed > 100
+    assert sum(outcome.kills.values()) >= KILLS / 2
 
 
 @pytest.mark.every_pg
-@pytest.mark.parametrize("streaming", list(Streaming))
-@pytest.mark.parametrize("two_phase", [False, True])
+@pytest.mark.parametrize(
+    ("streaming", "two_phase"),
+    [
+        (Streaming.ON, True),
+        (Streaming.OFF, True),
+        pytest.param(Streaming.PARALLEL, True, marks=pytest.mark.soak),
+        pytest.param(Streaming.ON, False, marks=pytest.mark.soak),
+        pytest.param(Streaming.OFF, False, marks=pytest.mark.soak),
+        pytest.param(Streaming.PARALLEL, False, marks=pytest.mark.soak),
+    ],
+)
 def test_each_mode_on_each_version(
     database: Database, zone: RawZone, seed: int, streaming: Streaming, two_phase: bool
 ) -> None:
@@ -43,7 +46,7 @@ def test_each_mode_on_each_version(
     if (version < 15 and two_phase) or (version < 16 and streaming is Streaming.PARALLEL):
         pytest.skip("the version does not have this mode")
     plugin = PluginOptions(streaming, two_phase)
-    _check(KilledCaptures(database, database, zone, plugin, seed))
+    _check(run_in_process(database, database, zone, plugin, seed, KILLS))
 
 
 @pytest.mark.parametrize("streaming", [Streaming.OFF, Streaming.ON])
@@ -53,15 +56,9 @@ def test_over_tls(
     seed: int,
     streaming: Streaming,
     certificates: Certificates,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from pgcdc_assets.postgres.stream import connection, tls_transport
-
-    monkeypatch.setattr(connection, "SocketWire", tls_transport.start_tls_wire)
-    with ExitStack() as stack:
-        stack.enter_context(tls_fronts(certificates))
-        plugin = PluginOptions(streaming, two_phase=True)
-        _check(KilledCaptures(database, database, zone, plugin, seed))
+    plugin = PluginOptions(streaming, two_phase=True)
+    _check(run_in_process(database, database, zone, plugin, seed, KILLS, certificates))
 
 
 @pytest.mark.parametrize("streaming", [Streaming.OFF, Streaming.ON])
@@ -70,4 +67,4 @@ def test_from_a_standby(source: Source, zone: RawZone, seed: int, streaming: Str
     if int(source.primary.value("show server_version_num")) < 160000:
         pytest.skip("a standby decodes from Postgres 16 on")
     plugin = PluginOptions(streaming, two_phase=True)
-    _check(KilledCaptures(source.primary, source.standby, zone, plugin, seed))
+    _check(run_in_process(source.primary, source.standby, zone, plugin, seed, KILLS))

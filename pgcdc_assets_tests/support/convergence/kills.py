@@ -9,6 +9,7 @@ number of kills against a new server, and prints the counts:
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import signal
@@ -18,18 +19,22 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.stream import connection, tls_transport
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.certificates import Certificates
 from pgcdc_assets_tests.support.convergence.oracle import (
     create_oracle,
     expected_changes,
@@ -39,6 +44,7 @@ from pgcdc_assets_tests.support.convergence.sync_process import LIMITS, capture,
 from pgcdc_assets_tests.support.convergence.workload import TABLES, Workload
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.servers import SETTINGS
+from pgcdc_assets_tests.support.tls_server import tls_fronts
 
 FAILPOINTS = (
     "mid_stream:1",
@@ -187,6 +193,73 @@ class KilledCaptures:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a history: numbers of changes, and what was done."""
+
+    landed: int
+    lost: int
+    doubled: int
+    kills: Mapping[str, int]
+    transactions: Mapping[str, int]
+
+
+def run_in_process(
+    database: Database,
+    source: Database,
+    zone: RawZone,
+    plugin: PluginOptions,
+    seed: int,
+    kills: int,
+    certificates: Certificates | None = None,
+) -> Outcome:
+    """Run a history in a new process, because the tests' process has used Delta's runtime.
+
+    Args:
+        certificates: certificates of TLS in front of the server; None: without TLS.
+    """
+    names = [(each.conninfo, each.name) for each in (database, source)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn) as pool:
+        return pool.submit(
+            _run, names[0], names[1], zone.lake.uri, plugin, seed, kills, certificates
+        ).result()
+
+
+class _DatabaseAt(Database):
+    """A database of a server that another process has started."""
+
+    def __init__(self, conninfo: str, name: str) -> None:
+        self._conninfo = conninfo
+        self.name = name
+
+    @property
+    def conninfo(self) -> str:
+        return self._conninfo
+
+
+def _run(
+    database: tuple[str, str],
+    source: tuple[str, str],
+    lake: str,
+    plugin: PluginOptions,
+    seed: int,
+    kills: int,
+    certificates: Certificates | None,
+) -> Outcome:
+    there = _DatabaseAt(*database)
+    captured = there if source == database else _DatabaseAt(*source)
+    captures = KilledCaptures(there, captured, RawZone(Lake(lake), "test"), plugin, seed)
+    with ExitStack() as stack:
+        if certificates is not None:
+            start = tls_transport.start_tls_wire
+            stack.enter_context(mock.patch.object(connection, "SocketWire", start))
+            stack.enter_context(tls_fronts(certificates))
+        captures.begin()
+        captures.run(kills, 3, 0.2 if plugin.two_phase else 0.0, seconds=60)
+        return Outcome(*captures.count(), dict(captures.kills), dict(captures.outcomes))
 
 
 def _wait(child: int, seconds: float) -> int | None:
