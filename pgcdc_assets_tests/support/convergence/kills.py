@@ -135,6 +135,10 @@ class KilledCaptures:
         found = landed_changes(self.zone)
         wanted, landed = Counter(map(_text, expected)), Counter(map(_text, found))
         lost, doubled = (wanted - landed).total(), (landed - wanted).total()
+        for name, rows, other in (("lost", expected, landed), ("doubled", found, wanted)):
+            for row in (row for row in rows if _text(row) not in other):
+                place = [row[k] for k in ("commit_lsn", "ordinal", "xid", "op", "table")]
+                print(f"{name}: {place}, columns of the row: {len(row['new'] or ())}")
         if not lost and not doubled:
             assert list(map(_text, found)) == list(map(_text, expected))
         return len(found), lost, doubled
