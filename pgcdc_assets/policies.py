@@ -100,6 +100,10 @@ class WindowPolicy:
 # When the server sends the changes of a large transaction (`stream.streaming`).
 STREAMING_MODES = ("off", "on", "parallel")
 
+# Whether the server sends changes that it has itself replicated from another server
+# (`stream.origin`).
+ORIGINS = ("any", "none")
+
 
 @dataclass(frozen=True)
 class StreamPolicy:
@@ -121,6 +125,8 @@ class StreamPolicy:
             `off`, at the commit; `on`, while the transaction runs; `parallel`, as `on` by a later
             version of the protocol (Postgres 16). YAML reads off and on as booleans, which are
             accepted.
+        origin: `any`: all changes; `none`: only changes without a replication origin (Postgres 16),
+            so that changes which were replicated into the source are not captured.
     """
 
     batch_bytes: int = 8 * MEGABYTE
@@ -132,6 +138,7 @@ class StreamPolicy:
     resume_pause_seconds: float = 10.0
     report_seconds: float = 60.0
     streaming: str = "off"
+    origin: str = "any"
 
     def __post_init__(self) -> None:
         if isinstance(self.streaming, bool):
@@ -141,6 +148,8 @@ class StreamPolicy:
                 reason=f"stream.streaming must be {', '.join(STREAMING_MODES[:-1])} or "
                 f"{STREAMING_MODES[-1]}"
             )
+        if self.origin not in ORIGINS:
+            raise ConfigurationError(reason=f"stream.origin must be {' or '.join(ORIGINS)}")
         for name in (
             "batch_bytes",
             "status_seconds",
@@ -176,6 +185,19 @@ class HeartbeatPolicy:
     def table_name(self) -> TableName | None:
         """The table; None: a logical message."""
         return None if self.table is None else TableName.parse(self.table)
+
+
+@dataclass(frozen=True)
+class SlotPolicy:
+    """How a capture treats its slot.
+
+    Attributes:
+        failover: standbys may keep a copy of the slot (PG 17 and newer).
+        heartbeat: the heartbeats in the source; None: no heartbeats.
+    """
+
+    failover: bool = False
+    heartbeat: HeartbeatPolicy | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class CaptureLimits:
         report_seconds: interval of the reports about a capture in progress.
         stream: time limits and sizes of the stream.
         heartbeat: the heartbeats in the source; None: no heartbeats.
+        failover: let standbys keep a copy of the slot.
         adopt_slot: take over a slot that belongs to another lake.
     """
 
@@ -37,6 +38,7 @@ class CaptureLimits:
     report_seconds: float = 60.0
     stream: StreamSettings = field(default_factory=StreamSettings)
     heartbeat: HeartbeatPolicy | None = None
+    failover: bool = False
     adopt_slot: bool = False
 
 

@@ -26,6 +26,13 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.capture.slot_owner import (
+    SYNC_REMEDY,
+    check_owner,
+    check_restore,
+    read_row,
+    record_new_owner,
+)
 from pgcdc_assets.capture.snapshot_copies import Copies
 from pgcdc_assets.capture.snapshot_export import (
     export_by_new_slot,
@@ -46,19 +53,20 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.policies import SlotPolicy, SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
+from pgcdc_assets.postgres.slot_creation import SlotOptions
 from pgcdc_assets.postgres.slot_health import slot_health
+from pgcdc_assets.postgres.slot_peeks import claim_slot
 from pgcdc_assets.postgres.slots import (
     ExportedSnapshot,
     ServerIdentity,
     SlotStatus,
     check_slot_usable,
-    claim_slot,
     read_server_identity,
     read_slot_status,
     slot_taken_error,
@@ -75,6 +83,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _POLICY = SnapshotPolicy()
+_SLOT_POLICY = SlotPolicy()
 
 
 def snapshot_tables(
@@ -85,6 +94,7 @@ def snapshot_tables(
     tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
+    slot_policy: SlotPolicy = _SLOT_POLICY,
     policy: SnapshotPolicy = _POLICY,
     standby: ConnectionSettings | None = None,
 ) -> list[SnapshotReport]:
@@ -93,6 +103,7 @@ def snapshot_tables(
     Args:
         tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
+        slot_policy: how the capture treats its slot.
         policy: number of connections, size of the ranges of large tables, and time limits.
         standby: a standby to read the tables from; None: they are read from the source database.
 
@@ -109,6 +120,7 @@ def snapshot_tables(
             publication,
             tables,
             adopt_slot=adopt_slot,
+            slot_policy=slot_policy,
             policy=policy,
             standby=standby,
         )
@@ -127,6 +139,7 @@ def snapshot_each_table(
     tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
+    slot_policy: SlotPolicy = _SLOT_POLICY,
     policy: SnapshotPolicy = _POLICY,
     standby: ConnectionSettings | None = None,
     on_progress: Callable[[SnapshotProgress], None] = ignore_progress,
@@ -144,7 +157,8 @@ def snapshot_each_table(
         check_standby(settings, standby)
     with contextlib.ExitStack() as open_snapshot:
         epoch, snapshot = establish_epoch(
-            settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot
+            *(settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot),
+            slot_policy,
         )
         if standby is not None:
             open_snapshot.close()
@@ -202,6 +216,7 @@ def establish_epoch(
     tables: Sequence[TableName],
     open_snapshot: contextlib.ExitStack,
     adopt_slot: bool,
+    slot_policy: SlotPolicy = _SLOT_POLICY,
 ) -> tuple[int, ExportedSnapshot | None]:
     """Return the current epoch, or start epoch 1. Return the snapshot of a new slot as well."""
     with query_connection(settings, "snapshot") as conn:
@@ -220,6 +235,7 @@ def establish_epoch(
             if known is not None or status is not None:
                 _check_slot(status, slot, identity, zone, known)
             if known is not None:
+                check_restore(read_row(conn, slot_policy.heartbeat, status), zone, known.epoch)
                 through, timeline = zone.captured_on(known)
                 if identity.in_recovery or timeline != identity.timeline:
                     with server_timeline(settings) as server:
@@ -235,16 +251,20 @@ def establish_epoch(
             if known is not None:
                 return known.epoch, None
             if status is None:
-                snapshot = open_snapshot.enter_context(export_by_new_slot(settings, slot))
+                options = SlotOptions(failover=slot_policy.failover)
+                snapshot = open_snapshot.enter_context(export_by_new_slot(settings, slot, options))
                 start = snapshot.consistent_point
             else:
+                if not adopt_slot:
+                    row = read_row(conn, slot_policy.heartbeat, status)
+                    check_owner(row, status, zone, SYNC_REMEDY)
                 if status.was_read and not adopt_slot:
-                    raise slot_taken_error(
-                        status, zone.lake.path(zone.name), "pgcdc sync --adopt-slot"
-                    )
+                    raise slot_taken_error(status, zone.lake.path(zone.name), SYNC_REMEDY)
                 assert status.confirmed_flush_lsn is not None
                 start, snapshot = status.confirmed_flush_lsn, None
             failpoints.reach(failpoints.AFTER_SLOT_CREATION)
+            if not identity.in_recovery:
+                record_new_owner(conn, zone, slot_policy.heartbeat, slot, 1, start)
             zone.epochs.append(_epoch(slot, publication, identity, start))
             claim_slot(conn, slot, publication)
     failpoints.reach(failpoints.AFTER_EPOCH_COMMIT)

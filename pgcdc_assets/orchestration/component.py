@@ -130,6 +130,11 @@ class StreamModel(dg.Model, Resolvable):
         "`logical_decoding_work_mem`. `off`: at the commit. `on`: while it runs, and the rows wait "
         "on the local disk for the commit. `parallel`: as `on`, by the protocol of Postgres 16.",
     )
+    origin: Literal["any", "none"] = Field(
+        default="any",
+        description="`none`: changes that were replicated into the source from another server are "
+        "not captured (Postgres 16).",
+    )
 
 
 class SnapshotModel(dg.Model, Resolvable):
@@ -196,6 +201,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         default="",
         description="The replication slot. The first snapshot creates it if it is missing. Unset: "
         "`pgcdc_<name>`.",
+    )
+    failover: bool = Field(
+        default=CdcCapture.failover,
+        description="Standbys may keep a copy of the slot, so that a promoted standby continues "
+        "(Postgres 17). An existing slot gets the option when its next stream starts.",
     )
     adopt_slot: bool = Field(
         default=CdcCapture.adopt_slot,
@@ -287,6 +297,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             name=self.name,
             publication=self.publication,
             slot=self.slot,
+            failover=self.failover,
             tables=tables,
             selection=selection,
             windows=WindowPolicy(**self.windows.model_dump()),

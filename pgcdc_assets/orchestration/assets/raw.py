@@ -45,7 +45,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
 )
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.connection import StreamSettings
-from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
@@ -104,7 +104,10 @@ def build_raw_asset(
             zone = lake.zone(capture.name)
             adopts = capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags
             limits = replace(
-                capture_limits(capture.stream), heartbeat=capture.heartbeat, adopt_slot=adopts
+                capture_limits(capture.stream),
+                heartbeat=capture.heartbeat,
+                failover=capture.failover,
+                adopt_slot=adopts,
             )
             session = held.enter_context(
                 CaptureSession(
@@ -277,6 +280,6 @@ def capture_limits(policy: StreamPolicy) -> CaptureLimits:
             status_seconds=policy.status_seconds,
             silence_seconds=policy.silence_seconds,
             wire=WireSettings(batch_bytes=policy.batch_bytes),
-            plugin=PluginOptions(Streaming(policy.streaming)),
+            plugin=PluginOptions(Streaming(policy.streaming), Origin(policy.origin)),
         ),
     )

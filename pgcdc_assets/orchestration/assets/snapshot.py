@@ -81,6 +81,7 @@ def build_snapshot_asset(
                 capture.publication,
                 [table.name for table in wanted],
                 adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
+                slot_policy=capture.slot_policy,
                 policy=capture.snapshot,
                 standby=postgres.standby_settings(capture.snapshot),
                 on_progress=lambda progress: context.log.info(str(progress)),

@@ -25,8 +25,17 @@ class Streaming(enum.StrEnum):
     PARALLEL = "parallel"
 
 
+class Origin(enum.StrEnum):
+    """Which changes the server sends, by their replication origin."""
+
+    ANY = "any"
+    NONE = "none"
+
+
+ORIGIN_VERSION = 16
+
 # The protocol version of each mode, and the first server version that has it.
-_VERSIONS = {Streaming.OFF: (1, 10), Streaming.ON: (2, 14), Streaming.PARALLEL: (4, 16)}
+STREAMING_VERSIONS = {Streaming.OFF: (1, 10), Streaming.ON: (2, 14), Streaming.PARALLEL: (4, 16)}
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,11 @@ class PluginOptions:
     Attributes:
         streaming: `off`, at the commit; `on` and `parallel`, before the commit if the transaction
             exceeds `logical_decoding_work_mem`.
+        origin: `none`: only changes without a replication origin (Postgres 16).
     """
 
     streaming: Streaming = Streaming.OFF
+    origin: Origin = Origin.ANY
 
     def clause(self, publication: str, server_version: int) -> str:
         """Return the option list of START_REPLICATION, with parentheses.
@@ -50,16 +61,22 @@ class PluginOptions:
         Raises:
             ConfigurationError: the server is too old for the options.
         """
-        version, first = _VERSIONS[self.streaming]
+        version, first = STREAMING_VERSIONS[self.streaming]
         if server_version // 10000 < first:
             raise ConfigurationError(
                 reason=f"`stream.streaming: {self.streaming}` requires Postgres {first}, and the "
                 f"server has version {server_version // 10000}. Set it to "
                 f"{'on or off' if server_version >= 140000 else 'off'}."
             )
+        if self.origin is Origin.NONE and server_version // 10000 < ORIGIN_VERSION:
+            raise ConfigurationError(
+                reason=f"`stream.origin: none` requires Postgres {ORIGIN_VERSION}, and the server "
+                f"has version {server_version // 10000}. Set it to any."
+            )
         name = publication.replace('"', '""').replace("'", "''")
         streaming = "" if version == 1 else f", streaming '{self.streaming}'"
+        origin = "" if self.origin is Origin.ANY else f", origin '{self.origin}'"
         return (
             f"(proto_version '{version}', publication_names '\"{name}\"', messages 'true'"
-            f"{streaming})"
+            f"{streaming}{origin})"
         )
