@@ -127,6 +127,8 @@ class StreamPolicy:
             accepted.
         origin: `any`: all changes; `none`: only changes without a replication origin (Postgres 16),
             so that changes which were replicated into the source are not captured.
+        malformed_folder: folder for the bytes of a batch that cannot be decoded, which hold values
+            of rows; None: the bytes are not kept.
     """
 
     batch_bytes: int = 8 * MEGABYTE
@@ -139,6 +141,7 @@ class StreamPolicy:
     report_seconds: float = 60.0
     streaming: str = "off"
     origin: str = "any"
+    malformed_folder: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.streaming, bool):

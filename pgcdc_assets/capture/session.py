@@ -281,6 +281,7 @@ class CaptureSession:
             self._end,
             parks,
             self._heartbeats.facts,
+            self._limits.malformed_folder,
         )
         try:
             summary = landing.run()

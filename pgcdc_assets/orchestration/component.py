@@ -135,6 +135,11 @@ class StreamModel(dg.Model, Resolvable):
         description="`none`: changes that were replicated into the source from another server are "
         "not captured (Postgres 16).",
     )
+    malformed_folder: str | None = Field(
+        default=None,
+        description="A folder for the messages of a batch that cannot be decoded, for a report "
+        "about the problem. The file holds values of rows. Unset: no file is written.",
+    )
 
 
 class SnapshotModel(dg.Model, Resolvable):

@@ -276,6 +276,7 @@ def capture_limits(policy: StreamPolicy) -> CaptureLimits:
         resume_seconds=policy.resume_seconds,
         resume_pause_seconds=policy.resume_pause_seconds,
         report_seconds=policy.report_seconds,
+        malformed_folder=policy.malformed_folder,
         stream=StreamSettings(
             status_seconds=policy.status_seconds,
             silence_seconds=policy.silence_seconds,
