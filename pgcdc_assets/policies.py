@@ -100,6 +100,10 @@ class WindowPolicy:
 # When the server sends the changes of a large transaction (`stream.streaming`).
 STREAMING_MODES = ("off", "on", "parallel")
 
+# Whether the server sends changes that it has itself replicated from another server
+# (`stream.origin`).
+ORIGINS = ("any", "none")
+
 
 @dataclass(frozen=True)
 class StreamPolicy:
@@ -123,6 +127,10 @@ class StreamPolicy:
             accepted.
         two_phase: the server sends a prepared transaction at PREPARE TRANSACTION (Postgres 15). The
             slot keeps this mode.
+        origin: `any`: all changes; `none`: only changes without a replication origin (Postgres 16),
+            so that changes which were replicated into the source are not captured.
+        malformed_folder: folder for the bytes of a batch that cannot be decoded, which hold values
+            of rows; None: the bytes are not kept.
     """
 
     batch_bytes: int = 8 * MEGABYTE
@@ -135,6 +143,8 @@ class StreamPolicy:
     report_seconds: float = 60.0
     streaming: str = "off"
     two_phase: bool = False
+    origin: str = "any"
+    malformed_folder: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.streaming, bool):
@@ -144,6 +154,8 @@ class StreamPolicy:
                 reason=f"stream.streaming must be {', '.join(STREAMING_MODES[:-1])} or "
                 f"{STREAMING_MODES[-1]}"
             )
+        if self.origin not in ORIGINS:
+            raise ConfigurationError(reason=f"stream.origin must be {' or '.join(ORIGINS)}")
         for name in (
             "batch_bytes",
             "status_seconds",
@@ -179,6 +191,19 @@ class HeartbeatPolicy:
     def table_name(self) -> TableName | None:
         """The table; None: a logical message."""
         return None if self.table is None else TableName.parse(self.table)
+
+
+@dataclass(frozen=True)
+class SlotPolicy:
+    """How a capture treats its slot.
+
+    Attributes:
+        failover: standbys may keep a copy of the slot (PG 17 and newer).
+        heartbeat: the heartbeats in the source; None: no heartbeats.
+    """
+
+    failover: bool = False
+    heartbeat: HeartbeatPolicy | None = None
 
 
 @dataclass(frozen=True)

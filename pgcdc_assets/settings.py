@@ -17,6 +17,7 @@ from pgcdc_assets.policies import (
     CheckPolicy,
     HeartbeatPolicy,
     RetentionPolicy,
+    SlotPolicy,
     SnapshotPolicy,
     StepLimit,
     StreamPolicy,
@@ -194,6 +195,7 @@ class CdcCapture:
             and in definitions the tables of the list in the lake.
         slot: the replication slot, which the first snapshot creates if the slot does not exist; the
             default is `pgcdc_<name>`.
+        failover: standbys may keep a copy of the slot, so that a promoted standby continues.
         windows: when a window is opened, and its size.
         stream: time limits and sizes of the replication stream.
         heartbeat: the heartbeats of a running capture; None: no heartbeats.
@@ -218,6 +220,7 @@ class CdcCapture:
     publication: str
     tables: tuple[CdcTable, ...]
     slot: str = ""
+    failover: bool = False
     windows: WindowPolicy = field(default_factory=WindowPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
     heartbeat: HeartbeatPolicy | None = None
@@ -327,6 +330,11 @@ class CdcCapture:
                 f"tables are {', '.join(map(str, tables))}"
             )
         return [table for name, table in tables.items() if not wanted or name in wanted]
+
+    @property
+    def slot_policy(self) -> SlotPolicy:
+        """How the capture treats its slot."""
+        return SlotPolicy(self.failover, self.heartbeat)
 
     @property
     def windows_name(self) -> str:

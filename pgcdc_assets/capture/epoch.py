@@ -18,17 +18,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, record_new_owner
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy
+from pgcdc_assets.policies import SlotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.heartbeat import HeartbeatRow
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.publication import read_publication
+from pgcdc_assets.postgres.slot_creation import SlotOptions, check_failover
 from pgcdc_assets.postgres.slot_health import slot_health
+from pgcdc_assets.postgres.slot_peeks import claim_slot, has_publication_gap
 from pgcdc_assets.postgres.slots import (
     check_slot_usable,
-    claim_slot,
     create_slot,
     drop_slot,
-    has_publication_gap,
     read_server_identity,
     read_slot_status,
     slot_taken_error,
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
     from pgcdc_assets.raw.zone import RawZone
 
 
+_SLOT_POLICY = SlotPolicy()
+_RENEW_REMEDY = "pgcdc renew --adopt-slot"
+
+
 def renew_epoch(
     settings: ConnectionSettings,
     zone: RawZone,
@@ -47,6 +54,7 @@ def renew_epoch(
     publication: str,
     *,
     adopt_slot: bool = False,
+    slot_policy: SlotPolicy = _SLOT_POLICY,
 ) -> Epoch:
     """Create a new slot and record the next epoch. The tables need new snapshots after this call.
 
@@ -56,6 +64,7 @@ def renew_epoch(
         slot: the slot's name.
         publication: the publication's name.
         adopt_slot: drop the slot even if another program has read the slot.
+        slot_policy: how the capture treats its slot.
 
     Raises:
         ConfigurationError: the capture has no epoch yet, or the slot can continue.
@@ -75,8 +84,12 @@ def renew_epoch(
                 "epoch 1. Run pgcdc sync."
             )
         identity = read_server_identity(conn)
+        if slot_policy.failover:
+            # Before the old slot is dropped.
+            check_failover(identity.server_version, identity.in_recovery)
+        row = read_row(conn, slot_policy.heartbeat, read_slot_status(conn, slot))
         with server_timeline(settings) as server:
-            has_lost_wal = _has_lost_wal(zone, old, server)
+            has_lost_wal = _has_lost_wal(zone, old, server, row)
         copies = zone.snapshots.complete_snapshots()
         read_publication(conn, publication, [copy.name for copy in copies])
         status = read_slot_status(conn, slot)
@@ -85,6 +98,8 @@ def renew_epoch(
             end = zone.changes.captured_through(old.epoch) or old.start_lsn
             is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
             can_continue = is_ours and slot_health(status, end).can_continue and not has_lost_wal
+            if not adopt_slot:
+                check_owner(row, status, zone, _RENEW_REMEDY)
             if can_continue and not has_publication_gap(conn, status, publication):
                 raise ConfigurationError(
                     reason=f"Replication slot {slot} can continue from {end}: no change is lost, "
@@ -93,9 +108,7 @@ def renew_epoch(
             confirmed = status.confirmed_flush_lsn
             is_elsewhere = not is_ours or (confirmed is not None and confirmed > end)
             if is_elsewhere and status.was_read and not status.is_lost and not adopt_slot:
-                raise slot_taken_error(
-                    status, zone.lake.path(zone.name), "pgcdc renew --adopt-slot"
-                )
+                raise slot_taken_error(status, zone.lake.path(zone.name), _RENEW_REMEDY)
             if status.is_active:
                 raise SlotBusy(
                     slot=slot,
@@ -104,7 +117,8 @@ def renew_epoch(
                 )
             drop_slot(conn, slot)
         failpoints.reach(failpoints.AFTER_SLOT_DROP)
-        with create_slot(settings, slot) as made:
+        options = SlotOptions(failover=slot_policy.failover, exports_snapshot=False)
+        with create_slot(settings, slot, options=options) as made:
             start = made.consistent_point
         failpoints.reach(failpoints.AFTER_SLOT_CREATION)
         renewed = replace(
@@ -119,16 +133,21 @@ def renew_epoch(
             server_version=identity.server_version,
             created_at=dt.datetime.now(dt.UTC),
         )
+        if not identity.in_recovery:
+            record_new_owner(conn, zone, slot_policy.heartbeat, slot, renewed.epoch, start)
         zone.epochs.append(renewed)
         claim_slot(conn, slot, publication)
         return renewed
 
 
-def _has_lost_wal(zone: RawZone, epoch: Epoch, server: ServerTimeline) -> bool:
+def _has_lost_wal(
+    zone: RawZone, epoch: Epoch, server: ServerTimeline, row: HeartbeatRow | None
+) -> bool:
     """Return whether the server has lost captured WAL."""
     through, timeline = zone.captured_on(epoch)
     try:
         check_timeline(zone.changes.table.uri, timeline, through, server)
+        check_restore(row, zone, epoch.epoch)
     except DefiniteError:
         return True
     return False

@@ -11,10 +11,11 @@ import pyarrow as pa
 from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.capture.cancellation import Work
+from pgcdc_assets.capture.malformed import keep_malformed
 from pgcdc_assets.capture.meter import Meter, Phase
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.source_stream import SourceStream
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.errors import ProtocolError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.lease import Lease
@@ -49,6 +50,7 @@ class Landing:
         end: time by the monotonic clock at which the capture's limit ends; None: no limit.
         parks: land rows that cannot be decoded as parked rows; otherwise raise UndecodableRows.
         facts: application transactions of the commit, beside the timeline.
+        malformed_folder: folder for batches that cannot be decoded; None: batches are not kept.
         bytes_decoded: bytes of the messages that were decoded so far.
     """
 
@@ -63,6 +65,7 @@ class Landing:
     end: float | None = None
     parks: bool = False
     facts: Callable[[LsnWindow], Mapping[str, int]] = lambda window: {}
+    malformed_folder: str | None = None
     bytes_decoded: int = 0
 
     def run(self) -> WindowSummary:
@@ -98,7 +101,7 @@ class Landing:
         for batch in self.source.messages():
             self.work.check()
             meter.enter(Phase.DECODING)
-            for decoded in decoder.decode(batch):
+            for decoded in self._decoded(batch):
                 self.work.check()
                 if decoder.parked and not self.parks:
                     raise UndecodableRows
@@ -119,6 +122,13 @@ class Landing:
             reason=f"The stream ended before the end of window {self.window.key}. Nothing "
             "un-landed was confirmed; run it again."
         )
+
+    def _decoded(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self.source.decoder.decode(batch)
+        except ProtocolError as error:
+            slot, folder = self.lease.slot, self.malformed_folder
+            raise keep_malformed(error, batch, self.window, slot, folder) from error
 
     def _timeline(self) -> int:
         """Return the timeline of the window's end.

@@ -25,8 +25,11 @@ class CaptureLimits:
             tries to resume; 0: the loss of a connection is an error at once.
         resume_pause_seconds: the longest pause between two attempts to resume.
         report_seconds: interval of the reports about a capture in progress.
+        malformed_folder: folder for batches that cannot be decoded, which hold values of rows;
+            None: batches are not kept.
         stream: time limits and sizes of the stream.
         heartbeat: the heartbeats in the source; None: no heartbeats.
+        failover: let standbys keep a copy of the slot.
         adopt_slot: take over a slot that belongs to another lake.
     """
 
@@ -37,7 +40,9 @@ class CaptureLimits:
     report_seconds: float = 60.0
     stream: StreamSettings = field(default_factory=StreamSettings)
     heartbeat: HeartbeatPolicy | None = None
+    failover: bool = False
     adopt_slot: bool = False
+    malformed_folder: str | None = None
 
 
 class Outage:

@@ -46,6 +46,7 @@ from pgcdc_assets.capture.source_checks import (
     check_server_timeline,
     check_slot,
     is_behind,
+    keep_failover,
 )
 from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.capture.stream_watch import build_watch
@@ -280,6 +281,7 @@ class CaptureSession:
             self._end,
             parks,
             self._heartbeats.facts,
+            self._limits.malformed_folder,
         )
         try:
             summary = landing.run()
@@ -315,6 +317,8 @@ class CaptureSession:
         # A slot that another lake owns may have advanced: the owner explains more.
         self._heartbeats.check(conn, epoch)
         status = check_slot(conn, self._zone, self._slot, captured_through)
+        if self._limits.failover:
+            keep_failover(conn, self._settings, self._slot)
         check_publication(conn, self._zone, self._publication)
         limits = self._limits.stream
         options = two_phase_options(conn, self._zone, epoch, status, limits.plugin)

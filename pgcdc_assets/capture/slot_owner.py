@@ -8,9 +8,10 @@ changes, on the same timeline. A missing, edited or reloaded row proves nothing 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import RawZoneError, renewal_command
+from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError, renewal_command
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import (
@@ -25,6 +26,8 @@ from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
+
+_logger = logging.getLogger(__name__)
 
 SYNC_REMEDY = "pgcdc sync --adopt-slot"
 
@@ -94,7 +97,7 @@ def record_owner(
 ) -> Heartbeat | None:
     """Write the raw zone as the owner of a slot, in place of any other owner.
 
-    Without a heartbeat table, or on a standby, nothing is written.
+    Without a heartbeat table nothing is written. The server must be a primary.
 
     Raises:
         ConfigurationError: the row cannot be written.
@@ -108,6 +111,21 @@ def record_owner(
     captured = row and zone.changes.captured_heartbeat(epoch, row.table_id)
     owner = SlotOwner(slot, zone.name, zone.lake.path(zone.name), zone.epochs.create_id(), epoch)
     return write_heartbeat(conn, table, owner, captured_through, captured or 0, takes_over=True)
+
+
+def record_new_owner(
+    conn: Connection,
+    zone: RawZone,
+    policy: HeartbeatPolicy | None,
+    slot: str,
+    epoch: int,
+    start: Lsn,
+) -> None:
+    """Write the owner of a new epoch's slot. A failure is logged: the first stream tries again."""
+    try:
+        record_owner(conn, zone, policy, slot, epoch, start)
+    except (ConfigurationError, TransientError) as error:
+        _logger.warning("%s", error)
 
 
 def _at(row: HeartbeatRow) -> str:

@@ -27,6 +27,13 @@ from typing import TYPE_CHECKING
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.prepared_archive import adopt_two_phase
 from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.capture.slot_owner import (
+    SYNC_REMEDY,
+    check_owner,
+    check_restore,
+    read_row,
+    record_new_owner,
+)
 from pgcdc_assets.capture.snapshot_copies import Copies
 from pgcdc_assets.capture.snapshot_export import (
     export_by_new_slot,
@@ -47,20 +54,21 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.policies import SlotPolicy, SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.postgres.prepared_transactions import check_two_phase
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
+from pgcdc_assets.postgres.slot_creation import SlotOptions
 from pgcdc_assets.postgres.slot_health import slot_health
+from pgcdc_assets.postgres.slot_peeks import claim_slot
 from pgcdc_assets.postgres.slots import (
     ExportedSnapshot,
     ServerIdentity,
     SlotStatus,
     check_slot_usable,
-    claim_slot,
     read_server_identity,
     read_slot_status,
     slot_taken_error,
@@ -77,6 +85,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _POLICY = SnapshotPolicy()
+_SLOT_POLICY = SlotPolicy()
 
 
 def snapshot_tables(
@@ -88,6 +97,7 @@ def snapshot_tables(
     *,
     adopt_slot: bool = False,
     two_phase: bool = False,
+    slot_policy: SlotPolicy = _SLOT_POLICY,
     policy: SnapshotPolicy = _POLICY,
     standby: ConnectionSettings | None = None,
 ) -> list[SnapshotReport]:
@@ -97,6 +107,7 @@ def snapshot_tables(
         tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
         two_phase: adopt a slot with two_phase; the captures have `stream.two_phase`.
+        slot_policy: how the capture treats its slot.
         policy: number of connections, size of the ranges of large tables, and time limits.
         standby: a standby to read the tables from; None: they are read from the source database.
 
@@ -114,6 +125,7 @@ def snapshot_tables(
             tables,
             adopt_slot=adopt_slot,
             two_phase=two_phase,
+            slot_policy=slot_policy,
             policy=policy,
             standby=standby,
         )
@@ -133,6 +145,7 @@ def snapshot_each_table(
     *,
     adopt_slot: bool = False,
     two_phase: bool = False,
+    slot_policy: SlotPolicy = _SLOT_POLICY,
     policy: SnapshotPolicy = _POLICY,
     standby: ConnectionSettings | None = None,
     on_progress: Callable[[SnapshotProgress], None] = ignore_progress,
@@ -150,7 +163,9 @@ def snapshot_each_table(
         check_standby(settings, standby)
     with contextlib.ExitStack() as open_snapshot:
         epoch, snapshot = establish_epoch(
-            settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot, two_phase
+            *(settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot),
+            two_phase=two_phase,
+            slot_policy=slot_policy,
         )
         if standby is not None:
             open_snapshot.close()
@@ -209,6 +224,7 @@ def establish_epoch(
     open_snapshot: contextlib.ExitStack,
     adopt_slot: bool,
     two_phase: bool = False,
+    slot_policy: SlotPolicy = _SLOT_POLICY,
 ) -> tuple[int, ExportedSnapshot | None]:
     """Return the current epoch, or start epoch 1. Return the snapshot of a new slot as well."""
     with query_connection(settings, "snapshot") as conn:
@@ -227,6 +243,7 @@ def establish_epoch(
             if known is not None or status is not None:
                 _check_slot(status, slot, identity, zone, known)
             if known is not None:
+                check_restore(read_row(conn, slot_policy.heartbeat, status), zone, known.epoch)
                 through, timeline = zone.captured_on(known)
                 if identity.in_recovery or timeline != identity.timeline:
                     with server_timeline(settings) as server:
@@ -242,19 +259,23 @@ def establish_epoch(
             if known is not None:
                 return known.epoch, None
             if status is None:
-                snapshot = open_snapshot.enter_context(export_by_new_slot(settings, slot))
+                options = SlotOptions(failover=slot_policy.failover)
+                snapshot = open_snapshot.enter_context(export_by_new_slot(settings, slot, options))
                 start = snapshot.consistent_point
             else:
+                if not adopt_slot:
+                    row = read_row(conn, slot_policy.heartbeat, status)
+                    check_owner(row, status, zone, SYNC_REMEDY)
                 if status.was_read and not adopt_slot:
-                    raise slot_taken_error(
-                        status, zone.lake.path(zone.name), "pgcdc sync --adopt-slot"
-                    )
+                    raise slot_taken_error(status, zone.lake.path(zone.name), SYNC_REMEDY)
                 check_two_phase(status, is_wanted=two_phase)
                 if status.two_phase:
                     adopt_two_phase(conn, zone, status)
                 assert status.confirmed_flush_lsn is not None
                 start, snapshot = status.confirmed_flush_lsn, None
             failpoints.reach(failpoints.AFTER_SLOT_CREATION)
+            if not identity.in_recovery:
+                record_new_owner(conn, zone, slot_policy.heartbeat, slot, 1, start)
             zone.epochs.append(_epoch(slot, publication, identity, start))
             claim_slot(conn, slot, publication)
     failpoints.reach(failpoints.AFTER_EPOCH_COMMIT)

@@ -12,21 +12,21 @@ from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.copy import hold_snapshot
 from pgcdc_assets.postgres.plain_snapshot import export_plain_snapshot
+from pgcdc_assets.postgres.slot_creation import SlotOptions
 from pgcdc_assets.postgres.slots import ExportedSnapshot, create_slot
 from pgcdc_assets.postgres.standby_snapshot import export_standby_snapshot
 
 
 @contextlib.contextmanager
 def export_by_new_slot(
-    settings: ConnectionSettings, slot: str, *, temporary: bool = False
+    settings: ConnectionSettings, slot: str, options: SlotOptions
 ) -> Iterator[ExportedSnapshot]:
     """Export a snapshot by a new slot. The snapshot outlives the replication connection.
 
-    Args:
-        temporary: the slot is dropped as soon as another session holds the snapshot.
+    A temporary slot is dropped as soon as another session holds the snapshot.
     """
     with contextlib.ExitStack() as stack:
-        with create_slot(settings, slot, temporary=temporary) as made:
+        with create_slot(settings, slot, options=options) as made:
             name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
         yield replace(made, snapshot_name=name)
 
@@ -63,5 +63,7 @@ def export_later(
                 open_snapshot.push(held.pop_all())
                 return plain, found
     marker = f"{slot[:45]}_copy_{uuid.uuid4().hex[:8]}"
-    snapshot = open_snapshot.enter_context(export_by_new_slot(settings, marker, temporary=True))
+    snapshot = open_snapshot.enter_context(
+        export_by_new_slot(settings, marker, SlotOptions(temporary=True))
+    )
     return snapshot, read_again()

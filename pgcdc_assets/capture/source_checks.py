@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, SlotBusy
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.publication import read_publication
+from pgcdc_assets.postgres.slot_creation import check_failover, enable_failover
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
@@ -80,6 +82,19 @@ def is_behind(conn: Connection, slot: str, captured_through: Lsn) -> bool:
     if status is None or status.is_lost or status.confirmed_flush_lsn is None:
         return False
     return status.confirmed_flush_lsn < captured_through
+
+
+def keep_failover(conn: Connection, settings: ConnectionSettings, slot: str) -> None:
+    """Let standbys keep a copy of an inactive slot, if the slot does not allow it yet.
+
+    Raises:
+        ConfigurationError: the server is older than Postgres 17, or a standby.
+        SlotBusy: a walsender reads the slot.
+    """
+    status = read_slot_status(conn, slot)
+    if status is not None and not status.has_failover:
+        check_failover(conn.server_version, status.in_recovery)
+        enable_failover(settings, slot)
 
 
 def check_slot(

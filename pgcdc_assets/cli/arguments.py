@@ -59,6 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="write `tables: all`, which follows the publication, instead of a list of its tables",
     )
     init.add_argument(
+        "--failover",
+        action="store_true",
+        help="write `failover: true`, so that standbys may keep a copy of the slot (Postgres 17)",
+    )
+    init.add_argument(
         "--update",
         action="store_true",
         help="add the publication's new tables to the existing file, and only print other "

@@ -17,6 +17,7 @@ from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.heartbeat import check_heartbeat
+from pgcdc_assets.postgres.preflight.options import check_options
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
 from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
@@ -95,6 +96,7 @@ def check_capture(
             pass
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
+        findings += check_options(conn, capture.slot_policy, capture.stream)
         findings += check_source_writes(conn, capture, zone)
     folders = check_folders(zone.lake, capture.table_names)
     return [*findings, *apart, *check_columns(relations, capture.tables, known), *folders]

@@ -12,9 +12,11 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.project.defs_tables import DefsTables, component_yaml
+from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.preflight.finding import Finding, Severity
+from pgcdc_assets.postgres.preflight.finding import Finding, Severity, raise_errors
+from pgcdc_assets.postgres.preflight.options import check_options
 from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -41,6 +43,8 @@ def _write(options: argparse.Namespace) -> int:
             reason=f"{there[0]} exists already: --update adds the missing tables{remedy}"
         )
     slot = options.slot or f"pgcdc_{options.name}"
+    if options.failover:
+        _check_failover(ConnectionSettings(home.conninfo(), name=options.name))
     if options.all_tables:
         selection = TableSelection()
         capture = CdcCapture(options.name, options.publication, (), slot=slot, selection=selection)
@@ -50,11 +54,26 @@ def _write(options: argparse.Namespace) -> int:
         tables = _published(home.conninfo(), options.name, options.publication, slot)
         capture = CdcCapture(options.name, options.publication, tables, slot=slot)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = component_yaml(capture.name, capture.publication, tables, slot=capture.slot)
+    text = component_yaml(
+        *(capture.name, capture.publication, tables), slot=capture.slot, failover=options.failover
+    )
     path.write_text(text, "utf-8")
     count = "tables: all" if tables is None else f"{len(tables)} tables"
     print(f"Wrote {path} with {count}. Next: pgcdc sync --name {options.name}")
     return 0
+
+
+def _check_failover(settings: ConnectionSettings) -> None:
+    """Report what a slot with `failover` needs.
+
+    Raises:
+        ConfigurationError: the server has no such slots.
+    """
+    with query_connection(settings, "check") as conn:
+        findings = list(check_options(conn, SlotPolicy(failover=True), StreamPolicy()))
+    raise_errors(findings)
+    for finding in findings:
+        print(f"{finding.severity}: {finding}")
 
 
 def _report_publication(capture: CdcCapture) -> None:
@@ -78,9 +97,9 @@ def _at_most_warning(finding: Finding) -> Severity:
 
 def _update(options: argparse.Namespace) -> int:
     """Add the publication's new tables to the file, and print other differences."""
-    if options.force or options.slot is not None or options.all_tables:
+    if options.force or options.slot is not None or options.all_tables or options.failover:
         raise ConfigurationError(
-            reason="--update cannot be combined with --force, --slot or --all-tables"
+            reason="--update cannot be combined with --force, --slot, --all-tables or --failover"
         )
     path = _find(options)
     check_defs_folders([path.parent])

@@ -20,6 +20,7 @@ def run(options: argparse.Namespace) -> int:
             capture.slot,
             capture.publication,
             adopt_slot=options.adopt_slot,
+            slot_policy=capture.slot_policy,
         )
         end = old and (zone.changes.captured_through(old.epoch) or old.start_lsn)
         print(

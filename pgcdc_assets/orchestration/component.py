@@ -136,6 +136,16 @@ class StreamModel(dg.Model, Resolvable):
         "wait in the lake for COMMIT PREPARED. Requires Postgres 15. The slot keeps this mode when "
         "the setting is removed.",
     )
+    origin: Literal["any", "none"] = Field(
+        default="any",
+        description="`none`: changes that were replicated into the source from another server are "
+        "not captured (Postgres 16).",
+    )
+    malformed_folder: str | None = Field(
+        default=None,
+        description="A folder for the messages of a batch that cannot be decoded, for a report "
+        "about the problem. The file holds values of rows. Unset: no file is written.",
+    )
 
 
 class SnapshotModel(dg.Model, Resolvable):
@@ -202,6 +212,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         default="",
         description="The replication slot. The first snapshot creates it if it is missing. Unset: "
         "`pgcdc_<name>`.",
+    )
+    failover: bool = Field(
+        default=CdcCapture.failover,
+        description="Standbys may keep a copy of the slot, so that a promoted standby continues "
+        "(Postgres 17). An existing slot gets the option when its next stream starts.",
     )
     adopt_slot: bool = Field(
         default=CdcCapture.adopt_slot,
@@ -293,6 +308,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             name=self.name,
             publication=self.publication,
             slot=self.slot,
+            failover=self.failover,
             tables=tables,
             selection=selection,
             windows=WindowPolicy(**self.windows.model_dump()),

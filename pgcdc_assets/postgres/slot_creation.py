@@ -20,12 +20,13 @@ from psycopg2.errors import (
     DuplicateObject,
     InsufficientPrivilege,
     LockNotAvailable,
+    ObjectInUse,
     ObjectNotInPrerequisiteState,
     QueryCanceled,
 )
 from psycopg2.extras import LogicalReplicationConnection
 
-from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.errors import ConfigurationError, SlotBusy, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.errors import connection_failure, statement_failure
@@ -99,9 +100,99 @@ class ExportedSnapshot:
         return self.table_ids is None or self.table_ids.issuperset(table_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class SlotOptions:
+    """The options of CREATE_REPLICATION_SLOT. A logical slot always reserves WAL.
+
+    Attributes:
+        temporary: the server drops the slot at the end of the session.
+        two_phase: the server sends a transaction when it is prepared (PG 15 and newer).
+        failover: standbys may keep a copy of the slot (PG 17 and newer).
+        exports_snapshot: the creation exports a snapshot.
+    """
+
+    temporary: bool = False
+    two_phase: bool = False
+    failover: bool = False
+    exports_snapshot: bool = True
+
+    def statement(self, slot: str, server_version: int) -> str:
+        """Return the command that creates a slot, in the syntax of the server's version.
+
+        Args:
+            slot: the slot's name.
+            server_version: version of the server as of `server_version_num`, such as 160004.
+
+        Raises:
+            ConfigurationError: the name is not a slot's name, or the server lacks an option.
+        """
+        create = f"CREATE_REPLICATION_SLOT {_quoted_slot(slot)}"
+        create += f"{' TEMPORARY' if self.temporary else ''} LOGICAL pgoutput"
+        if self.failover:
+            check_failover(server_version)
+        if server_version < 150000:
+            if self.two_phase:
+                raise ConfigurationError(
+                    reason="A slot with `two_phase` requires Postgres 15, and the server has "
+                    f"version {server_version // 10000}."
+                )
+            return f"{create} {'EXPORT' if self.exports_snapshot else 'NOEXPORT'}_SNAPSHOT"
+        options = [f"SNAPSHOT '{'export' if self.exports_snapshot else 'nothing'}'"]
+        options += ["TWO_PHASE"] if self.two_phase else []
+        options += ["FAILOVER"] if self.failover else []
+        return f"{create} ({', '.join(options)})"
+
+
+def check_failover(server_version: int, in_recovery: bool = False) -> None:
+    """Raise an error if a server has no slots with `failover`.
+
+    Raises:
+        ConfigurationError: the server is older than Postgres 17, or a standby.
+    """
+    if server_version < 170000:
+        raise ConfigurationError(
+            reason="A slot with `failover` requires Postgres 17, and the server has version "
+            f"{server_version // 10000}. Set failover to false.",
+            setting="failover",
+        )
+    if in_recovery:
+        raise ConfigurationError(
+            reason="A slot of a standby cannot have `failover`. Set failover to false, or connect "
+            "to the primary.",
+            setting="failover",
+        )
+
+
+def enable_failover(settings: ConnectionSettings, slot: str) -> None:
+    """Let standbys keep a copy of an existing, inactive slot (PG 17 and newer).
+
+    Raises:
+        ConfigurationError: the server refuses the change.
+        SlotBusy: a walsender reads the slot.
+        ConnectionLost: the server is down, or went away.
+    """
+    server = settings.describe()
+    with _replication_connection(settings) as connection, connection.cursor() as cursor:
+        try:
+            cursor.execute(f"ALTER_REPLICATION_SLOT {_quoted_slot(slot)} (FAILOVER)")
+        except ObjectInUse as error:
+            raise SlotBusy(slot=slot, active_pid="?", application_name="unknown") from error
+        except psycopg2.Error as error:
+            failure = statement_failure(server, f"setting failover of slot {slot}", error)
+            raise failure or ConfigurationError(
+                reason=f"Replication slot {slot} does not get `failover`: "
+                f"{error.diag.message_primary}. Set failover to false.",
+                setting="failover",
+            ) from error
+
+
 @contextlib.contextmanager
 def create_slot(
-    settings: ConnectionSettings, slot: str, temporary: bool = False, *, failover: bool = False
+    settings: ConnectionSettings,
+    slot: str,
+    temporary: bool = False,
+    *,
+    options: SlotOptions | None = None,
 ) -> Iterator[ExportedSnapshot]:
     """Create a pgoutput slot, and keep its snapshot open inside the block.
 
@@ -113,7 +204,7 @@ def create_slot(
         settings: the source database.
         slot: the slot's name.
         temporary: the server drops the slot at the end of the block.
-        failover: standbys may keep a copy of the slot (PG 17 and newer).
+        options: all options, in place of `temporary`.
 
     Raises:
         ConfigurationError: no free slot or walsender, wal_level is not logical, no REPLICATION
@@ -121,27 +212,34 @@ def create_slot(
         TransientError: an open transaction did not end within `settings.lock_timeout_ms`.
         ConnectionLost: the server is down, or went away.
     """
-    conninfo = settings.conninfo_for(
-        "snapshot", replication=True, lock_timeout_ms=settings.lock_timeout_ms
-    )
-    server = settings.describe()
-    try:
-        connection = psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
-    except psycopg2.Error as error:
-        raise connection_failure(server, str(error), settings.variable) from error
-    with contextlib.closing(connection), connection.cursor() as cursor:
+    chosen = options or SlotOptions(temporary=temporary)
+    with _replication_connection(settings) as connection, connection.cursor() as cursor:
+        create = chosen.statement(slot, connection.server_version)
         try:
             if connection.server_version >= 170000:
                 # Not among the pinned settings: PG 16 refuses an unknown setting at start-up.
                 cursor.execute("set transaction_timeout = 0")
             cursor.execute("select clock_timestamp()")
             clock = cursor.fetchone()
-            cursor.execute(_creation(slot, temporary, failover))
+            cursor.execute(create)
             row = cursor.fetchone()
         except psycopg2.Error as error:
             raise _creation_failure(settings, slot, error) from error
         assert row is not None and clock is not None
-        yield ExportedSnapshot(slot, Lsn.parse(row[1]), row[2], clock[0])
+        yield ExportedSnapshot(slot, Lsn.parse(row[1]), row[2] or "", clock[0])
+
+
+@contextlib.contextmanager
+def _replication_connection(settings: ConnectionSettings) -> Iterator[Connection]:
+    conninfo = settings.conninfo_for(
+        "snapshot", replication=True, lock_timeout_ms=settings.lock_timeout_ms
+    )
+    try:
+        connection = psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
+    except psycopg2.Error as error:
+        raise connection_failure(settings.describe(), str(error), settings.variable) from error
+    with contextlib.closing(connection):
+        yield connection
 
 
 def oldest_open_transaction(conn: Connection) -> OpenTransaction | None:
@@ -152,16 +250,14 @@ def oldest_open_transaction(conn: Connection) -> OpenTransaction | None:
     return None if row is None else OpenTransaction(*row)
 
 
-def _creation(slot: str, temporary: bool, failover: bool) -> str:
+def _quoted_slot(slot: str) -> str:
     # The replication grammar has no parameters: insert the name only if all characters are safe.
     if not slot or not set(slot) <= set("abcdefghijklmnopqrstuvwxyz0123456789_") or len(slot) > 63:
         raise ConfigurationError(
             reason=f"Replication slot {slot!r}: a slot's name has 1 to 63 lower-case letters, "
             "digits and underscores. Choose another name."
         )
-    kind = " TEMPORARY" if temporary else ""
-    options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
-    return f'CREATE_REPLICATION_SLOT "{slot}"{kind} LOGICAL pgoutput {options}'
+    return f'"{slot}"'
 
 
 def _creation_failure(

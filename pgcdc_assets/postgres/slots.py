@@ -7,13 +7,11 @@ column. Source: view pg_replication_slots, Postgres documentation, chapter 52 Sy
 
 from __future__ import annotations
 
-import contextlib
 import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import psycopg2
-from psycopg2.errors import ObjectInUse, QueryCanceled, UndefinedObject
+from psycopg2.errors import ObjectInUse
 
 from pgcdc_assets.errors import ConfigurationError, SlotBusy, SlotTaken
 from pgcdc_assets.lsn import Lsn
@@ -23,8 +21,7 @@ from pgcdc_assets.postgres.slot_creation import (
     create_slot,
     oldest_open_transaction,
 )
-from pgcdc_assets.postgres.wal import CURRENT_LSN_SQL, PREFIX, read_current_lsn
-from pgcdc_assets.table_name import quoted
+from pgcdc_assets.postgres.wal import CURRENT_LSN_SQL, read_current_lsn
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -38,10 +35,8 @@ __all__ = [
     "SlotStatus",
     "SlotWalStatus",
     "check_slot_usable",
-    "claim_slot",
     "create_slot",
     "drop_slot",
-    "has_publication_gap",
     "oldest_open_transaction",
     "read_current_lsn",
     "read_server_identity",
@@ -64,6 +59,7 @@ select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid
        coalesce((to_jsonb(s) ->> 'two_phase')::bool, false)
          and current_setting('server_version_num')::int >= 150000,
        coalesce((to_jsonb(s) ->> 'synced')::bool, false),
+       coalesce((to_jsonb(s) ->> 'failover')::bool, false),
        d.total_txns, d.stats_reset is not null,
        w.stats_reset > pg_postmaster_start_time()
   from (select {CURRENT_LSN_SQL} as current_lsn, pg_is_in_recovery() as in_recovery) c,
@@ -117,6 +113,7 @@ class SlotStatus:
         two_phase: the server sends transactions as soon as they are prepared. False in PG 14,
             whose pgoutput ignores the slot's `two_phase`.
         is_synced: a standby's copy of a slot of the primary, PG 17 and newer.
+        has_failover: standbys may keep a copy of the slot, PG 17 and newer.
         decoded_transactions: `total_txns` of pg_stat_replication_slots.
         is_counted_since_creation: `decoded_transactions` was not reset by a function. A crash
             resets the count without a trace.
@@ -152,6 +149,7 @@ class SlotStatus:
     lag_seconds: float | None
     two_phase: bool = False
     is_synced: bool = False
+    has_failover: bool = False
     decoded_transactions: int | None = None
     is_counted_since_creation: bool = True
     may_have_crashed: bool = False
@@ -240,9 +238,10 @@ def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
         lag_seconds=0.0 if caught_up else row[17],
         two_phase=row[18],
         is_synced=row[19],
-        decoded_transactions=row[20],
-        is_counted_since_creation=not row[21],
-        may_have_crashed=bool(row[22]),
+        has_failover=row[20],
+        decoded_transactions=row[21],
+        is_counted_since_creation=not row[22],
+        may_have_crashed=bool(row[23]),
     )
 
 
@@ -305,59 +304,6 @@ def slot_taken_error(
         remedy=remedy,
         reader=reader,
     )
-
-
-def has_publication_gap(
-    conn: Connection, status: SlotStatus, publication: str, limit: str = "10min"
-) -> bool:
-    """Return whether a slot holds changes from a time when its publication did not exist.
-
-    Such changes are an error or a warning when the server decodes them. The function peeks at all
-    changes of the slot, which confirms nothing. No peek is necessary if the publication is older
-    than the slot's `catalog_xmin`.
-    """
-    with conn.cursor() as cursor:
-        cursor.execute("select age(xmin) from pg_publication where pubname = %s", (publication,))
-        row = cursor.fetchone()
-        if row is None or row[0] > (status.catalog_xmin_age or 0):
-            return False
-        conn.notices.clear()
-        try:
-            cursor.execute("select set_config('statement_timeout', %s, false)", (limit,))
-            cursor.execute(
-                "select count(*) from pg_logical_slot_peek_binary_changes(%s, %s, null, "
-                "'proto_version', '1', 'publication_names', %s)",
-                (status.slot, str(status.current_lsn), quoted(publication)),
-            )
-        except UndefinedObject:
-            return True
-        except (ObjectInUse, QueryCanceled):
-            return False
-    # Postgres 18 and newer warn only, and skip the changes.
-    return any(f'"{publication}"' in notice for notice in conn.notices)
-
-
-def claim_slot(conn: Connection, slot: str, publication: str) -> None:
-    """Make the server count one decoded transaction of a slot, so that other lakes see a reader.
-
-    The first capture has the same effect, but a second lake may start before this capture. The
-    call confirms nothing. A failure is ignored, because the first capture follows.
-    """
-    with contextlib.suppress(psycopg2.Error), conn.cursor() as cursor:
-        cursor.execute(
-            "begin; set local statement_timeout = '5s'; set local synchronous_commit = on;"
-            "select pg_logical_emit_message(true, %s, ''); commit",
-            (PREFIX,),
-        )
-        cursor.execute(
-            "begin; set local statement_timeout = '5s'; select count(*) from "
-            "pg_logical_slot_peek_binary_changes(%s, null, 1, 'proto_version', '1', "
-            "'publication_names', %s, 'messages', 'true'); commit",
-            (slot, quoted(publication)),
-        )
-        return
-    with contextlib.suppress(psycopg2.Error), conn.cursor() as cursor:
-        cursor.execute("rollback")
 
 
 def drop_slot(conn: Connection, slot: str) -> bool:

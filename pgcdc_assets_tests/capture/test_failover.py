@@ -16,6 +16,7 @@ from psycopg2 import OperationalError
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.landing import Landing
+from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
@@ -167,6 +168,27 @@ def test_after_a_failover_without_loss_the_capture_continues(
     assert _ids(zone) == [1, 2, 3, 4]
     assert zone.changes.captured_on(1)[1] == 2
     snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [TableName("public", "t")])
+
+
+def test_a_slot_with_the_setting_failover_continues_on_the_promoted_standby(
+    pair: Pair, zone: RawZone
+) -> None:
+    """B16: the slot exists without failover, and the next stream sets it."""
+    pair.old.execute("select pg_drop_replication_slot(%s)", (SLOT,))
+    snapshot_tables(pair.old.settings(), zone, SLOT, "pub")
+    pair.old.execute("insert into t values (1)")
+    epoch = zone.epochs.latest()
+    assert epoch is not None
+    window = LsnWindow.of(1, epoch.start_lsn, _flush_lsn(pair.old))
+    limits = CaptureLimits(failover=True)
+    capture_window(pair.old.settings(), zone, SLOT, "pub", window, limits)
+    pair.wait_for_standby(zone)
+    pair.primary.stop()
+    pair.promote()
+    pair.new.execute("insert into t values (2)")
+    _capture(pair.new, zone)
+    assert _ids(zone) == [1, 2]
+    assert zone.changes.captured_on(1)[1] == 2
 
 
 def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_renewed(

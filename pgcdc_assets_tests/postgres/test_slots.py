@@ -11,13 +11,12 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.errors import ConfigurationError, SlotBusy
 from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.slot_peeks import claim_slot, has_publication_gap
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
-    claim_slot,
     create_slot,
     drop_slot,
-    has_publication_gap,
     read_server_identity,
     read_slot_status,
 )

@@ -45,7 +45,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
 )
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.connection import StreamSettings
-from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
@@ -104,7 +104,10 @@ def build_raw_asset(
             zone = lake.zone(capture.name)
             adopts = capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags
             limits = replace(
-                capture_limits(capture.stream), heartbeat=capture.heartbeat, adopt_slot=adopts
+                capture_limits(capture.stream),
+                heartbeat=capture.heartbeat,
+                failover=capture.failover,
+                adopt_slot=adopts,
             )
             session = held.enter_context(
                 CaptureSession(
@@ -273,10 +276,13 @@ def capture_limits(policy: StreamPolicy) -> CaptureLimits:
         resume_seconds=policy.resume_seconds,
         resume_pause_seconds=policy.resume_pause_seconds,
         report_seconds=policy.report_seconds,
+        malformed_folder=policy.malformed_folder,
         stream=StreamSettings(
             status_seconds=policy.status_seconds,
             silence_seconds=policy.silence_seconds,
             wire=WireSettings(batch_bytes=policy.batch_bytes),
-            plugin=PluginOptions(Streaming(policy.streaming), policy.two_phase),
+            plugin=PluginOptions(
+                Streaming(policy.streaming), policy.two_phase, Origin(policy.origin)
+            ),
         ),
     )

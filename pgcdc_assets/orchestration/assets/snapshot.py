@@ -82,6 +82,7 @@ def build_snapshot_asset(
                 [table.name for table in wanted],
                 adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
                 two_phase=capture.stream.two_phase,
+                slot_policy=capture.slot_policy,
                 policy=capture.snapshot,
                 standby=postgres.standby_settings(capture.snapshot),
                 on_progress=lambda progress: context.log.info(str(progress)),

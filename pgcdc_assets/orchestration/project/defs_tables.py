@@ -179,7 +179,12 @@ def _end(node: yaml.Node) -> int:
 
 
 def component_yaml(
-    name: str, publication: str, tables: Sequence[CdcTable] | None, *, slot: str | None = None
+    name: str,
+    publication: str,
+    tables: Sequence[CdcTable] | None,
+    *,
+    slot: str | None = None,
+    failover: bool = False,
 ) -> str:
     """Return the text of the `defs.yaml` that `pgcdc init` writes.
 
@@ -189,6 +194,8 @@ def component_yaml(
     attributes: dict[str, Any] = {"name": name, "publication": publication}
     if slot is not None and slot != f"pgcdc_{name}":
         attributes["slot"] = slot
+    if failover:
+        attributes["failover"] = True
     attributes["tables"] = ALL_TABLES if tables is None else list(map(table_entry, tables))
     document = {"type": "pgcdc_assets.PostgresCdcComponent", "attributes": attributes}
     return yaml.safe_dump(

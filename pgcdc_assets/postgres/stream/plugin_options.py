@@ -28,8 +28,17 @@ class Streaming(enum.StrEnum):
     PARALLEL = "parallel"
 
 
+class Origin(enum.StrEnum):
+    """Which changes the server sends, by their replication origin."""
+
+    ANY = "any"
+    NONE = "none"
+
+
+ORIGIN_VERSION = 16
+
 # The protocol version of each mode, and the first server version that has it.
-_VERSIONS = {Streaming.OFF: (1, 10), Streaming.ON: (2, 14), Streaming.PARALLEL: (4, 16)}
+STREAMING_VERSIONS = {Streaming.OFF: (1, 10), Streaming.ON: (2, 14), Streaming.PARALLEL: (4, 16)}
 
 
 @dataclass(frozen=True)
@@ -40,10 +49,12 @@ class PluginOptions:
         streaming: `off`, at the commit; `on` and `parallel`, before the commit if the transaction
             exceeds `logical_decoding_work_mem`.
         two_phase: a prepared transaction is sent at PREPARE TRANSACTION.
+        origin: `none`: only changes without a replication origin (Postgres 16).
     """
 
     streaming: Streaming = Streaming.OFF
     two_phase: bool = False
+    origin: Origin = Origin.ANY
 
     def clause(self, publication: str, server_version: int) -> str:
         """Return the option list of START_REPLICATION, with parentheses.
@@ -55,7 +66,7 @@ class PluginOptions:
         Raises:
             ConfigurationError: the server is too old for the options.
         """
-        version, first = _VERSIONS[self.streaming]
+        version, first = STREAMING_VERSIONS[self.streaming]
         if server_version // 10000 < first:
             raise ConfigurationError(
                 reason=f"`stream.streaming: {self.streaming}` requires Postgres {first}, and the "
@@ -69,9 +80,15 @@ class PluginOptions:
                     f"version {server_version // 10000}. Set it to false."
                 )
             version = max(version, 3)
+        if self.origin is Origin.NONE and server_version // 10000 < ORIGIN_VERSION:
+            raise ConfigurationError(
+                reason=f"`stream.origin: none` requires Postgres {ORIGIN_VERSION}, and the server "
+                f"has version {server_version // 10000}. Set it to any."
+            )
         name = publication.replace('"', '""').replace("'", "''")
         options = "" if self.streaming is Streaming.OFF else f", streaming '{self.streaming}'"
         options += ", two_phase 'on'" if self.two_phase else ""
+        options += "" if self.origin is Origin.ANY else f", origin '{self.origin}'"
         return (
             f"(proto_version '{version}', publication_names '\"{name}\"', messages 'true'{options})"
         )

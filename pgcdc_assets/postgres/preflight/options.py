@@ -1,0 +1,59 @@
+"""Pre-flight check of the options of slot and stream that need a later version of Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.policies import SlotPolicy, StreamPolicy
+from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.slot_creation import check_failover
+from pgcdc_assets.postgres.stream.plugin_options import (
+    ORIGIN_VERSION,
+    STREAMING_VERSIONS,
+    Streaming,
+)
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection
+
+_STANDBY_SLOTS = "select current_setting('synchronized_standby_slots', true), pg_is_in_recovery()"
+
+
+def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> Iterator[Finding]:
+    """Yield a finding per option that the server does not have, or that lacks a companion."""
+    version = conn.server_version // 10000
+    _, first = STREAMING_VERSIONS[Streaming(stream.streaming)]
+    if version < first:
+        yield _missing("streaming", f"stream.streaming: {stream.streaming}", first, version)
+    if stream.origin != "any" and version < ORIGIN_VERSION:
+        yield _missing("origin", f"stream.origin: {stream.origin}", ORIGIN_VERSION, version)
+    if not slot.failover:
+        return
+    with conn.cursor() as cursor:
+        cursor.execute(_STANDBY_SLOTS)
+        ((standby_slots, in_recovery),) = cursor.fetchall()
+    try:
+        check_failover(conn.server_version, in_recovery)
+    except ConfigurationError as error:
+        yield Finding("failover", "error", str(error))
+        return
+    if not standby_slots:
+        yield Finding(
+            "failover",
+            "warning",
+            "synchronized_standby_slots is empty: a capture may read changes that the standby has "
+            "not received, and stops after a failover that lost such changes.",
+            "alter system set synchronized_standby_slots = 'SLOT OF THE STANDBY'; select "
+            "pg_reload_conf()",
+        )
+
+
+def _missing(code: str, setting: str, first: int, version: int) -> Finding:
+    return Finding(
+        code,
+        "error",
+        f"The setting `{setting}` requires Postgres {first}, and the server has version {version}.",
+        f"Remove the setting, or capture from Postgres {first} or newer.",
+    )
