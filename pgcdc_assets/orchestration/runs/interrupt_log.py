@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 
 from dagster._core.errors import DagsterExecutionInterruptedError
-from sqlalchemy import pool
 
-_POOLS = (pool.NullPool, pool.QueuePool, pool.SingletonThreadPool, pool.StaticPool)
+# A filter applies only to records of its own logger, and each class of pools has a logger.
+_POOLS = ("NullPool", "QueuePool", "SingletonThreadPool", "StaticPool")
 
 
 def hide_interrupts() -> None:
     """Drop records of interrupts from the loggers of SQLAlchemy's pools, once or repeatedly."""
     for each in _POOLS:
-        # A filter applies only to records of its own logger, and each class of pools has a logger.
-        logging.getLogger(f"{each.__module__}.{each.__name__}").addFilter(_is_no_interrupt)
+        logging.getLogger(f"sqlalchemy.pool.impl.{each}").addFilter(_is_no_interrupt)
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
