@@ -20,6 +20,7 @@ from pydantic import Field
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.build import build_cdc_definitions
+from pgcdc_assets.orchestration.component_storage import StorageModel
 from pgcdc_assets.orchestration.component_tables import AllTablesModel, TableModel
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
@@ -252,9 +253,13 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         default=None,
         description="Folder or object-store URI. Unset: `PGCDC_LAKE`, else `.pgcdc/lake`.",
     )
+    storage: StorageModel = Field(
+        default=StorageModel(), description="The settings of an S3 store, see below."
+    )
     storage_options: dict[str, str] = Field(
         default={},
-        description="Options of delta-rs for the object store; secrets as `{{ env.NAME }}`.",
+        description="Further options of delta-rs for the object store. Dagster shows them: set "
+        "credentials as environment variables instead.",
     )
     spark_remote: str | None = Field(
         default=None,
@@ -365,7 +370,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         return build_cdc_definitions(
             capture,
             postgres=PostgresResource(capture=self.name, dsn_env=self.dsn_env),
-            lake=LakeResource(uri=self.lake, storage_options=self.storage_options),
+            lake=LakeResource(
+                uri=self.lake,
+                storage=self.storage.texts(),
+                storage_options=self.storage_options,
+            ),
             spark=SparkResource(remote=self.spark_remote, spark_config=self.spark_config),
             translator=self.translator,
         )
